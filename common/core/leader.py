@@ -37,6 +37,7 @@ from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition
 from common.core.stop_rule import StopRule
+from common.core.switching import Switch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from common.core.losses import Parted
     from common.core.messages import AuditRecord, Batch, ControlRecord, Failed, Reply
     from common.core.rounds import Round
-    from common.core.settings import CoordinatorSettings
+    from common.core.settings import CoordinatorSettings, Mode, Rule
     from common.core.spans import Partition
 
 
@@ -103,6 +104,8 @@ class Leader:
         self._suspects.clear(self._quarantined.keys() | requeued.keys())
         self._poison = PoisonLimits(settings.poison_in_a_row, settings.poison_share)
         self._rounds = Rounds(self._suspects, GradientTimes(settings.deadline_floor_s))
+        self._switch = Switch(settings, snapshot.synchrony)
+        self._synchrony = snapshot.synchrony  # of the last update; None: the job's own K, s = 0
         self._liveness = Liveness(settings.heartbeats_grace_s)
         self._publisher = SnapshotSchedule(settings, snapshot, history, now)
         self._settled = snapshot.settled
@@ -135,6 +138,20 @@ class Leader:
     def rounds(self) -> Rounds:
         """What is in flight; to be read alone."""
         return self._rounds
+
+    @property
+    def mode(self) -> Mode:
+        """How a round is made that begins now: as the rule says that holds, else as the job."""
+        return self._settings.mode if self._rule is None else self._rule.mode
+
+    @property
+    def _rule(self) -> Rule | None:
+        return self._switch.choose(self._settings, len(self._liveness.live))
+
+    @property
+    def busy(self) -> float:
+        """Share of their time that workers computed lately."""
+        return self._switch.busy
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -244,6 +261,7 @@ class Leader:
                 if round_ is None:
                     yield do.Drop(reply, reason)
                 else:
+                    self._switch.computed(reply.seconds)
                     yield do.AddGradient(round_.number, reply)
             else:
                 yield from self._failed(reply)
@@ -344,6 +362,7 @@ class Leader:
     # --- what now? ---------------------------------------------------------------------------
 
     def _advance(self, now: float) -> Iterator[CoordinatorCommand]:
+        self._switch.pass_time(now, len(self._liveness.live) if len(self._rounds) else 0)
         if self._changed is not None and not len(self._rounds) and not self._finishing:
             yield from self._take_change(self._changed, now)
         if self._finishing:
@@ -407,13 +426,13 @@ class Leader:
         return "quarantined" if others else ""
 
     def _giving_way(self) -> list[Round]:
-        """Rounds that lack batches and may wait for ever: workers go by a new bound already."""
+        """Rounds that lack batches and may wait for ever.
+
+        Workers go by a new bound already, or others could make an update by another rule.
+        """
+        lacking = [r for r in self._rounds if not (r.todo or r.short) and r.missing > 0]
         revision = self._settings.revision if self._changed is None else self._changed.revision
-        return [
-            r
-            for r in self._rounds
-            if r.settings.revision != revision and not (r.todo or r.short) and r.missing > 0
-        ]
+        return [r for r in lacking if r.settings.revision != revision or r.mode != self.mode]
 
     def _order(self, now: float) -> Iterator[CoordinatorCommand]:
         """Hand out what is in nobody's hands, beginning what may begin."""
@@ -440,7 +459,8 @@ class Leader:
 
     def _begin(self, now: float, live: frozenset[WorkerId]) -> bool:
         """Begin a round: where all are in time, audit not too far behind, K wait (or linger)."""
-        settings, synchrony = self._settings, self._settings.synchrony(len(self._liveness.live))
+        settings, workers, mode = self._settings, len(self._liveness.live), self.mode
+        synchrony = mode.synchrony(workers)
         if self._wanted != "running" or self._publisher.unread > settings.unread_audits:
             return False
         waiting = len(self._grouper)
@@ -457,7 +477,8 @@ class Leader:
             group = self._grouper.take_for(worker, live, synchrony.group_size, overtaken)
         else:
             group = self._grouper.take(synchrony.group_size, loads=self._rounds.loads())
-        self._rounds.begin(synchrony, settings, group, worker)
+        self._rounds.begin(mode, workers, settings, group, worker)
+        self._switch.begin(self._rule, workers)
         return True
 
     def _overtaken(self, staleness: int) -> int | None:
@@ -473,6 +494,7 @@ class Leader:
         update = round_.update(self._epoch, self._made.version + 1)
         self._made = ModelId(update.epoch, update.version)
         self._samples += update.samples
+        self._synchrony = update.synchrony or None
         self._returned.difference_update(batch.offset for batch in update.batches)
         self._goal.observe(update.loss)
         self._poison.applied(len(update.batches))
@@ -615,6 +637,7 @@ class Leader:
             ),
             opened=self._ledger.opened,
             known=self._ledger.known,
+            synchrony=self._synchrony,
         )
 
     def _finish_job(self, reason: str, now: float) -> Iterator[CoordinatorCommand]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from common.core.messages import Failed, Gradient
-    from common.core.settings import CoordinatorSettings
+    from common.core.settings import CoordinatorSettings, Mode
 
 GROWTH = 1.5  # of a deadline with each time that a batch is handed out again
 MOST_GROWTHS = 7  # times that it grows: to 17 times the first deadline, and no power overflows
@@ -155,8 +155,9 @@ class Round:
 
     Args:
         number: Counts this leader's rounds.
-        synchrony: What it goes by to its end, whatever the job changes to.
-        settings: Likewise.
+        mode: What it goes by to its end, whatever the job changes or switches to.
+        live: How many workers there are.
+        settings: Of the job, to its end likewise.
         batches: The group, fairest first.
         worker: Who is asked for all of it first; None: each batch's own.
     """
@@ -164,13 +165,15 @@ class Round:
     def __init__(
         self,
         number: int,
-        synchrony: Synchrony,
+        mode: Mode,
+        live: int,
         settings: CoordinatorSettings,
         batches: Iterable[Batch],
         worker: WorkerId | None = None,
     ) -> None:
         self.number = number
-        self.synchrony = synchrony
+        self.mode = mode
+        self.synchrony = mode.synchrony(live)
         self.settings = settings
         self.worker = worker
         self.todo = {batch.offset: batch for batch in batches}  # without a gradient yet
@@ -228,13 +231,20 @@ class Round:
     @property
     def learning_rate(self) -> float | None:
         """At which its step is taken, times the update's scale; None: as the trainer was made."""
-        return self.synchrony.local_rate if self.averages else self.settings.learning_rate
+        if self.averages:
+            return self.synchrony.local_rate
+        own = self.mode.learning_rate
+        return self.settings.mode.learning_rate if own is None else own
 
     def _scale(self, staleness: int) -> float:
-        # With m = K / p steps of a worker, a step at rate m x local rate by the mean of all
-        # gradients is the mean of the workers' copies.
-        scale = len(self.counted) / len(self.parts) if self.averages else 1.0
-        return scale / (1 + staleness) if self.settings.damped else scale
+        scale = 1.0
+        if self.averages:
+            # With m = K / p steps of a worker, a step at rate m x local rate by the mean of all
+            # gradients is the mean of the workers' copies.
+            scale = len(self.counted) / len(self.parts)
+        elif self.mode.learning_rate is None and self.settings.rate_by_group:
+            scale = self.mode.group_size / self.settings.mode.group_size
+        return scale / (1 + staleness) if self.mode.damped else scale
 
     def update(self, epoch: int, version: int) -> UpdateApplied:
         """The update that its counted batches make.
@@ -249,7 +259,7 @@ class Round:
                 skipped[left_out.topic] += left_out.records
         base = version - 1 if self.base is None else self.base
         scale = self._scale(version - 1 - base)
-        plain = self.synchrony == Synchrony(self.settings.group_size)
+        plain = self.synchrony == Synchrony(self.settings.mode.group_size)
         return UpdateApplied(
             epoch=epoch,
             version=version,
@@ -304,14 +314,15 @@ class Rounds:
 
     def begin(
         self,
-        synchrony: Synchrony,
+        mode: Mode,
+        live: int,
         settings: CoordinatorSettings,
         batches: Iterable[Batch],
         worker: WorkerId | None = None,
     ) -> Round:
         """Put a further round in flight; its arguments are those of `Round`."""
         self._begun += 1
-        round_ = Round(self._begun, synchrony, settings, batches, worker)
+        round_ = Round(self._begun, mode, live, settings, batches, worker)
         self._rounds[round_.number] = round_
         return round_
 

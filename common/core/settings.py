@@ -17,7 +17,7 @@ class WorkerSettings:
         int  # batches announced and not settled; at least K, so that one survivor can fill a group
     )
     batch_linger_s: float | None = None  # close a partial batch after this; None: never (the paper)
-    group_size: int = 1  # K: the addresses of so many batches must fit into one record
+    group_size: int = 1  # largest K: the addresses of so many batches must fit into one record
     # Offsets without a record at a log's end are claimed after this, unless a record follows: while
     # transactions come one after the other, their markers go with the next batch.
     end_linger_s: float = 1.0
@@ -27,22 +27,60 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorSettings:
-    """Settings of a job's coordinator; its owner may change some while it runs.
-
-    Those are K, the workers' bound, the deadline (`stop_at`) and the learning rate.
-    """
+class Mode:
+    """How rounds are made: as the job's own block says, or as one of its rules."""
 
     group_size: int  # K
-    bound: int  # the workers' bound, to end a round that no worker can fill
-    revision: int = 0  # of these settings: an update says under which it was made
-    learning_rate: float | None = None  # None: as the trainer was made
+    learning_rate: float | None = None  # None: a rule's is the job's, that one as the trainer's
     staleness: int = 0  # these three as in `Synchrony`, but
     staleness_per_worker: int = 0  # so much more for each worker that lives
     lone: bool = False
     local_rate: float = 0.0
     damped: bool = False  # a step by stale gradients is smaller: over 1 + how stale they are
+
+    def synchrony(self, live: int = 0) -> Synchrony:
+        """How its rounds are made while so many workers live."""
+        staleness = self.staleness + self.staleness_per_worker * live
+        return Synchrony(self.group_size, staleness, self.lone, self.local_rate)
+
+    def makes(self, synchrony: Synchrony) -> bool:
+        """Whether a round of its may have had this synchrony, however many workers lived."""
+        staleness = synchrony.staleness if self.staleness_per_worker else self.staleness
+        return synchrony == Synchrony(self.group_size, staleness, self.lone, self.local_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The mode of rounds that begin while something holds; of the two, one is given."""
+
+    mode: Mode
+    busy_below: float | None = None  # workers compute for less of their time: see `Switch.busy`
+    workers_from: int | None = None  # so many workers live, or more
+
+    def holds(self, live: int, busy: float) -> bool:
+        """Whether it does while so many workers live, busy for this share of their time."""
+        if self.workers_from is not None:
+            return live >= self.workers_from
+        return self.busy_below is not None and busy < self.busy_below
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """Settings of a job's coordinator; its owner may change some while it runs.
+
+    Those are the modes, the workers' bound, and the deadline (`stop_at`).
+    """
+
+    mode: Mode  # of rounds that begin while no rule holds
+    bound: int  # the workers' bound, to end a round that no worker can fill
+    revision: int = 0  # of these settings: an update says under which it was made
+    rules: tuple[Rule, ...] = ()  # the first that holds counts
+    # Rounds for which a rule, or that none holds, is kept at least, and over which workers are seen
+    # to be busy.
+    rule_rounds: int = 20
     reduction: Literal["mean", "sum"] = "mean"  # what is done with the sum of an update
+    # The learning rate is that of the job's own K: by a rule with another one, K' / K of it.
+    rate_by_group: bool = False
     group_linger_s: float | None = None  # apply fewer than K after this; None: never (the paper)
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
     deadline_floor_s: float = 0.5  # shortest time that a worker gets for its part of a round
@@ -65,8 +103,3 @@ class CoordinatorSettings:
     alive_s: float = 0.05  # between looks at the workers' beats: how late a death is noticed
     calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
     heartbeats_grace_s: float = 1.5  # all beats gone for this long: the workers are
-
-    def synchrony(self, live: int = 0) -> Synchrony:
-        """How its rounds are made while so many workers live."""
-        staleness = self.staleness + self.staleness_per_worker * live
-        return Synchrony(self.group_size, staleness, self.lone, self.local_rate)

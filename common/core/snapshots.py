@@ -19,6 +19,7 @@ from common.core.messages import (
     Opened,
     Openings,
     Positions,
+    Synchrony,
 )
 from common.core.spans import LogPosition, Partition
 
@@ -55,6 +56,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     updates_epoch: int = -1
     control_topic_id: str = ""
     control_epoch: int = -1
+    synchrony: Synchrony | None = None  # of the last update, where that names one
 
     @property
     def rank(self) -> tuple[int, int, int]:

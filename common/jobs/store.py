@@ -426,9 +426,9 @@ def _check_group(spec: JobSpec) -> None:
         UserError: Saying how large K may be.
     """
     most = most_group_size(spec.streams)
-    if spec.group_size > most:
+    if spec.largest_group > most:
         raise UserError(
-            f"job file: group_size: must be at most {most}, got {spec.group_size}: the record of"
+            f"job file: group_size: must be at most {most}, got {spec.largest_group}: the record of"
             " an update names all of its batches, and Kafka takes a megabyte; take larger batches"
             " (batch_size) instead of more"
         )

@@ -50,8 +50,9 @@ def main() -> int:
 
 
 def _ways(outcomes: list[Outcome]) -> dict[str, int]:
-    """How many updates were made in each way that is not the paper's."""
-    return {way: sum(getattr(o, way) for o in outcomes) for way in ("stale", "lone", "walked")}
+    """How many updates were made in each way that is not the paper's, or not as the one before."""
+    ways = ("stale", "lone", "walked", "switched", "changed")
+    return {way: sum(getattr(o, way) for o in outcomes) for way in ways}
 
 
 def _check(seeds: range, console: Console, *, first: bool) -> list[Outcome]:

@@ -206,16 +206,13 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
     """The protocol's part of a job's specification."""
     spec, deadline_s = record.spec, record.spec.stop.deadline_s
     return CoordinatorSettings(
-        group_size=spec.group_size,
+        spec.synchronised.core_mode(spec.group_size, spec.optimizer.learning_rate),
         bound=spec.waiting_bound,
         revision=record.revision,
-        learning_rate=spec.optimizer.learning_rate,
-        staleness=spec.staleness,
-        staleness_per_worker=spec.staleness_per_worker,
-        lone=spec.mode == "asynchronous",
-        local_rate=spec.local_rate,
-        damped=spec.synchronisation is not None and spec.synchronisation.damped,
+        rules=spec.synchronised.core_rules(spec.group_size),
         reduction=spec.reduction,
+        # The sum of fewer samples is a smaller step by itself, and adam's does not depend on them.
+        rate_by_group=spec.reduction == "mean" and spec.optimizer.name != "adam",
         group_linger_s=spec.group_linger_s,
         on_missing=spec.on_missing,
         deadline_floor_s=spec.deadline_floor_s,

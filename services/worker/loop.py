@@ -97,7 +97,7 @@ class JobWorker:
                 worker,
                 spec.name,
                 WorkerSettings(
-                    spec.batch_size, spec.waiting_bound, spec.batch_linger_s, spec.group_size
+                    spec.batch_size, spec.waiting_bound, spec.batch_linger_s, spec.largest_group
                 ),
                 codec=codec,
                 log=log,
@@ -167,8 +167,8 @@ class JobWorker:
     def _follow(self, spec: JobSpec) -> None:
         """The owner may have changed the job: b counts from the next batch on."""
         before, self._spec = self._spec, spec
-        sizes = spec.batch_size, spec.waiting_bound, spec.group_size
-        if sizes != (before.batch_size, before.waiting_bound, before.group_size):
+        sizes = spec.batch_size, spec.waiting_bound, spec.largest_group
+        if sizes != (before.batch_size, before.waiting_bound, before.largest_group):
             self._stream.resize(*sizes)
 
     def _leave(self) -> None:

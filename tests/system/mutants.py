@@ -579,7 +579,7 @@ MUTANTS = (
             Edit(
                 CORE + "leader.py",
                 "update = round_.update(self._epoch, self._made.version + 1)",
-                "round_.synchrony = (self._changed or self._settings).synchrony()\n"
+                "round_.synchrony = (self._changed or self._settings).mode.synchrony()\n"
                 "        update = round_.update(self._epoch, self._made.version + 1)",
             ),
         ),

@@ -25,7 +25,7 @@ from common.core import events
 from common.core.assignments import Assignments
 from common.core.coordinator import Coordinator
 from common.core.messages import Assignment, Gradient, UpdateTrigger, WorkerId
-from common.core.settings import CoordinatorSettings, WorkerSettings
+from common.core.settings import CoordinatorSettings, Mode, WorkerSettings
 from common.core.snapshots import genesis
 from common.core.worker import Worker
 
@@ -393,12 +393,14 @@ class Protocol:
             job.batch_size, bound, heartbeat_s=FOR_EVER_S, leader_status_s=LEADER_STATUS_S
         )
         settings = CoordinatorSettings(
-            job.group_size,
+            Mode(
+                job.group_size,
+                staleness=job.staleness,
+                lone=job.lone,
+                local_rate=job.local_rate,
+            ),
             bound,
             stop_updates=job.updates,
-            staleness=job.staleness,
-            lone=job.lone,
-            local_rate=job.local_rate,
             # One coordinator that nobody contends with, and nothing to recover from: no lease, no
             # beats, no hot snapshots.
             hot_every_s=None,

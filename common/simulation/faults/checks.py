@@ -94,7 +94,7 @@ def check_drained(world: World) -> None:
             settled.append(accepted.pop(batch.offset))
         elif batch not in quarantined or not world.topic_losses:
             raise Violation("false audit", f"batch {batch.offset} was never accepted so")
-    most_waiting = 0 if world.scenario.linger else world.revisions[-1].group_size - 1
+    most_waiting = 0 if world.scenario.linger else world.revisions[-1].largest_group - 1
     if len(accepted) > most_waiting:
         raise Violation("batch lost", f"{sorted(accepted)} wait, and nobody trains on them")
     for batch in (*settled, *accepted.values()):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
 
 from common.core import events
-from common.core.messages import GENESIS, Gradient, Replayed, Requeued, WorkerId
+from common.core.messages import GENESIS, Gradient, Replayed, Requeued, Synchrony, WorkerId
 from common.simulation.faults.checks import (
     Violation,
     check_audit,
@@ -60,6 +61,8 @@ class Outcome:
     stale: int  # updates with a gradient of older weights than those before it
     lone: int  # of one worker's batches
     walked: int  # with gradients of which some were taken on a walk
+    switched: int  # by a rule, of another synchrony than the one before
+    changed: int  # likewise, by a change of the job
     seconds: float  # virtual
 
 
@@ -99,6 +102,12 @@ class Cluster:
                 raise
             kind, failure = "raised", repr(error)
         updates, quarantined = effective_updates(self.world)
+        revisions = self.world.revisions
+        made = [
+            (u.revision, u.synchrony or Synchrony(revisions[u.revision].group_size))
+            for u in updates
+        ]
+        switches = [(one, two) for one, two in pairwise(made) if one[1] != two[1]]
         return Outcome(
             seed=self.scenario.seed,
             failure=failure,
@@ -111,6 +120,8 @@ class Cluster:
             stale=sum(update.staleness > 0 for update in updates),
             lone=sum(update.synchrony is not UNSET and update.synchrony.lone for update in updates),
             walked=sum(max(update.parts or (1,)) > 1 for update in updates),
+            switched=sum(one[0] == two[0] for one, two in switches),
+            changed=sum(one[0] != two[0] for one, two in switches),
             seconds=self.world.now,
         )
 
@@ -295,7 +306,7 @@ class Cluster:
                 self._want("paused")
                 world.later(fault.seconds, lambda: self._want("running"))
             case "change job":
-                modes = self.scenario.mode is not None
+                modes = self.scenario.way is not None
                 world.revisions.append(sizes_of(fault.target, modes=modes))
                 world.say("the job is", world.revisions[-1])
             case "requeue batches":

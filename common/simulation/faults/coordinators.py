@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from math import isclose
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,11 +24,11 @@ from common.core.messages import (
     UpdateApplied,
     unused_number,
 )
-from common.core.settings import CoordinatorSettings
+from common.core.settings import CoordinatorSettings, Mode
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
 from common.simulation.faults.checks import Violation
-from common.simulation.faults.scenario import Mode
+from common.simulation.faults.scenario import Way
 from common.simulation.faults.world import LATE_S, Node, Taken, Token, void
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ LEASE_LOOK_S = 0.05  # between looks whether the holder of the lease lives
 LOOK_S = 0.5  # mean time between looks at which partitions there are
 SURE = 0.7  # share of the looks after which it is sure that a stream lost records
 DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
+RULE_ROUNDS = 3
 MODELS_KEPT = 3
 WHOLE_EVERY = 7  # versions, one of which has changed so much that it is put whole
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
@@ -56,20 +58,18 @@ GENESIS_TOKEN: Token = (GENESIS, 0)
 def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
     """What a coordinator goes by that knows this revision.
 
-    The learning rate is the revision's number: a step tells at which it was taken.
+    The job's learning rate is the revision's number: a step tells at which it was taken.
     """
     scenario, sizes = world.scenario, world.revisions[revision]
-    mode = sizes.mode or Mode()
+    way = sizes.way or Way()
     return CoordinatorSettings(
-        group_size=sizes.group_size,
+        dataclasses.replace(sizes.modes[0], learning_rate=float(revision)),
         bound=sizes.bound,
         revision=revision,
-        learning_rate=float(revision),
-        staleness=mode.staleness,
-        lone=mode.lone,
-        local_rate=mode.local_rate,
-        damped=mode.damped,
-        reduction=mode.reduction,
+        rules=way.rules,
+        rule_rounds=RULE_ROUNDS,
+        reduction=way.reduction,
+        rate_by_group=way.rate_by_group,
         group_linger_s=GROUP_LINGER_S if scenario.linger else None,
         on_missing=scenario.on_missing,
         deadline_floor_s=0.2,
@@ -150,15 +150,15 @@ class SimulatedCoordinator:
     @property
     def idle(self) -> bool:
         """Whether it leads, and knows and has written all that there is."""
-        leader_status = self.world.redis.leader_status
-        enough = 1 if self.world.scenario.linger else self.world.revisions[-1].group_size
+        leader_status, leader = self.world.redis.leader_status, self.machine.leader
+        enough = 1 if self.world.scenario.linger or leader is None else leader.mode.group_size
         return (
             self._up()
-            and self.machine.leader is not None
+            and leader is not None
             and self._revision == self.world.revision
             and not self._outbox
             and not self._letters
-            and self._published == self.machine.leader.model.version
+            and self._published == leader.model.version
             and self._updates_at == self.world.updates.position(len(self.world.updates))
             and self._control_at == self.world.control.position(len(self.world.control))
             and leader_status is not None
@@ -444,7 +444,7 @@ class SimulatedCoordinator:
         self._check_synchrony(update, parts, rate)
         self._check_starving(update)
         unread = update.version - self._read_back
-        in_flight = 1 + max(sizes.synchrony.staleness for sizes in self.world.revisions)
+        in_flight = 1 + max(sizes.most_stale for sizes in self.world.revisions)
         if unread > self.settings.unread_audits + in_flight:
             raise Violation("audit left behind", f"{unread} updates are not read back yet")
         made: Token = (ModelId(update.epoch, update.version), next(self.world.serial))
@@ -456,14 +456,15 @@ class SimulatedCoordinator:
     def _check_synchrony(
         self, update: UpdateApplied, parts: list[Part], rate: float | None
     ) -> None:
-        """K batches, each gradient as stale and walked as the update's own revision allows."""
+        """K batches, each gradient as stale and walked as a mode of its own revision allows."""
         sizes = self.world.revisions[update.revision]
-        mode, synchrony = sizes.mode or Mode(), sizes.synchrony
+        synchrony = update.synchrony or Synchrony(sizes.group_size)
+        modes = [mode for mode in sizes.modes if mode.synchrony() == synchrony]
         count = len(update.batches)
         if count > synchrony.group_size or (count < synchrony.group_size and not update.short):
             raise Violation("not K", f"{count} batches of {synchrony}, and no reason")
-        if (update.synchrony or Synchrony(sizes.group_size)) != synchrony:
-            raise Violation("wrong synchrony", f"{update.synchrony}, not {synchrony}")
+        if not modes:
+            raise Violation("wrong synchrony", f"{synchrony}, not one of {sizes.modes}")
         if {part.local_rate for part in parts} != {synchrony.local_rate}:
             raise Violation("wrong walk", f"{parts} in an update of {synchrony}")
         stale = update.version - 1 - min(part.version for part in parts)
@@ -472,12 +473,23 @@ class SimulatedCoordinator:
         walked = tuple(len(part.batches) for part in parts) if synchrony.local_rate else UNSET
         if update.parts != walked:
             raise Violation("wrong parts", f"{update.parts}, not {walked}")
-        averages = synchrony.local_rate and mode.reduction == "mean"
         step = (rate or 0.0) * (1.0 if update.scale is UNSET else update.scale)
-        expected = synchrony.local_rate * count / len(parts) if averages else float(update.revision)
-        expected /= 1 + stale if mode.damped else 1
-        if not isclose(step, expected):
-            raise Violation("wrong rate", f"{rate} x {update.scale}, not {expected}")
+        expected = [self._step(update, mode, count / len(parts)) for mode in modes]
+        if not any(isclose(step, each) for each in expected):
+            raise Violation("wrong rate", f"{rate} x {update.scale}, not one of {expected}")
+
+    def _step(self, update: UpdateApplied, mode: Mode, walked: float) -> float:
+        """The learning rate of an update in a mode."""
+        sizes = self.world.revisions[update.revision]
+        way = sizes.way or Way()
+        if mode.local_rate and way.reduction == "mean":
+            step = mode.local_rate * walked
+        elif mode.learning_rate is not None:
+            step = mode.learning_rate
+        else:
+            step = float(update.revision)
+            step *= mode.group_size / sizes.group_size if way.rate_by_group else 1
+        return step / (1 + update.staleness if mode.damped else 1)
 
     def _check_starving(self, update: UpdateApplied) -> None:
         """The oldest batch is settled after few further updates, unless it is asked again."""
@@ -490,7 +502,7 @@ class SimulatedCoordinator:
         again = round_ is not None and len(round_.asked.get(oldest or 0, ())) > 1
         if self._oldest[0] != oldest or again:
             self._oldest = oldest, update.version
-        most = max(sizes.synchrony.staleness for sizes in self.world.revisions)
+        most = max(sizes.most_stale for sizes in self.world.revisions)
         if oldest is not None and update.version - self._oldest[1] > 2 * most + 3:
             raise Violation("starves", f"batch {oldest} since {self._oldest[1]}: {update.version}")
 

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from common.core.messages import Synchrony
+from common.core.settings import Mode, Rule
 
 if TYPE_CHECKING:
     from common.core.spans import Address
@@ -104,6 +104,8 @@ MOST = 4  # K and b: small numbers meet all cases soon
 SOON_S = 0.5  # trouble comes in company: how soon after another fault
 LONE = 0.4  # share of the modes in which a group is one worker's
 DAMPED = 0.3  # share of the modes in which stale gradients make a smaller step
+BUSY = 0.5  # share of the rules that hold while workers are not busy; others, while so many live
+BY_GROUP = 0.5  # share of the jobs whose learning rate goes with K
 SOON_AGAIN = 0.3  # share of the changes that another one follows soon
 
 
@@ -124,42 +126,76 @@ class Sizes:
     group_size: int  # K
     batch_size: int  # b
     bound: int  # batches announced and not settled, per worker
-    mode: Mode | None = None  # None: synchronous
+    way: Way | None = None  # None: synchronous, whatever happens
 
     @property
-    def synchrony(self) -> Synchrony:
-        """How rounds are made."""
-        mode = self.mode or Mode()
-        return Synchrony(self.group_size, mode.staleness, mode.lone, mode.local_rate)
+    def modes(self) -> tuple[Mode, ...]:
+        """How rounds may be made: as the job says, or as one of its rules."""
+        way = self.way or Way()
+        own = replace(way.mode, group_size=self.group_size)
+        return (own, *(rule.mode for rule in way.rules))
+
+    @property
+    def largest_group(self) -> int:
+        """K of the mode that has the largest."""
+        return max(mode.group_size for mode in self.modes)
+
+    @property
+    def most_stale(self) -> int:
+        """How stale a gradient may be."""
+        return max(mode.staleness for mode in self.modes)
+
+
+SYNCHRONOUS = Mode(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class Way:
     """How a job synchronises its workers, where not as in the paper."""
 
-    staleness: int = 0
-    lone: bool = False
-    local_rate: float = 0.0
-    damped: bool = False
+    mode: Mode = SYNCHRONOUS  # but for K
     reduction: Literal["mean", "sum"] = "sum"
+    rules: tuple[Rule, ...] = ()
+    rate_by_group: bool = False
 
 
 def sizes_of(number: int, *, modes: bool) -> Sizes:
     """Sizes by number: every choice of them comes as often."""
     group_size = 1 + number % MOST
     bound = group_size + number // MOST**2 % 3
-    mode = _mode(random.Random(f"mode {number}")) if modes else None  # noqa: S311 -- reproducible
-    return Sizes(group_size, 1 + number // MOST % MOST, bound, mode)
+    name = f"mode {number}"
+    way = _way(random.Random(name), name) if modes else None  # noqa: S311 -- reproducible
+    return _with_room(Sizes(group_size, 1 + number // MOST % MOST, bound, way))
+
+
+def _with_room(sizes: Sizes) -> Sizes:
+    """A worker may hold the batches of the largest group that a rule may ask for."""
+    return replace(sizes, bound=max(sizes.bound, sizes.largest_group))
+
+
+def _way(draw: random.Random, name: str) -> Way:
+    apart = random.Random(f"rules of {name}")  # noqa: S311 -- reproducible, and apart
+    rules = tuple(_rule(apart) for _ in range(apart.choice([0, 1, 1, 2])))
+    reductions: tuple[Literal["mean", "sum"], ...] = ("mean", "sum")
+    return Way(_mode(draw), draw.choice(reductions), rules, rate_by_group=apart.random() < BY_GROUP)
 
 
 def _mode(draw: random.Random) -> Mode:
     return Mode(
+        1,
         staleness=draw.choice([0, 1, 1, 2, 2, 4, 9]),
         lone=draw.random() < LONE,
         local_rate=draw.choice([0.0, 0.0, 0.125]),
         damped=draw.random() < DAMPED,
-        reduction=draw.choice(["mean", "sum"]),
     )
+
+
+def _rule(draw: random.Random) -> Rule:
+    mode = replace(_mode(draw), group_size=draw.randint(1, MOST), damped=False)
+    mode = replace(mode, learning_rate=draw.choice([None, None, 0.5]))
+    if draw.random() < BUSY:
+        return Rule(mode, busy_below=draw.choice([0.2, 0.5, 0.8, 1.0]))
+    return Rule(mode, workers_from=draw.randint(2, MOST_WORKERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +243,13 @@ class Scenario:
     calm_at: float  # no fault begins after this
     misheard: float = 0.0  # share of looks at the lease's holder that take it for ended
     added: tuple[tuple[tuple[int, float], ...], ...] = ()  # of partitions that are added, in order
-    mode: Mode | None = None  # None: synchronous, whatever its owner changes
+    way: Way | None = None  # None: synchronous, whatever its owner changes
     changes: bool = False  # triggers say what has changed of the model, and few put it whole
 
     @property
     def sizes(self) -> Sizes:
         """Of the job as it was submitted."""
-        return Sizes(self.group_size, self.batch_size, self.bound, self.mode)
+        return _with_room(Sizes(self.group_size, self.batch_size, self.bound, self.way))
 
 
 def from_seed(seed: int) -> Scenario:
@@ -270,7 +306,8 @@ def from_seed(seed: int) -> Scenario:
     modes = random.Random(f"modes {seed}")  # noqa: S311 -- likewise
     if modes.random() >= MODES:
         return scenario
-    return replace(scenario, mode=_mode(modes), workers=modes.randint(1, MOST_WORKERS))
+    way = _way(modes, f"modes {seed}")
+    return replace(scenario, way=way, workers=modes.randint(1, MOST_WORKERS))
 
 
 def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:

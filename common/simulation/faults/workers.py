@@ -55,7 +55,7 @@ def worker_settings(world: World, revision: int) -> WorkerSettings:
     """What a worker goes by that knows this revision."""
     sizes = world.revisions[revision]
     linger_s = BATCH_LINGER_S if world.scenario.linger else None
-    return WorkerSettings(sizes.batch_size, sizes.bound, linger_s, sizes.group_size)
+    return WorkerSettings(sizes.batch_size, sizes.bound, linger_s, sizes.largest_group)
 
 
 class SimulatedWorker:
@@ -153,7 +153,7 @@ class SimulatedWorker:
             self._revision = revision
             sizes = self.world.revisions[revision]
             self._most_samples = max(self._most_samples - 1, sizes.batch_size)
-            self._feed(events.SizesChanged(sizes.batch_size, sizes.bound, sizes.group_size))
+            self._feed(events.SizesChanged(sizes.batch_size, sizes.bound, sizes.largest_group))
             if not self.leaving:
                 self._most_samples = sizes.batch_size
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import Coordinator
-from common.core.settings import CoordinatorSettings
+from common.core.settings import CoordinatorSettings, Mode
 from common.core.snapshots import genesis
 from tests.unit.core.examples import FIRST, SAMPLES, P, answer, of_kind, ready, span
 
@@ -27,13 +28,19 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
 
 QUIET = CoordinatorSettings(  # no snapshot unless a test asks for it, and each decision is told
-    group_size=2,
+    Mode(group_size=2),
     bound=3,
     hot_every_s=None,
     checkpoint_every_s=None,
     checkpoint_every_updates=None,
     leader_status_news_s=0.0,
 )
+
+
+def changed(settings: CoordinatorSettings = QUIET, **changes: Any) -> CoordinatorSettings:  # noqa: ANN401 -- fields of all kinds
+    """Settings that differ in these fields, of themselves or of the job's own mode."""
+    mode = {name: changes.pop(name) for name in Mode.__slots__ if name in changes}
+    return replace(settings, mode=replace(settings.mode, **mode), **changes)
 
 
 class Bench:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import random
-from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from common.core import events
 from common.core.assignments import Assignments
 from common.core.messages import WorkerId
 from common.core.rounds import READ_BACK_S
-from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import gradient, of_kind
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ class Fleet:
 
 
 def settings(staleness: int) -> CoordinatorSettings:
-    return replace(
+    return changed(
         QUIET,
         group_size=8,
         bound=16,

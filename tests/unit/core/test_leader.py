@@ -23,7 +23,7 @@ from common.core.messages import (
 )
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition, Partition
-from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import FIRST, A, B, C, P, Q, answer, batch, of_kind, span, the
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def test_with_proceed_a_missing_batch_is_put_back_once_and_then_awaited() -> Non
 
 def test_what_a_leaving_worker_does_not_finish_goes_to_others_at_once() -> None:
     # a has 0 and 2 in two orders, says that it finishes 0, and leaves
-    bench = leading(replace(QUIET, group_size=3), A, B)
+    bench = leading(changed(group_size=3), A, B)
     bench.announce(A, B, A)
     first, second = bench.orders
     assert [len(first.batches), len(second.batches)] == [2, 1]

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from common.core import commands as do
 from common.core import events
 from common.core.messages import Failed
-from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import A, B, C, answer, gradient, of_kind, the
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.settings import CoordinatorSettings
 
-K3 = replace(QUIET, group_size=3, revision=1)
-K1 = replace(QUIET, group_size=1, revision=1)
+K3 = changed(group_size=3, revision=1)
+K1 = changed(group_size=1, revision=1)
 
 
 def leading(settings: CoordinatorSettings = QUIET) -> Bench:
@@ -86,10 +86,10 @@ def test_a_change_counts_while_a_job_is_paused_too() -> None:
 
 
 def test_an_update_is_made_at_the_rate_of_its_revision() -> None:
-    bench = leading(replace(QUIET, learning_rate=0.5))
+    bench = leading(changed(learning_rate=0.5))
     bench.announce(A, B)
     bench.announce(A, B)
-    assert change(bench, replace(QUIET, learning_rate=0.25, revision=1)) == ()
+    assert change(bench, changed(learning_rate=0.25, revision=1)) == ()
     for revision, rate in ((0, 0.5), (1, 0.25)):
         apply = the(bench.compute(), do.Apply)
         assert (apply.update.revision, apply.learning_rate) == (revision, rate)
@@ -97,23 +97,21 @@ def test_an_update_is_made_at_the_rate_of_its_revision() -> None:
 
 def test_a_new_leader_goes_by_the_rate_of_the_revision_that_it_knows() -> None:
     # c1 dies between the change and the next update; c2 has heard of it, c3 hears later
-    one = leading(replace(QUIET, learning_rate=0.5))
-    change(one, replace(QUIET, learning_rate=0.25, revision=1))
-    two = Bench(replace(QUIET, learning_rate=0.5), updates=one.updates, control=one.control)
-    change(two, replace(QUIET, learning_rate=0.25, revision=1))
+    one = leading(changed(learning_rate=0.5))
+    change(one, changed(learning_rate=0.25, revision=1))
+    two = Bench(changed(learning_rate=0.5), updates=one.updates, control=one.control)
+    change(two, changed(learning_rate=0.25, revision=1))
     two.lead()
     two.see(A, B)
     two.announce(A, B)
     assert the(two.compute(), do.Apply).learning_rate == 0.25
 
-    late = Bench(
-        replace(QUIET, learning_rate=0.5), updates=one.updates, control=one.control, name="c3"
-    )
+    late = Bench(changed(learning_rate=0.5), updates=one.updates, control=one.control, name="c3")
     late.lead()
     late.see(A, B)
     late.read_control()
     late.announce(A, B)
-    change(late, replace(QUIET, learning_rate=0.25, revision=1))
+    change(late, changed(learning_rate=0.25, revision=1))
     for revision, rate in ((0, 0.5), (1, 0.25)):
         apply = the(late.compute(), do.Apply)
         assert (apply.update.revision, apply.learning_rate) == (revision, rate)
@@ -171,9 +169,9 @@ def test_a_deadline_that_has_passed_already_ends_a_job_that_rests() -> None:
 
 
 def test_a_job_that_ends_does_not_change_any_more() -> None:
-    bench = leading(replace(QUIET, stop_updates=1, learning_rate=0.5))
+    bench = leading(changed(stop_updates=1, learning_rate=0.5))
     bench.announce(A, B)
-    change(bench, replace(K1, learning_rate=0.25))
+    change(bench, changed(K1, learning_rate=0.25))
     said = bench.compute() + bench.read_updates()
     assert the(said, do.Finish) == do.Finish("1 updates applied", 0)
     assert the(said, do.Apply).learning_rate == 0.5
@@ -200,12 +198,12 @@ def test_an_update_says_how_long_a_gradient_took_in_the_mean() -> None:
 def test_whenever_k_changes_an_update_has_that_of_its_revision(
     steps: list[str | int],
 ) -> None:
-    bench, of_revision = leading(), [QUIET.group_size]
+    bench, of_revision = leading(), [QUIET.mode.group_size]
     for step in steps:
         if isinstance(step, int):
             of_revision.append(step)
             revision = len(of_revision) - 1
-            change(bench, replace(QUIET, group_size=step, revision=revision))
+            change(bench, changed(group_size=step, revision=revision))
         elif step == "batch":
             bench.announce(A, B, C)
         elif of_kind(bench.said, do.PostTrigger):

@@ -24,7 +24,7 @@ from common.core.messages import (
     UpdateApplied,
     WorkerId,
 )
-from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.bench import Bench, changed
 from tests.unit.core.examples import A, B, C, answer, batch, gradient, of_kind, the
 from tests.unit.core.test_leader import asked
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.settings import CoordinatorSettings
 
-STALE = replace(QUIET, staleness=1, bound=4)
-LONE = replace(QUIET, group_size=1, staleness=4, lone=True)
+STALE = changed(staleness=1, bound=4)
+LONE = changed(group_size=1, staleness=4, lone=True)
 
 
 def leading(settings: CoordinatorSettings, *workers: WorkerId) -> Bench:
@@ -87,7 +87,7 @@ def test_no_further_round_begins_where_its_batches_are_for_who_is_busy() -> None
 
 
 def test_with_s_0_no_round_begins_while_another_is_in_flight() -> None:
-    bench = leading(replace(STALE, staleness=0))
+    bench = leading(changed(STALE, staleness=0))
     bench.announce(A, B, A, B)
     assert of_kind(send(bench, A, 0), do.PostTrigger) == []
 
@@ -109,7 +109,7 @@ def test_a_round_may_overtake_another_that_has_time_left_and_no_third() -> None:
 
 def test_who_is_late_holds_up_nobody_and_counts_no_more_once_it_is_too_old() -> None:
     # K=1, s=1   round 1: b0, late at 0.5, asked of a at version 1    rounds 2 to 4: a1 a2 a3
-    bench = leading(replace(STALE, group_size=1, bound=8), A, B)
+    bench = leading(changed(STALE, group_size=1, bound=8), A, B)
     bench.announce(B, A, A, A)
     send(bench, A, 1)
     assert applied(send(bench, A, 2)) == []  # b may still send 0, of version 0
@@ -147,12 +147,12 @@ def test_what_waits_is_unsettled_in_whatever_round_it_is() -> None:
 
 def test_a_change_counts_after_the_next_update_though_rounds_are_in_flight() -> None:
     # K=2, rate 1    round 1: a0 b1    round 2: a2 b3    K=1, rate 0.5    J=1, J=2 of 2    J=3 of 1
-    bench = leading(replace(STALE, learning_rate=1.0, bound=8))
+    bench = leading(changed(STALE, learning_rate=1.0, bound=8))
     bench.announce(A, B, A, B)
     send(bench, A, 0)
     bench.announce(A, B)
-    changed = replace(STALE, group_size=1, staleness=0, revision=1, learning_rate=0.5)
-    bench.feed(events.SettingsChanged(changed))
+    after = changed(STALE, group_size=1, staleness=0, revision=1, learning_rate=0.5)
+    bench.feed(events.SettingsChanged(after))
     send(bench, B, 1)
     bench.feed(events.RepliesRead((answer_of(bench, A, 2), answer_of(bench, B, 3))))
     while len(applies := of_kind(bench.said, do.Apply)) < 4:
@@ -167,7 +167,7 @@ def answer_of(bench: Bench, worker: WorkerId, offset: int) -> Gradient:
 
 
 def test_an_update_says_how_it_was_made_only_where_that_is_not_as_always() -> None:
-    bench = leading(replace(STALE, staleness=0))
+    bench = leading(changed(STALE, staleness=0))
     bench.announce(A, B)
     plain = the(bench.compute(), do.Apply).update
     assert (plain.synchrony, plain.base, plain.parts, plain.scale) == (UNSET, UNSET, UNSET, UNSET)
@@ -178,7 +178,7 @@ def test_an_update_says_how_it_was_made_only_where_that_is_not_as_always() -> No
 
 
 def test_stale_gradients_make_a_smaller_step_where_the_job_says_so() -> None:
-    bench = leading(replace(STALE, damped=True, bound=8), A, B, C)
+    bench = leading(changed(STALE, damped=True, bound=8), A, B, C)
     bench.announce(A, B, A, C)
     send(bench, A, 0)
     send(bench, C, 3)
@@ -190,7 +190,7 @@ def test_stale_gradients_make_a_smaller_step_where_the_job_says_so() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_averaging_steps_by_how_far_workers_walked(reduction: Literal["mean", "sum"]) -> None:
     # K=3: a walks over 0 and 2, b over 1 alone: p = 2 messages
-    settings = replace(QUIET, group_size=3, local_rate=0.25, learning_rate=1.0)
+    settings = changed(group_size=3, local_rate=0.25, learning_rate=1.0)
     bench = leading(replace(settings, reduction=reduction), A, B)
     bench.announce(A, B, A)
     assert {order.local_rate for order in bench.orders} == {0.25}
@@ -203,7 +203,7 @@ def test_averaging_steps_by_how_far_workers_walked(reduction: Literal["mean", "s
 
 
 def test_a_gradient_that_was_walked_counts_in_no_other_round() -> None:
-    bench = leading(replace(QUIET, local_rate=0.25))
+    bench = leading(changed(local_rate=0.25))
     bench.announce(A, B)
     said = send(bench, A, 0)
     assert the(said, do.Drop).reason == "was taken on a walk at rate 0, not 0.25"
@@ -234,7 +234,7 @@ def test_alone_it_waits_for_another_batch() -> None:
 
 
 def test_a_round_whose_batches_are_all_quarantined_ends_and_the_next_begins() -> None:
-    bench = leading(replace(STALE, group_size=1))
+    bench = leading(changed(STALE, group_size=1))
     bench.announce(A, B)
     fail(bench, A, 0, "expired")
     fail(bench, B, 1, "expired")
@@ -255,9 +255,9 @@ def test_what_was_put_back_does_not_go_into_the_round_that_it_left() -> None:
 
 def test_a_round_of_an_earlier_k_that_lacks_a_batch_gives_way() -> None:
     # s=1, K=3: round 1 lacks b1, round 2 is applied and K=1 taken over: a0 goes into a round of one
-    bench = leading(replace(STALE, group_size=3, bound=9), A, B, C)
+    bench = leading(changed(STALE, group_size=3, bound=9), A, B, C)
     bench.announce(A, B, C)
-    bench.feed(events.SettingsChanged(replace(STALE, group_size=1, revision=1)))
+    bench.feed(events.SettingsChanged(changed(STALE, group_size=1, revision=1)))
     send(bench, A, 0)
     send(bench, C, 2)
     assert of_kind(bench.said, do.DiscardSum) == []  # b1 is still to come
@@ -284,7 +284,7 @@ def test_each_worker_goes_its_own_way() -> None:
 
 
 def test_all_of_a_group_goes_to_one_worker() -> None:
-    bench = leading(replace(LONE, group_size=3, bound=6))
+    bench = leading(changed(LONE, group_size=3, bound=6))
     assert asked(bench.announce(A, B, A)) == {A: [0, 2, 1]}  # its own first
 
 
@@ -299,7 +299,7 @@ def test_batches_of_who_is_gone_are_asked_of_the_next_that_is_idle() -> None:
 
 def test_what_is_overtaken_too_often_goes_first() -> None:
     # b is late and goes on to claim: its batches go before a's own 1, but not more than s + 1 times
-    bench = leading(replace(LONE, staleness=1), A, B)
+    bench = leading(changed(LONE, staleness=1), A, B)
     bench.announce(B)
     assert asked(bench.tick(0.5)) == {A: [0]}
     bench.announce(A, B, B, B, B)
@@ -308,7 +308,7 @@ def test_what_is_overtaken_too_often_goes_first() -> None:
 
 
 def test_staleness_may_grow_with_the_workers_that_live() -> None:
-    bench = leading(replace(LONE, staleness=0, staleness_per_worker=4), A, B)
+    bench = leading(changed(LONE, staleness=0, staleness_per_worker=4), A, B)
     bench.announce(A)
     bench.compute()
     bench.see(A, B, C)
@@ -379,7 +379,7 @@ def test_a_gradient_of_weights_that_there_are_not_does_not_count() -> None:
 def test_whoever_answers_when_an_update_is_of_its_k_and_never_too_stale(
     steps: list[tuple[str, int, int]], *, lone: bool
 ) -> None:
-    first = replace(QUIET, staleness=1, lone=lone)
+    first = changed(staleness=1, lone=lone)
     bench, of_revision = leading(first, A, B, C), [first]
     orders = list[tuple[int, Assignment]]()  # with the version that they were asked at
     for step, one, two in steps:
@@ -389,7 +389,7 @@ def test_whoever_answers_when_an_update_is_of_its_k_and_never_too_stale(
         elif step == "change":
             revision = len(of_revision)
             of_revision.append(
-                replace(first, group_size=one, staleness=two, revision=revision, lone=two > 1)
+                changed(first, group_size=one, staleness=two, revision=revision, lone=two > 1)
             )
             bench.feed(events.SettingsChanged(of_revision[-1]))
         elif step == "tick":
@@ -403,10 +403,10 @@ def test_whoever_answers_when_an_update_is_of_its_k_and_never_too_stale(
         bench.read_updates()
     updates = [apply.update for apply in of_kind(bench.said, do.Apply)]
     for update in updates:
-        settings = of_revision[update.revision]
-        assert len(update.batches) == settings.group_size
-        assert update.staleness <= settings.staleness
-        assert (update.synchrony or Synchrony(settings.group_size)) == settings.synchrony()
+        mode = of_revision[update.revision].mode
+        assert len(update.batches) == mode.group_size
+        assert update.staleness <= mode.staleness
+        assert (update.synchrony or Synchrony(mode.group_size)) == mode.synchrony()
     used = [each.offset for update in updates for each in update.batches]
     assert len(set(used)) == len(used)
     assert [update.version for update in updates] == list(range(1, len(updates) + 1))

@@ -20,7 +20,7 @@ from common.core.messages import (
 )
 from common.core.snapshots import Snapshot
 from common.core.stop_rule import LOSS_WINDOW
-from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import FIRST, A, B, C, P, answer, batch, of_kind, the
 from tests.unit.core.leaders import update
 from tests.unit.core.test_leader import asked, leading
@@ -111,7 +111,7 @@ def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
     strikes: int, workers: int
 ) -> None:
     # All batches of a group of 20 are suspects, in up to 20 workers' hands at once.
-    bench = leading(replace(QUIET, group_size=20, strikes=strikes), *WORKERS[:workers])
+    bench = leading(changed(group_size=20, strikes=strikes), *WORKERS[:workers])
     bench.announce(*WORKERS, *WORKERS)
 
     assert raise_on_all(bench) == 3
@@ -125,7 +125,7 @@ def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
 
 
 def test_a_job_that_was_held_for_poison_and_resumed_may_meet_as_much_again() -> None:
-    bench = leading(replace(QUIET, strikes=0, group_size=2))
+    bench = leading(changed(strikes=0, group_size=2))
     bench.announce(*WORKERS)
     assert raise_on_all(bench) == 3
 
@@ -137,7 +137,7 @@ def test_a_job_that_was_held_for_poison_and_resumed_may_meet_as_much_again() -> 
 
 
 def test_an_update_between_them_makes_poison_batches_no_row() -> None:
-    bench = leading(replace(QUIET, strikes=0, group_size=1, poison_in_a_row=2))
+    bench = leading(changed(strikes=0, group_size=1, poison_in_a_row=2))
     for _ in range(10):
         bench.announce(A, B)
         fail(bench, bench.orders[0], "raised")
@@ -148,7 +148,7 @@ def test_an_update_between_them_makes_poison_batches_no_row() -> None:
 
 
 def test_more_than_a_tenth_of_the_last_hundred_holds_the_job() -> None:
-    bench = leading(replace(QUIET, strikes=0, group_size=1))
+    bench = leading(changed(strikes=0, group_size=1))
     for number in range(1, 12):
         assert of_kind(bench.said, do.Hold) == []
         bench.announce(*[A] * 9)
@@ -162,7 +162,7 @@ def test_more_than_a_tenth_of_the_last_hundred_holds_the_job() -> None:
 
 
 def test_a_tenth_of_the_last_hundred_holds_no_job_however_long_it_lasts() -> None:
-    bench = leading(replace(QUIET, strikes=0, group_size=1))
+    bench = leading(changed(strikes=0, group_size=1))
     for _ in range(30):
         bench.announce(*[A] * 10)
         fail(bench, bench.orders[0], "raised")
@@ -174,7 +174,7 @@ def test_a_tenth_of_the_last_hundred_holds_no_job_however_long_it_lasts() -> Non
 
 
 def test_batches_that_kill_their_workers_count_as_poison_too() -> None:
-    bench = leading(replace(QUIET, strikes=0, group_size=2, poison_in_a_row=2))
+    bench = leading(changed(strikes=0, group_size=2, poison_in_a_row=2))
     bench.announce(A, B)
     bench.see(C)  # A and B died, each of its batch alone
 
@@ -184,7 +184,7 @@ def test_batches_that_kill_their_workers_count_as_poison_too() -> None:
 
 
 def test_expired_batches_hold_no_job() -> None:
-    bench = leading(replace(QUIET, group_size=1))
+    bench = leading(changed(group_size=1))
     bench.announce(*[A] * 20)
     for _ in range(20):
         fail(bench, bench.orders[0], "expired")

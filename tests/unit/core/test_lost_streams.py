@@ -13,7 +13,7 @@ from common.core.events import StreamsSeen
 from common.core.losses import Parted
 from common.core.messages import Failed, Opened, Quarantined, Requeued
 from common.core.spans import LogPosition, Span
-from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import A, B, P, Q, answer, of_kind, ready, the
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def resumed(read_from: ReadFrom = "") -> Bench:
 def test_a_stream_that_is_another_log_holds_the_job_and_the_reason_says_what_goes_on(
     parted: Parted, said: str
 ) -> None:
-    bench = leading(replace(QUIET, group_size=9))
+    bench = leading(changed(group_size=9))
     bench.read_control(ready(A, of(0, 0, 10)), ready(A, of(0, 10, 20)))
     commands = bench.feed(seen(parted))
     assert the(commands, do.Hold).reason == said
@@ -179,7 +179,7 @@ def test_a_new_leader_expires_what_was_gone_before_it() -> None:
 
 
 def test_a_batch_that_is_taken_back_after_its_records_were_lost_expires() -> None:
-    bench = leading(replace(QUIET, group_size=1, strikes=0))
+    bench = leading(changed(group_size=1, strikes=0))
     bench.see(A)
     bench.read_control(ready(A, of(0, 0, 10)))
     (order,) = bench.orders

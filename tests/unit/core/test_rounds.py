@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from common.core.messages import Assignment, Batch, Gradient, ModelId, WorkerId
 from common.core.rounds import GradientTimes, Round, Rounds, Suspects, fits
-from common.core.settings import CoordinatorSettings
+from common.core.settings import CoordinatorSettings, Mode
 from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
 MODEL = ModelId(3, 7)
@@ -25,8 +25,8 @@ class _One:
 
     def __init__(self, *batches: Batch, suspects: Suspects | None = None) -> None:
         self.rounds = Rounds(suspects or Suspects(LIMIT), GradientTimes(FLOOR_S))
-        settings = CoordinatorSettings(group_size=len(batches), bound=len(batches))
-        self.round: Round = self.rounds.begin(settings.synchrony(), settings, batches)
+        settings = CoordinatorSettings(Mode(len(batches)), bound=len(batches))
+        self.round: Round = self.rounds.begin(settings.mode, 0, settings, batches)
 
     def count(self, gradient: Gradient) -> str:
         return self.rounds.count(gradient, MODEL.version)[1]
@@ -221,11 +221,12 @@ class _Several:
 
     def __init__(self, staleness: int, suspects: Suspects | None = None) -> None:
         self.rounds = Rounds(suspects or Suspects(LIMIT), GradientTimes(FLOOR_S))
-        self.settings = CoordinatorSettings(group_size=2, bound=4, staleness=staleness)
+        self.settings = CoordinatorSettings(Mode(2), bound=4)
+        self.staleness = staleness
 
     def begin(self, *batches: Batch, local_rate: float = 0.0) -> Round:
-        synchrony = replace(self.settings.synchrony(), local_rate=local_rate)
-        return self.rounds.begin(synchrony, self.settings, batches)
+        mode = Mode(2, staleness=self.staleness, local_rate=local_rate)
+        return self.rounds.begin(mode, 0, self.settings, batches)
 
 
 @given(st.lists(st.integers(0, 6), max_size=5), st.integers(0, 3))

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from common.core.messages import Assignment, Batch, Gradient, ModelId, WorkerId
 from common.core.rounds import GradientTimes, Rounds, Suspects
-from common.core.settings import CoordinatorSettings
+from common.core.settings import CoordinatorSettings, Mode
 from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class _AnyRound(RuleBasedStateMachine):
         self.suspects = Suspects(LIMIT)
         times = GradientTimes(floor_s=0.5)
         self.rounds = Rounds(self.suspects, times)
-        settings = CoordinatorSettings(group_size=size, bound=size)
-        self.round = self.rounds.begin(settings.synchrony(), settings, self.batches.values())
+        settings = CoordinatorSettings(Mode(size), bound=size)
+        self.round = self.rounds.begin(settings.mode, 0, settings, self.batches.values())
         self.todo, self.counted, self.poison = set(self.batches), set[int](), set[int]()
         self.hands, self.issued, self.now = list[_Hand](), list[Assignment](), 0.0
 

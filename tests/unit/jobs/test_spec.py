@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.core.settings import Mode, Rule
 from common.errors import UserError
 from common.jobs.spec import JobSpec, job_from_json, parse_job
 
@@ -93,9 +94,60 @@ def test_a_mode_is_a_name_for_numbers(
 ) -> None:
     sgd = changed("optimizer.name", "sgd")
     spec = parse_job(yaml.safe_dump(yaml.safe_load(sgd) | {"synchronisation": block}))
-    assert (spec.staleness, spec.staleness_per_worker) == (staleness, per_worker)
-    assert (spec.local_rate, spec.waiting_bound) == (local_rate, bound)
+    mode = spec.synchronised.core_mode(spec.group_size)
+    assert (mode.staleness, mode.staleness_per_worker) == (staleness, per_worker)
+    assert (mode.local_rate, spec.waiting_bound) == (local_rate, bound)
     assert job_from_json(spec.model_dump_json()) == spec
+
+
+BUSY = {"when": {"busy_below": 0.4}, "mode": "asynchronous", "group_size": 4, "local_rate": 0.1}
+MANY = {"when": {"workers_from": 64}, "mode": "stale", "staleness": 2, "learning_rate": 0.5}
+
+
+def with_rules(*rules: object, **fields: object) -> str:
+    job = yaml.safe_load(changed("optimizer.name", "sgd"))
+    return json.dumps(job | {"synchronisation": {"rules": list(rules)}} | fields)
+
+
+def test_rules_are_modes_for_a_while() -> None:
+    spec = parse_job(with_rules(BUSY, MANY))
+    busy, many = spec.synchronised.core_rules(spec.group_size)
+    assert busy == Rule(Mode(4, staleness_per_worker=4, lone=True, local_rate=0.1), busy_below=0.4)
+    assert many == Rule(Mode(20, 0.5, staleness=2), workers_from=64)
+    assert spec.synchronised.core_mode(20) == Mode(20)
+    assert (spec.waiting_bound, spec.largest_group) == (4 * 20, 20)
+    assert job_from_json(spec.model_dump_json()) == spec
+
+
+def test_a_worker_holds_enough_for_the_largest_group_of_any_rule() -> None:
+    large = MANY | {"group_size": 50}
+    spec = parse_job(with_rules(BUSY, large))
+    assert (spec.waiting_bound, spec.largest_group) == (4 * 50, 50)
+    assert refusal(with_rules(large, waiting_batches=49)).startswith(
+        "job file: waiting_batches: must be at least group_size (50)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ([BUSY | {"when": {}}], "rules[0].when: needs busy_below or workers_from, one of them"),
+        ([BUSY | {"when": {"busy_below": 1.5}}], "rules[0].when.busy_below: must be at most 1"),
+        ([BUSY | {"group_size": 1}], "rules[0].local_rate: with group_size 1 a worker is never"),
+        ([BUSY | {"learning_rate": 0.1}], "rules[0].learning_rate: what workers came to by local"),
+        ([MANY, MANY | {"when": {"workers_from": 65}}], "rules[1].when: can never count, since"),
+        ([BUSY, MANY, BUSY], "rules[2].when: can never count, since rules[0] holds whenever"),
+        ([MANY | {"mode": "averaging"}], "rules[0]: staleness: nothing is stale where the mode is"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(rules: list[object], message: str) -> None:
+    told = refusal(with_rules(*rules))
+    assert message in told, told
+
+
+def test_rules_from_the_narrow_to_the_wide_all_count() -> None:
+    fewer = MANY | {"when": {"workers_from": 8}}
+    assert len(parse_job(with_rules(MANY, fewer)).synchronised.rules) == 2
 
 
 def test_a_job_without_the_block_is_written_as_programs_that_do_not_know_it_read_it() -> None:
@@ -126,7 +178,11 @@ def test_yaml_and_json_give_the_same_job() -> None:
         ("streams", ["doll.x.control"], "job file: streams: 'doll.x.control': names with doll."),
         ("sync.mode", "ssp", 'job file: sync.mode: was k-sync alone, got "ssp": write `synchronis'),
         ("synchronisation", {"mode": "ssp"}, "job file: synchronisation.mode: must be 'synchronou"),
-        ("synchronisation", {}, "job file: synchronisation.mode: is missing"),
+        (
+            "synchronisation",
+            {"rules": [{"when": {"workers_from": 2}}]},
+            "job file: synchronisation.rules[0].mode: is missing",
+        ),
         ("compression", {}, "job file: compression: needs significance or changes, one of them"),
         (
             "compression",

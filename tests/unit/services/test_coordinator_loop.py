@@ -133,8 +133,8 @@ def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
 def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> None:
     changed = bench.book.change(NAME, {"group_size": 7, "learning_rate": 0.5}, "")
     settings = protocol_settings(changed)
-    assert (settings.group_size, settings.bound) == (7, 14)
-    assert (settings.revision, settings.learning_rate) == (1, 0.5)
+    assert (settings.mode.group_size, settings.bound) == (7, 14)
+    assert (settings.revision, settings.mode.learning_rate) == (1, 0.5)
     assert protocol_settings(bench.record).stop_at is None
 
 

@@ -1,0 +1,208 @@
+"""Which rule a round goes by: the first that holds, kept long enough not to go back and forth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from common.core import commands as do
+from common.core import events
+from common.core.messages import Failed, Synchrony
+from common.core.settings import CoordinatorSettings, Mode, Rule
+from common.core.switching import FEWER, Switch
+from tests.unit.core.bench import QUIET, Bench, changed
+from tests.unit.core.examples import A, B, answer, gradient, of_kind, the
+from tests.unit.core.test_leader import leading
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+    from common.core.messages import UpdateApplied
+
+ROUNDS = 4
+OWN = Mode(8)
+MANY = Rule(Mode(8, staleness=1), workers_from=4)
+IDLE = Rule(Mode(2, staleness=8, lone=True), busy_below=0.5)
+SETTINGS = CoordinatorSettings(OWN, 16, rules=(MANY, IDLE), rule_rounds=ROUNDS)
+
+
+class _Rounds:
+    """Rounds that begin one after the other, and how long gradients take meanwhile."""
+
+    def __init__(
+        self, settings: CoordinatorSettings = SETTINGS, last: Synchrony | None = None
+    ) -> None:
+        self.settings = settings
+        self.switch = Switch(settings, last)
+        self.now = 0.0
+        self.rules = list[Rule | None]()
+
+    def begin(self, live: int, *, busy: float = 1.0, count: int = 1) -> Rule | None:
+        for _ in range(count):
+            self.switch.pass_time(self.now, live)
+            rule = self.switch.choose(self.settings, live)
+            self.switch.begin(rule, live)
+            self.rules.append(rule)
+            self.now += 1.0
+            self.switch.computed(busy * live)
+        return self.rules[-1]
+
+
+def test_the_first_rule_that_holds_counts() -> None:
+    assert _Rounds().begin(3) is None
+    assert _Rounds().begin(4) is MANY
+    both = replace(SETTINGS, rules=(replace(MANY, workers_from=2), MANY))
+    assert _Rounds(both).begin(5) is both.rules[0]
+
+
+def test_a_choice_is_kept_for_some_rounds() -> None:
+    # live   3 3 3 3 | 4 4 4 4 | 3
+    # rule   - - - -   M M M M   -       though four are there from the second round on
+    rounds = _Rounds()
+    rounds.begin(3)
+    rounds.begin(4, count=ROUNDS - 1)
+    rounds.begin(4)
+    rounds.begin(3, count=ROUNDS)
+    assert rounds.rules == [*[None] * ROUNDS, *[MANY] * ROUNDS, None]
+
+
+def test_workers_that_mostly_wait_are_seen_after_some_rounds() -> None:
+    rounds = _Rounds()
+    assert rounds.begin(3, busy=0.4, count=ROUNDS) is None
+    assert rounds.begin(3) is IDLE
+
+
+def test_a_time_without_anything_to_learn_from_does_not_count() -> None:
+    rounds = _Rounds()
+    for _ in range(2 * ROUNDS):
+        rounds.begin(3, busy=0.9)
+        rounds.switch.pass_time(rounds.now, 3)
+        rounds.now += 100.0
+        rounds.switch.pass_time(rounds.now, 0)
+    assert rounds.switch.busy == pytest.approx(0.9)
+    assert set(rounds.rules) == {None}
+
+
+def test_what_made_workers_busy_is_kept_until_a_quarter_of_them_is_gone() -> None:
+    rounds = _Rounds(replace(SETTINGS, rules=(IDLE,)))
+    rounds.begin(16, busy=0.4, count=ROUNDS)
+    assert rounds.begin(16, busy=0.95, count=100) is IDLE
+    assert rounds.begin(13, busy=0.95, count=100) is IDLE
+    assert rounds.begin(12) is None
+
+
+def test_a_rule_that_the_owner_took_away_ends_at_once() -> None:
+    rounds = _Rounds()
+    assert rounds.begin(4) is MANY
+    rounds.settings = replace(SETTINGS, rules=(IDLE,))
+    assert rounds.begin(4) is None
+
+
+def test_a_successor_goes_on_as_the_last_update_was_made() -> None:
+    # It has not seen yet how busy workers are, nor how many they are.
+    rounds = _Rounds(last=Synchrony(2, 8, lone=True))
+    assert rounds.begin(3, count=100) is IDLE
+    assert rounds.begin(2) is None
+    other = _Rounds(last=Synchrony(5))  # of rules that are there no more
+    assert other.begin(4) is MANY
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 1.0), st.floats(0.0, 3.0)), max_size=120)
+)
+def test_it_never_goes_back_and_forth(steps: list[tuple[int, float, float]]) -> None:
+    rounds = _Rounds()
+    live_then = 0
+    since = 0  # rounds begun with the newest choice
+    for live, busy, pause_s in steps:
+        rounds.now += pause_s
+        rule = rounds.begin(live, busy=busy)
+        before = rounds.rules[-2] if len(rounds.rules) > 1 else rule
+        if rule is not before:
+            assert since >= ROUNDS
+            assert before is not IDLE or live <= FEWER * live_then
+        if rule is not before or len(rounds.rules) == 1:
+            since, live_then = 0, live
+        since += 1
+
+
+# --- the leader -----------------------------------------------------------------------------------
+
+TWO = Rule(Mode(1, staleness=2), workers_from=2)
+BY_FLEET = changed(
+    group_size=2, learning_rate=0.5, rules=(TWO,), rule_rounds=1, rate_by_group=True, bound=9
+)
+
+
+def updates(bench: Bench) -> list[tuple[int, float | None, UpdateApplied]]:
+    """K, rate and record of each update."""
+    applies = of_kind(bench.said, do.Apply)
+    return [(len(a.update.batches), a.learning_rate, a.update) for a in applies]
+
+
+def by_a_rule(settings: CoordinatorSettings) -> tuple[float | None, float | UnsetType]:
+    """An update by the job's own mode, then one by a rule: that one's rate, and its scale."""
+    bench = leading(settings, A)
+    bench.announce(A, A, A)
+    bench.compute()
+    bench.see(A, B)
+    bench.compute()
+    (own, _, first), (group_size, rate, second) = updates(bench)
+    assert (own, first.synchrony, first.scale) == (2, UNSET, UNSET)
+    assert (group_size, second.synchrony) == (1, settings.rules[0].mode.synchrony())
+    return rate, second.scale
+
+
+def test_an_update_by_a_rule_says_so_and_its_step_is_by_its_k() -> None:
+    assert by_a_rule(BY_FLEET) == (0.5, 0.5)
+
+
+def test_a_sum_and_adam_need_no_other_step_for_another_k() -> None:
+    assert by_a_rule(replace(BY_FLEET, rate_by_group=False)) == (0.5, UNSET)
+
+
+def test_a_rule_may_name_its_rate() -> None:
+    named = replace(TWO, mode=replace(TWO.mode, learning_rate=0.125))
+    assert by_a_rule(replace(BY_FLEET, rules=(named,))) == (0.125, UNSET)
+
+
+def test_a_rule_is_not_damped() -> None:
+    assert by_a_rule(changed(BY_FLEET, damped=True)) == (0.5, 0.5)
+
+
+def test_a_round_that_lacks_a_batch_gives_way_when_its_rule_ends() -> None:
+    # K=3 while three live: a0 b1 are counted, a2 has expired; two live, K=2
+    three = Rule(Mode(3), workers_from=3)
+    bench = leading(replace(QUIET, rules=(three,), rule_rounds=1))
+    bench.announce(A, B, A)
+    a, b = bench.orders
+    both = [batch for batch in a.batches if batch.offset == 0]
+    bench.feed(events.RepliesRead((Failed(A, bench.model, (0, 2), "unreadable"),)))
+    bench.feed(events.RepliesRead((answer(b, bench.model), gradient(A, bench.model, both))))
+    bench.feed(events.RepliesRead((Failed(B, bench.model, (2,), "expired"),)))
+    assert of_kind(bench.said, do.Apply) == []
+    bench.see(A, B)
+    assert of_kind(bench.said, do.DiscardSum) == [do.DiscardSum(1)]
+    update = the(bench.compute(), do.Apply).update
+    assert sorted(batch.offset for batch in update.batches) == [0, 1]
+    assert (update.synchrony, update.short) == (UNSET, "")
+
+
+def test_who_takes_over_goes_on_by_the_rule_of_the_last_update() -> None:
+    settings = replace(BY_FLEET, rule_rounds=9, hot_every_updates=1)
+    one = leading(settings, A, B)
+    one.announce(A)
+    one.compute()
+    one.read_updates()
+    two = Bench(settings, updates=one.updates, control=one.control, name="c2")
+    two.lead(one.published[-1])
+    two.see(A)  # of those who live that is one
+    two.announce(A)
+    two.compute()
+    ((_, _, update),) = updates(two)
+    assert update.synchrony == TWO.mode.synchrony()
