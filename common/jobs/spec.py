@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from common.config.synchronisation import (
+    SYNCHRONOUS,
+    Count,
+    Part,
+    Positive,
+    SynchronisationMode,
+    SynchronisationSpec,
+)
 from common.config.validation import complaint, field_names, shown
 from common.config.yaml_file import as_json, load_text
 from common.core.hashing import HASH
@@ -29,30 +37,9 @@ if TYPE_CHECKING:
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
-MOST = 2**31 - 1  # of whatever is counted: products of two of them still fit into 64 bits
-
 Seconds = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1, le=MOST)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Part(BaseModel):
-    """What all parts share: nothing unknown, nothing converted silently, nothing changed later.
-
-    Where a validator of ours says in better words what is allowed, the schema is told beside it.
-    The docstrings of fields are their descriptions: in the API's document, and in
-    docs/reference/job-file.md.
-    """
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
 
 
 def _one_of(value: object, offered: Sequence[str], planned: Sequence[str] = ()) -> object:
@@ -172,50 +159,6 @@ class SyncSpec(Part):
                 " synchronous, stale, asynchronous or averaging"
             )
         return value
-
-
-SynchronisationMode: TypeAlias = Literal["synchronous", "stale", "asynchronous", "averaging"]
-
-
-class SynchronisationSpec(Part):
-    """When workers wait for each other, and at which weights they compute."""
-
-    mode: SynchronisationMode
-    """`synchronous`: K gradients at exactly the version before, the paper's; `stale`: each at most
-    `staleness` versions older; `asynchronous`: K of one worker, nobody waits for anybody;
-    `averaging`: between the batches that it is asked for together a worker takes steps of its own,
-    and an update averages what the workers came to."""
-    staleness: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """s, of `stale` (1 unless said) and of `asynchronous` (4 for each worker that lives)."""
-    local_rate: Positive | None = None
-    """Learning rate of a worker's own steps: of `averaging`, and perhaps of `asynchronous`."""
-    damped: bool = False
-    """Divide the learning rate by 1 + how many versions older the oldest gradient is."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> SynchronisationSpec:
-        if self.staleness is not None and self.mode not in _STALE_MODES:
-            raise ValueError(
-                f"staleness: nothing is stale where the mode is {self.mode}, got {self.staleness}:"
-                " leave it out, or take mode: stale"
-            )
-        if self.damped and self.mode not in _STALE_MODES:
-            raise ValueError(
-                f"damped: nothing is stale where the mode is {self.mode}: leave it out, or take"
-                " mode: stale"
-            )
-        if self.local_rate is None and self.mode == "averaging":
-            raise ValueError("local_rate: averaging needs one, such as 0.1")
-        if self.local_rate is not None and self.mode not in _WALKING_MODES:
-            raise ValueError(
-                f"local_rate: workers take no steps of their own where the mode is {self.mode},"
-                f" got {self.local_rate:g}: leave it out, or take mode: averaging"
-            )
-        return self
-
-
-_STALE_MODES = ("stale", "asynchronous")
-_WALKING_MODES = ("averaging", "asynchronous")
 
 
 class CompressionSpec(Part):
@@ -453,19 +396,17 @@ class JobSpec(Part):
         alone its stream would stand still during every round. And K for each further round that may
         be in flight for all workers together.
         """
-        rounds = 1 if self.mode == "asynchronous" else 1 + self.staleness
-        return self.waiting_batches or (1 + rounds) * self.group_size
+        return self.waiting_batches or self._synchronised.groups_held * self.group_size
 
     @property
     def mode(self) -> SynchronisationMode:
         """How its workers are synchronised."""
-        return self.synchronisation.mode if self.synchronisation is not None else "synchronous"
+        return self._synchronised.mode
 
     @property
     def staleness(self) -> int:
         """s; 0 for `asynchronous` where it depends on the workers that live."""
-        given = self.synchronisation.staleness if self.synchronisation is not None else None
-        return given or (self.mode == "stale")
+        return self._synchronised.fixed_staleness
 
     @property
     def most_rounds(self) -> int:
@@ -479,13 +420,16 @@ class JobSpec(Part):
     @property
     def staleness_per_worker(self) -> int:
         """By how much s grows with each worker that lives."""
-        return 4 if self.mode == "asynchronous" and not self.staleness else 0
+        return self._synchronised.staleness_per_worker
 
     @property
     def local_rate(self) -> float:
         """Of the steps that workers take between batches; 0: they take none."""
-        given = self.synchronisation.local_rate if self.synchronisation is not None else None
-        return given or 0.0
+        return self._synchronised.local_rate or 0.0
+
+    @property
+    def _synchronised(self) -> SynchronisationSpec:
+        return self.synchronisation or SYNCHRONOUS
 
     @property
     def policy(self) -> PolicyName | None:
@@ -572,11 +516,7 @@ class JobSpec(Part):
 
     @model_validator(mode="after")
     def _can_walk(self) -> JobSpec:
-        if self.local_rate and self.group_size == 1:
-            raise ValueError(
-                f"synchronisation.local_rate: with group_size 1 a worker is never asked for several"
-                f" batches together, got {self.local_rate:g}: leave it out, or raise group_size"
-            )
+        self._synchronised.check_group(self.group_size)
         if self.local_rate and self.optimizer.name == "adam":
             raise ValueError(
                 "optimizer.name: what workers came to is averaged with sgd or momentum, got adam:"
