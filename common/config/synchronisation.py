@@ -83,8 +83,13 @@ class SynchronisationSpec(Part):
         """How many groups a worker may have to hold batches for: that in flight, and the next."""
         return 2 if self.mode == "asynchronous" else 2 + self.fixed_staleness
 
-    def check_group(self, group_size: int) -> None:
-        """Refuse steps of a worker's own where it is never asked for several batches.
+    def check_walks(self, group_size: int, optimizer: str, field: str) -> None:
+        """Refuse steps of a worker's own where there are none, or they cannot be averaged.
+
+        Args:
+            group_size: K.
+            optimizer: Its name.
+            field: Which says so.
 
         Raises:
             ValueError: With what to write.
@@ -93,6 +98,11 @@ class SynchronisationSpec(Part):
             raise ValueError(
                 f"synchronisation.local_rate: with group_size 1 a worker is never asked for several"
                 f" batches together, got {self.local_rate:g}: leave it out, or raise group_size"
+            )
+        if self.local_rate and optimizer == "adam":
+            raise ValueError(
+                f"{field}: what workers came to is averaged with sgd or momentum, got adam:"
+                " take one of these, or leave synchronisation.local_rate out"
             )
 
 

@@ -516,12 +516,7 @@ class JobSpec(Part):
 
     @model_validator(mode="after")
     def _can_walk(self) -> JobSpec:
-        self._synchronised.check_group(self.group_size)
-        if self.local_rate and self.optimizer.name == "adam":
-            raise ValueError(
-                "optimizer.name: what workers came to is averaged with sgd or momentum, got adam:"
-                " take one of these, or leave synchronisation.local_rate out"
-            )
+        self._synchronised.check_walks(self.group_size, self.optimizer.name, "optimizer.name")
         return self
 
     @model_validator(mode="after")

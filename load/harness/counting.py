@@ -28,8 +28,9 @@ from load.harness.stack import await_until
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
+    from common.config.synchronisation import SynchronisationMode
     from common.core.messages import Vector
-    from common.jobs.spec import JobSpec, SynchronisationMode
+    from common.jobs.spec import JobSpec
     from common.ports.servers import Log
 
 BATCH_SIZE = 8  # b of `counting_job`
