@@ -170,6 +170,14 @@ class SynchronisationSpec(ModeSpec):
         own: list[tuple[ModeSpec, int]] = [(self, group_size)]
         return own + [(rule, rule.group_size or group_size) for rule in self.rules]
 
+    def batches_held(self, group_size: int) -> int:
+        """How many batches a worker may have to hold, in the mode that asks for most.
+
+        Args:
+            group_size: K of the job.
+        """
+        return max(k * mode.groups_held for mode, k in self.modes(group_size))
+
     def check_walks(self, group_size: int, optimizer: str, field: str) -> None:
         """Refuse steps of a worker's own where there are none, or they cannot be averaged.
 

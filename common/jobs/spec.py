@@ -396,8 +396,7 @@ class JobSpec(Part):
         alone its stream would stand still during every round. And K for each further round that may
         be in flight for all workers together. Where rules name other modes, the most of any.
         """
-        modes = self.synchronised.modes(self.group_size)
-        return self.waiting_batches or max(k * mode.groups_held for mode, k in modes)
+        return self.waiting_batches or self.synchronised.batches_held(self.group_size)
 
     @property
     def mode(self) -> SynchronisationMode:

@@ -17,7 +17,14 @@ import msgspec
 
 from common.errors import WireError
 from common.simulation.experiments.experiment import learner_of, simulate, simulate_by_protocol
-from common.simulation.experiments.results import Change, Point, PoolUse, Run, Summary
+from common.simulation.experiments.results import (
+    Change,
+    Point,
+    PoolUse,
+    Run,
+    Summary,
+    Throughput,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,6 +156,7 @@ class _ToldRun(msgspec.Struct):
     on_demand_only_usd: float
     changes: int
     pools: dict[str, _ToldPool]
+    throughput: Throughput | None = None
 
 
 class _ToldPool(msgspec.Struct):
@@ -173,6 +181,7 @@ def _run(told: _ToldRun) -> Run:
         told.on_demand_only_usd,
         pools,
         (Change(0.0, "", 0, 0),) * (told.changes + 1),
+        told.throughput,
     )
 
 

@@ -24,7 +24,7 @@ MOST_MACHINES = 2_000_000  # over all runs: half a gigabyte of numbers of each
 MOST_STEPS = 2 * 10**10  # machines times updates, mode analytic: some 20 s
 MOST_BATCHES = 500_000  # over all runs, mode protocol: 20,000 take about a second
 MOST_WORKERS_BY_PROTOCOL = 2_000
-MOST_WEIGHTS = 10_000_000  # of a network that learns: some 200 MB with its optimizer
+MOST_WEIGHTS = 10_000_000  # of a network that learns, each version: 200 MB with an optimizer
 BUILT_IN = "digits"  # a data set that is no file
 
 
@@ -88,9 +88,13 @@ def check_size(request: SimulateRequest) -> None:
         raise GivenError(("experiment.workers",), problem)
     if experiment.learning is not None:
         hidden = experiment.learning.hidden
-        weights = sum(before * after for before, after in pairwise((1, *hidden, 1)))
+        versions = 1 + experiment.most_staleness  # that somebody may compute at
+        weights = versions * sum(before * after for before, after in pairwise((1, *hidden, 1)))
         if weights > MOST_WEIGHTS:
-            problem = f"the network's {weights:,} weights are above {MOST_WEIGHTS:,}"
+            problem = (
+                f"the network's weights, of {versions:,} versions (1 + staleness), are {weights:,},"
+                f" above {MOST_WEIGHTS:,}"
+            )
             raise GivenError(("experiment.learning.hidden",), problem)
     batches = experiment.updates * experiment.group_size * request.runs * policies
     if batches > MOST_BATCHES:

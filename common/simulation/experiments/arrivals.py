@@ -275,7 +275,7 @@ def draw_rates(
     runs: int,
     rng: np.random.Generator,
 ) -> Floats:
-    """Draw lambda_A,n of each worker in each run, (R, N) records per second.
+    """Draw lambda_A,n of each worker in each run, (R, N) records per second; or other numbers.
 
     Raises:
         ParameterError: If rates are given one by one and not one for each worker.

@@ -15,19 +15,22 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from common.config.synchronisation import SYNCHRONOUS
+from common.core.messages import WorkerId
 from common.core.spans import Partition
-from common.simulation.experiments.arrivals import Stream, arrivals_of
+from common.simulation.experiments.arrivals import Stream, arrivals_of, draw_rates
 from common.simulation.experiments.fleet import Fleet
 from common.simulation.experiments.policy_driver import PolicyDriver
 from common.simulation.experiments.preemption import STEP_S
 from common.simulation.experiments.protocol import (
     Costless,
+    Delays,
     GradientTimes,
     Job,
     Protocol,
     VirtualTime,
 )
-from common.simulation.experiments.results import Run, pool_uses
+from common.simulation.experiments.results import Run, Throughput, pool_uses
 from common.traces.files import traced
 
 if TYPE_CHECKING:
@@ -174,7 +177,7 @@ class ProtocolSimulation:
         self._draws = draws
         self._progress = progress
         self._time = VirtualTime()
-        arrivals_rng, gradients_rng = draws.rng.spawn(2)
+        arrivals_rng, gradients_rng, speeds_rng = draws.rng.spawn(3)
         trace_spec = experiment.arrivals.trace
         trace = None if trace_spec is None else traced(trace_spec, draws.folder)
         rates_per_s = givens.rates_per_s[0]
@@ -189,11 +192,14 @@ class ProtocolSimulation:
                 givens.batch_size,
                 givens.updates,
                 records / float(rates_per_s.sum()),
+                experiment.synchronisation or SYNCHRONOUS,
             ),
             streams,
             GradientTimes(gradient.mean_s, gradient.variation, gradients_rng),
             learner or Costless(),
+            Delays(link_s=experiment.link_s),
         )
+        (self._speeds,) = draw_rates(experiment.speeds, givens.workers, 1, speeds_rng).tolist()
         self._group: Hold | Reassign = Reassign(self._time, streams)
         if experiment.on_preemption == "hold":
             pause = experiment.while_preempted == "pause"
@@ -202,6 +208,7 @@ class ProtocolSimulation:
         unknown = None if beliefs is None else (beliefs, _Heard(streams, self._time))
         self._driver = PolicyDriver(policy, self._fleet, givens, unknown)
         self._machines: list[Machine | None] = [None] * givens.workers
+        self._slots = dict[WorkerId, int]()  # of all workers that there ever were
         self._steps = 0
         self._give_up_s = GIVE_UP_AFTER * float(givens.deadline_s[0])
 
@@ -225,8 +232,17 @@ class ProtocolSimulation:
             on_demand_only_usd=float(givens.on_demand_only_usd[0]),
             pools=pool_uses(self._fleet, 0),
             history=tuple(self._driver.history[0]),
+            throughput=self._throughput(end_s),
         )
         return ProtocolRun(run, np.array(protocol.update_times_s))
+
+    def _throughput(self, end_s: float) -> Throughput:
+        computed = np.zeros(self._draws.givens.workers)
+        for worker, batches in self._protocol.computed.items():
+            computed[self._slots[worker]] += batches
+        total, staleness = float(computed.sum()), self._protocol.staleness or [0]
+        shares = tuple((computed / max(total, 1.0)).tolist())
+        return Throughput(total / end_s, float(np.mean(staleness)), max(staleness), shares)
 
     def _step(self) -> None:
         """Go through a step of the market: prices, offers, decisions, machines."""
@@ -257,7 +273,9 @@ class ProtocolSimulation:
         for slot in np.flatnonzero(active ^ has).tolist():
             machine = self._machines[slot]
             if machine is None:
-                machine = self._protocol.join(float(self._fleet.speeds[0, slot]))
+                speed = float(self._fleet.speeds[0, slot]) * self._speeds[slot]
+                machine = self._protocol.join(speed)
+                self._slots[machine.id] = slot
                 self._machines[slot] = machine
                 self._group.join(slot, machine)
             else:

@@ -128,7 +128,8 @@ def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
     need_torch("learning: a simulation that learns")
     from common.simulation.experiments.learning import Sgd  # noqa: PLC0415 -- torch takes seconds
 
-    return Sgd(experiment.learning, folder, experiment.workers, seed)
+    most = experiment.most_staleness
+    return Sgd(experiment.learning, folder, experiment.workers, most, seed)
 
 
 def _policy(experiment: Experiment) -> Policy:

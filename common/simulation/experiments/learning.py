@@ -20,13 +20,14 @@ from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
-from common.simulation.experiments.protocol import Computed
+from common.simulation.experiments.protocol import NOTHING, Computed
 from common.simulation.experiments.results import Point
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
+    from common.core import commands as do
+    from common.core.assignments import Compute
     from common.core.messages import Batch, Vector
     from common.datasets.records import Records
     from common.learning.tasks import Task
@@ -44,6 +45,7 @@ class Sgd:
         spec: What is learned, and how.
         folder: What the data set's file is relative to.
         streams: How many share the training part.
+        staleness: Versions since the weights of a gradient that counts, at most.
         seed: Of the split, the shards and the first weights.
 
     Attributes:
@@ -54,7 +56,9 @@ class Sgd:
         UserError: If the data set cannot be read, or has fewer records than streams.
     """
 
-    def __init__(self, spec: LearningSpec, folder: Path, streams: int, seed: int) -> None:
+    def __init__(
+        self, spec: LearningSpec, folder: Path, streams: int, staleness: int, seed: int
+    ) -> None:
         torch.set_num_threads(1)  # so small gradients are four times slower shared by two cores
         split = _load(spec, folder, seed)
         self._train, self._held_out = _flat(split.train), _flat(split.held_out)
@@ -72,17 +76,22 @@ class Sgd:
         settings = OptimizerSettings(spec.optimizer, spec.learning_rate)
         self._trainer = Trainer(state, parameters, settings)
         self._every = spec.evaluate_every
+        self._staleness = staleness
+        self._weights = {0: bytes(self._trainer.weights())}  # by version
         self._loaded = -1
-        self._version = 0
         self.curve = list[Point]()
-        self._evaluate(0.0)
+        self._evaluate(0, 0.0)
 
-    def gradient(self, batches: Sequence[Batch]) -> Computed:
-        """Compute the gradient of these batches at the weights of now."""
-        if self._loaded != self._version:
-            self._computer.load(self._trainer.weights())
-            self._loaded = self._version
-        computed = self._computer.compute([take(self._train, self._rows(b)) for b in batches])
+    def gradient(self, compute: Compute) -> Computed:
+        """Compute a gradient at its weights."""
+        version = compute.model.version
+        if version not in self._weights:
+            return NOTHING  # nobody waits for it any more
+        if self._loaded != version:
+            self._computer.load(self._weights[version])
+            self._loaded = version
+        batches = [take(self._train, self._rows(batch)) for batch in compute.batches]
+        computed = self._computer.compute(batches, compute.local_rate)
         return Computed(computed.loss_sum, computed.vector)
 
     def add(self, round_: int, computed: Vector | None, samples: int) -> None:
@@ -90,12 +99,14 @@ class Sgd:
         if computed is not None:
             self._trainer.add(round_, computed, samples)
 
-    def apply(self, round_: int, version: int, now: float) -> None:
+    def apply(self, command: do.Apply, now: float) -> None:
         """Make one update of the sum, and look now and then how good the model is."""
-        self._trainer.apply(round_)
-        self._version = version
-        if version % self._every == 0:
-            self._evaluate(now)
+        update = command.update
+        self._trainer.apply(command.round, command.learning_rate, update.scale or 1.0)
+        self._weights[update.version] = bytes(self._trainer.weights())
+        self._weights.pop(update.version - self._staleness - 1, None)
+        if update.version % self._every == 0:
+            self._evaluate(update.version, now)
 
     def discard(self, round_: int) -> None:
         """Forget the sum of a round."""
@@ -108,7 +119,7 @@ class Sgd:
             parts.append(shard[np.arange(span.start, span.end) % len(shard)])
         return np.concatenate(parts)
 
-    def _evaluate(self, now: float) -> None:
+    def _evaluate(self, version: int, now: float) -> None:
         found = evaluate(
             self._task,
             self._computer.model,
@@ -116,8 +127,8 @@ class Sgd:
             self._held_out,
             EVALUATED_AT_ONCE,
         )
-        self._loaded = self._version
-        self.curve.append(Point(self._version, now, found["accuracy"], found["loss"]))
+        self._loaded = version
+        self.curve.append(Point(version, now, found["accuracy"], found["loss"]))
 
 
 def _task(spec: LearningSpec, features: int, classes: int) -> Task:

@@ -12,7 +12,7 @@ costs is drawn, and what it is: nothing, or real numbers by `learning`.
 from __future__ import annotations
 
 import typing
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET
 
+from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core import commands as do
 from common.core import events
 from common.core.assignments import Assignments
 from common.core.coordinator import Coordinator
 from common.core.messages import Assignment, Gradient, UpdateTrigger, WorkerId
-from common.core.settings import CoordinatorSettings, Mode, WorkerSettings
+from common.core.settings import CoordinatorSettings, WorkerSettings
 from common.core.snapshots import genesis
 from common.core.worker import Worker
 
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from common.core.assignments import Compute
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent, WorkerEvent
-    from common.core.messages import Batch, Claim, LeaderStatus, Reply, Vector
+    from common.core.messages import Claim, LeaderStatus, Reply, Vector
     from common.core.spans import Partition
     from common.simulation.experiments.arrivals import Stream
 
@@ -83,7 +85,7 @@ class Computed(msgspec.Struct, frozen=True):
     """The gradient of some batches; every number is a sum over their samples."""
 
     loss_sum: float
-    vector: Vector | None
+    vector: Vector | None  # None: nothing is learned, or it is too late to count
 
 
 NOTHING = Computed(0.0, None)
@@ -92,15 +94,15 @@ NOTHING = Computed(0.0, None)
 class Learner(typing.Protocol):
     """The numbers of a job."""
 
-    def gradient(self, batches: Sequence[Batch]) -> Computed:
-        """Compute the gradient of these batches at the weights of now."""
+    def gradient(self, compute: Compute) -> Computed:
+        """Compute a gradient."""
         ...
 
     def add(self, round_: int, computed: Vector | None, samples: int) -> None:
         """Add a gradient to the sum of a round."""
         ...
 
-    def apply(self, round_: int, version: int, now: float) -> None:
+    def apply(self, command: do.Apply, now: float) -> None:
         """Make one update of the sum."""
         ...
 
@@ -112,15 +114,15 @@ class Learner(typing.Protocol):
 class Costless:
     """Learns nothing: where only time and money are asked for."""
 
-    def gradient(self, batches: Sequence[Batch]) -> Computed:
+    def gradient(self, compute: Compute) -> Computed:
         """Answer at once."""
-        del batches
+        del compute
         return NOTHING
 
     def add(self, round_: int, computed: Vector | None, samples: int) -> None:
         """Nothing to add."""
 
-    def apply(self, round_: int, version: int, now: float) -> None:
+    def apply(self, command: do.Apply, now: float) -> None:
         """Nothing to apply."""
 
     def discard(self, round_: int) -> None:
@@ -265,7 +267,7 @@ class Machine:
         if compute is not None:
             batches, protocol = compute.batches, self._protocol
             seconds = protocol.gradient_times.draw(len(batches), self._speed)
-            computed = protocol.learner.gradient(batches)
+            computed = protocol.learner.gradient(compute)
             gradient = Gradient(
                 self.id,
                 compute.model,
@@ -352,9 +354,7 @@ class Job:
     batch_size: int  # b
     updates: int  # J(epsilon)
     group_s: float  # mean time in which the batches of an update arrive
-    staleness: int = 0  # these three as in `Synchrony`
-    lone: bool = False
-    local_rate: float = 0.0
+    synchronisation: SynchronisationSpec = SYNCHRONOUS
 
 
 class Protocol:
@@ -364,8 +364,9 @@ class Protocol:
         leader_status: What the board says of the leader's status.
         update_times_s: When each update was applied.
         finished: Whether the job has reached its end.
-        batches: How many were in its updates.
-        stalest: Versions between the weights of a gradient and its update, at most.
+        computed: Batches whose gradient counted, by worker.
+        staleness: Of each update: versions between its oldest gradient's weights and itself.
+        too_stale: Updates staler than they may be.
     """
 
     def __init__(
@@ -383,23 +384,23 @@ class Protocol:
         self.leader_status: LeaderStatus | None = None
         self.update_times_s = list[float]()
         self.finished = False
-        self.batches = self.stalest = 0
+        self.computed = Counter[WorkerId]()
+        self.staleness = list[int]()
+        self.too_stale = 0
         self._link_free_at = 0.0
-        self._triggers_pass = job.staleness > 0  # to machines that are asked for nothing, too
+        given = job.synchronisation
+        # To machines that are asked for nothing, too.
+        self._triggers_pass = given.mode in ("stale", "asynchronous")
         self._delays = delays or Delays()
         self._first = {stream.partition: 0 for stream in streams}
-        bound = (1 + (1 if job.lone else 1 + job.staleness)) * job.group_size
+        bound = given.batches_held(job.group_size)
         self._worker_settings = WorkerSettings(
             job.batch_size, bound, heartbeat_s=FOR_EVER_S, leader_status_s=LEADER_STATUS_S
         )
         settings = CoordinatorSettings(
-            Mode(
-                job.group_size,
-                staleness=job.staleness,
-                lone=job.lone,
-                local_rate=job.local_rate,
-            ),
+            given.core_mode(job.group_size),
             bound,
+            rules=given.core_rules(job.group_size),
             stop_updates=job.updates,
             # One coordinator that nobody contends with, and nothing to recover from: no lease, no
             # beats, no hot snapshots.
@@ -524,16 +525,18 @@ class Protocol:
         now = self.time.now
         match command:
             case do.AddGradient(number, gradient):
+                self.computed[gradient.worker] += len(gradient.batches)
                 self.learner.add(number, gradient.vector, gradient.samples)
             case do.PutLeaderStatus(leader_status):
                 self.leader_status = leader_status
             case do.PostTrigger(trigger):
                 self.time.at(now + self._delays.board_s, self._triggered, trigger)
-            case do.Apply(number, update):
+            case do.Apply(_, update):
                 self.update_times_s.append(now)
-                self.batches += len(update.batches)
-                self.stalest = max(self.stalest, update.staleness)
-                self.learner.apply(number, update.version, now)
+                self.staleness.append(update.staleness)
+                allowed = 0 if update.synchrony is UNSET else update.synchrony.staleness
+                self.too_stale += update.staleness > allowed
+                self.learner.apply(command, now)
             case do.DiscardSum(number):
                 self.learner.discard(number)
             case do.AppendAudit(record):

@@ -51,6 +51,28 @@ class PoolUse(NamedTuple):
     preemptions: int
 
 
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What the workers of a run came to, where the whole protocol was simulated."""
+
+    batches_per_s: float
+    mean_staleness: float  # of an update: versions since the weights of its oldest gradient
+    largest_staleness: int
+    shares: tuple[float, ...]  # of all batches, by worker
+
+    @classmethod
+    def over(cls, runs: Sequence[Throughput]) -> Throughput | None:
+        """Summarise runs of the same workers; None where there are none."""
+        if not runs:
+            return None
+        return cls(
+            float(np.mean([run.batches_per_s for run in runs])),
+            float(np.mean([run.mean_staleness for run in runs])),
+            max(run.largest_staleness for run in runs),
+            tuple(np.mean([run.shares for run in runs], axis=0).tolist()),
+        )
+
+
 POOL_KEYS = PoolUse._fields[1:]  # of a pool's part of the JSON
 
 
@@ -81,6 +103,7 @@ class Run:
     on_demand_only_usd: float  # this work on N_tot on-demand machines, which takes theta_0
     pools: tuple[PoolUse, ...]  # on-demand first
     history: tuple[Change, ...] = field(default=(), repr=False)
+    throughput: Throughput | None = None
 
     @property
     def met(self) -> bool:
@@ -120,7 +143,7 @@ class Run:
 
     def as_dict(self) -> dict[str, Json]:
         """Make it ready for JSON; the history stays out."""
-        return {
+        told: dict[str, Json] = {
             "seed": self.seed,
             "index": self.index,
             "finished": self.finished,
@@ -137,6 +160,9 @@ class Run:
             "changes": self.changes,
             "pools": {name: dict(zip(POOL_KEYS, used, strict=True)) for name, *used in self.pools},
         }
+        if self.throughput is not None:
+            told["throughput"] = asdict(self.throughput)
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +229,7 @@ class Summary:
     launches: float  # mean per run, as are the next two
     preemptions: float
     changes: float
+    throughput: Throughput | None  # means per run, and the largest staleness of all
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Summary:
@@ -230,11 +257,14 @@ class Summary:
             launches=float(np.mean([run.launches for run in runs])),
             preemptions=float(np.mean([run.preemptions for run in runs])),
             changes=float(np.mean([run.changes for run in runs])),
+            throughput=Throughput.over([run.throughput for run in runs if run.throughput]),
         )
 
     def as_dict(self) -> dict[str, Json]:
         """Make it ready for JSON."""
         told = asdict(self)
+        if self.throughput is None:
+            del told["throughput"]
         return told | {
             "met": {"share": self.met, "low": told.pop("met_low"), "high": told.pop("met_high")}
         }

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
@@ -34,6 +35,13 @@ class UniformRates(Part):
         if self.low > self.high:
             raise ValueError(f"low {self.low:g} is above high {self.high:g}")
         return self
+
+
+class UniformSpeeds(UniformRates):
+    """A speed drawn for each worker, anew in each run."""
+
+    low: Positive = Field(description="Of gradients; 1: `gradient.mean_s` for one.")
+    high: Positive = Field(description="Likewise.")
 
 
 class ArrivalsSpec(Part):
@@ -149,6 +157,16 @@ class Experiment(Part):
     deadline_s: Positive | None = Field(default=None, description="theta")
     deadline_factor: Positive | None = Field(default=None, description="theta / theta_0 instead.")
     gradient: GradientSpec = GradientSpec()
+    speeds: Positive | UniformSpeeds | tuple[Positive, ...] = Field(
+        default=1.0, description="Of each worker's gradients, times that of its machine's pool."
+    )
+    link_s: Seconds = Field(
+        default=0.0,
+        description="For which each model and each gradient hold the one link of all workers.",
+    )
+    synchronisation: SynchronisationSpec | None = Field(
+        default=None, description="As in a job file; null: synchronous."
+    )
     on_preemption: Literal["hold", "reassign"] = Field(
         default="hold", description="hold, the paper's: the stream of a lost worker waits."
     )
@@ -165,19 +183,31 @@ class Experiment(Part):
         default=None, description="Null: an update costs only its time."
     )
 
+    @property
+    def most_staleness(self) -> int:
+        """Versions since the weights of a gradient that counts, at most."""
+        given = self.synchronisation or SYNCHRONOUS
+        return given.fixed_staleness + given.staleness_per_worker * self.workers
+
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
         if (self.deadline_s is None) == (self.deadline_factor is None):
             raise ValueError("give either deadline_s or deadline_factor")
-        if isinstance(self.rates, tuple) and len(self.rates) != self.workers:
-            raise ValueError(f"rates has {len(self.rates)} entries for {self.workers} workers")
+        for name, given in (("rates", self.rates), ("speeds", self.speeds)):
+            if isinstance(given, tuple) and len(given) != self.workers:
+                raise ValueError(f"{name} has {len(given)} entries for {self.workers} workers")
         if self.policy.name == "reassign" and self.on_preemption != "reassign":
             raise ValueError(
                 "policy reassign leaves slots without a machine, whose streams nobody would ever"
                 " read: add `on_preemption: reassign`"
             )
-        if self.learning is not None and self.mode != "protocol":
-            raise ValueError("learning needs mode: protocol")
+        for name in ("speeds", "link_s", "synchronisation", "learning"):
+            given, default = getattr(self, name), type(self).model_fields[name].default
+            if given != default and self.mode != "protocol":
+                raise ValueError(f"{name} needs mode: protocol")
+        if self.synchronisation is not None:
+            optimizer = "" if self.learning is None else self.learning.optimizer
+            self.synchronisation.check_walks(self.group_size, optimizer, "learning.optimizer")
         if len({pool.name for pool in self.spot}) != len(self.spot):
             raise ValueError("two spot pools have one name")
         return self

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.planning.compare import Result
-    from common.simulation.experiments.results import Spread
+    from common.simulation.experiments.results import Spread, Summary
     from common.simulation.experiments.spec import Experiment
 
 
@@ -144,7 +144,26 @@ def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
     legend = "Means per run; ± and [ ]: 95 % intervals of the mean, of the share in time."
     if given_up:
         legend += " Runs that were given up count with what they had cost by then."
-    return Group(Text(title(experiment, runs)), Text(), table, Text(), Text(legend, "dim"))
+    shown = [Text(title(experiment, runs)), Text(), table, Text(), *_throughput(summaries)]
+    return Group(*shown, Text(legend, "dim"))
+
+
+def _throughput(summaries: Mapping[str, Summary]) -> list[Table | Text]:
+    """How much the workers of each policy computed, and how stale it was."""
+    heads = ("policy", "batches/s", "staleness", "largest", "a worker's share of batches %")
+    table = Table(*heads, box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, summary in summaries.items():
+        if (found := summary.throughput) is not None:
+            table.add_row(
+                name,
+                f"{found.batches_per_s:,.1f}",
+                f"{found.mean_staleness:.2f}",
+                f"{found.largest_staleness}",
+                f"{100 * min(found.shares):.1f} to {100 * max(found.shares):.1f}",
+            )
+    return [table, Text()] if table.rows else []
 
 
 def title(experiment: Experiment, runs: int) -> str:
@@ -159,10 +178,13 @@ def title(experiment: Experiment, runs: int) -> str:
     deadline = f"deadline {experiment.deadline_s or 0:,.6g} s"
     if experiment.deadline_factor is not None:
         deadline = f"deadline {experiment.deadline_factor:g} theta_0"
+    given, mode = experiment.synchronisation, ""
+    if given is not None:
+        mode = f", {given.mode}" + f" s={experiment.most_staleness}" * (given.mode == "stale")
     return (
         f"{experiment.name}: {experiment.workers:,} workers, {streams}, K={experiment.group_size},"
         f" b={experiment.batch_size}, J={experiment.updates:,}, {runs:,} run{'s' * (runs > 1)}\n"
-        f"{deadline}, {_pools(experiment)}"
+        f"{deadline}{mode}, {_pools(experiment)}"
     )
 
 

@@ -177,6 +177,13 @@ def test_a_simulation_is_that_of_the_command(world: World, tmp_path: Path) -> No
     assert found == json.loads(json.dumps(as_data(asked.experiment, 7, results)))
 
 
+def test_a_simulation_of_a_mode_says_what_its_workers_came_to(world: World) -> None:
+    mode = {"mode": "protocol", "synchronisation": {"mode": "stale"}, "speeds": [1, 1, 1, 0.25]}
+    found = simulated(world, experiment={**SMALL, **mode}, runs=2)
+    assert found["summary"]["static"]["throughput"]["batches_per_s"] > 0
+    assert len(found["runs"]["static"][1]["throughput"]["shares"]) == 4
+
+
 @pytest.mark.parametrize(
     ("changed", "asked", "fields"),
     [
@@ -188,6 +195,20 @@ def test_a_simulation_is_that_of_the_command(world: World, tmp_path: Path) -> No
             {"mode": "protocol", "learning": {"hidden": [20_000, 20_000]}},
             {},
             ["experiment.learning.hidden"],
+        ),
+        (
+            {
+                "mode": "protocol",
+                "learning": {"hidden": [1000, 1000], "optimizer": "sgd"},
+                "synchronisation": {"mode": "asynchronous"},
+            },
+            {},
+            ["experiment.learning.hidden"],
+        ),
+        (
+            {"mode": "protocol", "synchronisation": {"mode": "stale", "staleness": 0}},
+            {},
+            ["experiment.synchronisation.staleness"],
         ),
         ({"workers": 0}, {}, ["experiment.workers"]),
         ({}, {"policies": ["statik"]}, ["policies[0]"]),

@@ -163,6 +163,27 @@ def test_results_come_back_from_what_they_were_told_as(file: str) -> None:
     assert shown(draw(experiment, again)) == shown(draw(experiment, results))
 
 
+def test_what_workers_came_to_is_shown_where_the_whole_protocol_was_simulated(
+    world: World, file: str
+) -> None:
+    path, mode = Path(file), "mode: protocol\nspeeds: [1, 1, 1, 0.5]\n"
+    path.write_text(SMALL + mode + "synchronisation: {mode: stale, staleness: 2}\n")
+    said = world.run("simulate", file, "--runs", "2").stdout
+    assert "stale s=2" in said
+    assert re.search(r"^static +[\d.]+ +[\d.]+ +\d+ +[\d.]+ to [\d.]+$", said, re.MULTILINE)
+    data = json.loads(world.run("simulate", file, "--runs", "2", "--json").stdout)
+    assert len(data["summary"]["static"]["throughput"]["shares"]) == 4
+    assert {"batches_per_s", "mean_staleness", "largest_staleness"} < set(
+        data["runs"]["static"][0]["throughput"]
+    )
+
+
+def test_an_experiments_synchronisation_is_refused_by_field(world: World, file: str) -> None:
+    Path(file).write_text(SMALL + "mode: protocol\nsynchronisation: {mode: stale, stalness: 1}\n")
+    said = world.run("simulate", file, code=exits.REFUSED).stderr
+    assert 'unknown field "synchronisation.stalness" (did you mean "staleness"?)' in said
+
+
 def test_only_the_policy_that_needs_it_changes_what_becomes_of_streams(file: str) -> None:
     variants = with_policies(load_experiment(Path(file)), ["reassign", "static"])
     assert {name: it.on_preemption for name, it in variants.items()} == {

@@ -17,11 +17,11 @@ from common.simulation.experiments.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
-    from common.core.messages import Batch, Vector
+    from common.core import commands as do
+    from common.core.assignments import Compute
+    from common.core.messages import Vector
 
 GROUP_SIZE, BATCH_SIZE = 3, 4
 RATE_PER_S = 10.0
@@ -36,13 +36,13 @@ class Counting:
         self.sums = list[int]()  # samples of each update
         self._rounds: dict[int, npt.NDArray[np.float32]] = {}
 
-    def gradient(self, batches: Sequence[Batch]) -> Computed:
-        """Count the records of these batches."""
+    def gradient(self, compute: Compute) -> Computed:
+        """Count the records of its batches."""
         vector = np.zeros_like(self.used)
-        for batch in batches:
+        for batch in compute.batches:
             for span in batch.address:
                 vector[span.partition, span.start : span.end] += 1
-        return Computed(float(len(batches)), vector)
+        return Computed(float(len(compute.batches)), vector)
 
     def add(self, round_: int, computed: Vector | None, samples: int) -> None:
         """Add."""
@@ -50,13 +50,13 @@ class Counting:
         assert computed.sum() == samples
         self._rounds[round_] = self._rounds.get(round_, 0) + computed
 
-    def apply(self, round_: int, version: int, now: float) -> None:
+    def apply(self, command: do.Apply, now: float) -> None:
         """Apply."""
         del now
-        added = self._rounds.pop(round_)
+        added = self._rounds.pop(command.round)
         self.used += added
         self.sums.append(int(added.sum()))
-        assert version == len(self.sums)
+        assert command.update.version == len(self.sums)
 
     def discard(self, round_: int) -> None:
         """Forget."""

@@ -16,7 +16,7 @@ from common.simulation.experiments.experiment import (
     simulate,
     simulate_by_protocol,
 )
-from common.simulation.experiments.results import Summary
+from common.simulation.experiments.results import Summary, Throughput
 from common.simulation.experiments.spec import Experiment
 from common.theory.provisioning import plan
 from common.theory.work import Work, market
@@ -156,6 +156,84 @@ def test_preempted_machines_learn_as_well_as_others_and_accuracy_is_a_result(
     assert curves[1][-1].at_s > curves[0][-1].at_s
 
 
+SLOW_ONE: dict[str, Any] = {  # of eight workers, whose records wait already
+    "workers": 8,
+    "rates": 5000,
+    "group_size": 8,
+    "updates": 100,
+    "deadline_s": 100,
+    "deadline_factor": None,
+    "gradient": {"mean_s": 0.05, "variation": 0.2},
+    "policy": {"name": "on-demand"},
+    "mode": "protocol",
+    "speeds": [1, 1, 1, 1, 1, 1, 1, 0.25],
+}
+
+
+def throughput(folder: Path, **changes: Any) -> Throughput:  # noqa: ANN401 -- fields of a model
+    (run,) = simulate(an_experiment(**SLOW_ONE, **changes), folder, 1, 0)
+    assert run.throughput is not None
+    return run.throughput
+
+
+def test_modes_are_compared_by_batches_per_second_and_staleness(tmp_path: Path) -> None:
+    stale = {"mode": "stale", "staleness": 1}
+    synchronous = throughput(tmp_path)
+    faster = throughput(tmp_path, synchronisation=stale)
+
+    assert (synchronous.mean_staleness, synchronous.largest_staleness) == (0, 0)
+    assert faster.largest_staleness == 1
+    assert faster.batches_per_s > 1.2 * synchronous.batches_per_s
+    # Whoever is slow computes less than anybody else, in either.
+    for found in (synchronous, faster):
+        assert found.shares.index(min(found.shares)) == 7
+        assert sum(found.shares) == pytest.approx(1)
+
+
+def test_a_link_that_all_share_carries_no_more_than_it_can(tmp_path: Path) -> None:
+    alone = {"mode": "asynchronous", "staleness": 32}
+    free, full = (throughput(tmp_path, link_s=s, synchronisation=alone) for s in (0.0, 0.05))
+
+    assert full.batches_per_s < free.batches_per_s / 1.5
+    assert full.batches_per_s <= 8 / (2 * 0.05)  # two messages for eight batches
+
+
+def test_a_link_holds_up_whoever_needs_it_more_often(tmp_path: Path) -> None:
+    rare, often = (
+        simulate(
+            an_experiment(
+                **SLOW_ONE | {"group_size": size, "updates": 800 // size},
+                link_s=0.01,
+                synchronisation={"mode": "asynchronous", "staleness": 32},
+            ),
+            tmp_path,
+            1,
+            0,
+        )[0].throughput
+        for size in (8, 1)
+    )
+
+    assert rare is not None
+    assert often is not None
+    assert rare.batches_per_s > 1.5 * often.batches_per_s
+
+
+def test_gradients_of_every_mode_learn(tmp_path: Path) -> None:
+    learning = {"hidden": [], "optimizer": "sgd", "learning_rate": 0.5, "evaluate_every": 50}
+    for mode in (
+        {"mode": "stale", "staleness": 2},
+        {"mode": "asynchronous", "damped": True},
+        {"mode": "averaging", "local_rate": 0.1},
+    ):
+        experiment = an_experiment(**SLOW_ONE, learning=learning, synchronisation=mode)
+        learner = learner_of(experiment, tmp_path, 0)
+        assert learner is not None
+        found = simulate_by_protocol(experiment, tmp_path, 0, learner=learner)
+        assert found.run.finished
+        assert [point.version for point in learner.curve] == [0, 50, 100]
+        assert learner.curve[-1].accuracy > 0.8
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -186,6 +264,28 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
         ({"rates": [1.0, 2.0]}, "rates has 2 entries for 12 workers"),
         ({"rates": {"low": 5, "high": 1}}, "low 5 is above high 1"),
         ({"learning": {}}, "learning needs mode: protocol"),
+        ({"speeds": 2.0}, "speeds needs mode: protocol"),
+        ({"link_s": 0.1}, "link_s needs mode: protocol"),
+        ({"synchronisation": {"mode": "stale"}}, "synchronisation needs mode: protocol"),
+        ({"speeds": [1.0, 2.0]}, "speeds has 2 entries for 12 workers"),
+        ({"speeds": {"low": 0, "high": 1}}, "greater than 0"),
+        ({"mode": "protocol", "synchronisation": {"mode": "averaging"}}, "averaging needs one"),
+        (
+            {
+                "mode": "protocol",
+                "group_size": 1,
+                "synchronisation": {"mode": "averaging", "local_rate": 0.1},
+            },
+            "with group_size 1 a worker is never asked for several",
+        ),
+        (
+            {
+                "mode": "protocol",
+                "learning": {},
+                "synchronisation": {"mode": "averaging", "local_rate": 0.1},
+            },
+            "learning.optimizer: what workers came to is averaged with sgd",
+        ),
         ({"arrivals": {"process": "trace"}}, "trace"),
         ({"policy": {"name": "reassign"}}, "add `on_preemption: reassign`"),
         ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "two spot pools have one name"),
