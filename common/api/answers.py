@@ -7,7 +7,7 @@ unavailable) is null, never 0.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -99,8 +99,9 @@ class Change(Answer):
 
     revision: Count = Field(description="Updates carry the revision that they were made under.")
     at_s: Time
-    changed: dict[str, float | int | None] = Field(
-        description="The new value of each setting that changed.", examples=[{"group_size": 10}]
+    changed: dict[str, float | int | dict[str, Any] | None] = Field(
+        description="The new value of each setting, or block of settings, that changed.",
+        examples=[{"group_size": 10, "synchronisation": {"mode": "stale"}}],
     )
     reason: str = Field(description="Why it was changed.")
 

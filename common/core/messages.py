@@ -345,6 +345,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     # Whoever has the model `since` overwrites these of its numbers, sparse as the wire writes them.
     since: ModelId | UnsetType = UNSET
     changes: bytes | UnsetType = UNSET
+    sparse: bool | UnsetType = UNSET  # whether its leader reads sparse gradients; else by the task
 
     def continues(self, model: ModelId | None) -> bool:
         """Whether its changes make its model of this one."""

@@ -440,8 +440,11 @@ class JobSpec(Part):
 
     @property
     def sparse_messages(self) -> bool:
-        """Whether every program that can run the job reads sparse gradients too."""
-        return self.format > 1 or self.task.name in _SPARSE_TASKS
+        """Whether every program that knows the job's task reads sparse gradients, too.
+
+        Of others a leader says whether it does.
+        """
+        return self.task.name in _SPARSE_TASKS
 
     @property
     def format(self) -> int:

@@ -151,6 +151,7 @@ class JobCoordinator:
             return
         if record.revision != self._record.revision:
             self._log.info("job_changed", revision=record.revision)
+            self._effects.change(record.spec)
             self._feed(events.SettingsChanged(protocol_settings(record)))
         self._record, self._measuring.spec = record, record.spec
         if self._gave_up and record.wanted == "running" and self._wish.wanted == "paused":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -207,13 +208,26 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     group_size: Annotated[int | None, typer.Option(help="K, batches per update.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="b, records per batch.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of the optimizer's steps.")] = None,
+    synchronisation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE|BLOCK|none",
+            help='A mode, or the block as in a job file: "{mode: averaging, local_rate: 0.1}".',
+        ),
+    ] = None,
+    compression: Annotated[
+        str | None,
+        typer.Option(metavar="BLOCK|none", help='As in a job file: "{significance: 1.5}".'),
+    ] = None,
     reason: Reason = "changed by a person",
 ) -> None:
-    """Change a job, running or not: K, deadline and learning rate, from its next update on.
+    """Change a job, running or not, from its next update on: K, deadline, synchronisation, ...
 
-    A new b takes effect at each worker's next batch.
+    A new b takes effect at each worker's next batch. A block replaces the one before whole.
 
     Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
+
+    Example: [bold]doll job change digits --synchronisation stale[/]
     """
     given = {
         "deadline_s": deadline,
@@ -222,14 +236,19 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         "learning_rate": learning_rate,
     }
     changed: dict[str, Value] = {n: value for n, value in given.items() if value is not None}
+    changed |= {
+        name: _block(name, text)
+        for name, text in (("synchronisation", synchronisation), ("compression", compression))
+        if text is not None
+    }
     if no_deadline:
         if deadline is not None:
             raise UserError("either --deadline or --no-deadline, not both")
         changed["deadline_s"] = None
     if not changed:
         raise UserError(
-            "nothing to change: give --deadline, --no-deadline, --group-size, --batch-size or"
-            " --learning-rate"
+            "nothing to change: give --deadline, --no-deadline, --group-size, --batch-size,"
+            " --learning-rate, --synchronisation or --compression"
         )
     system = system_of(context)
     before = system.job(job).revision
@@ -237,7 +256,7 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     if record.revision == before:
         typer.echo(f"job {job} has these settings already: nothing was changed")
         return
-    told = ", ".join(f"{n} {'none' if v is None else f'{v:g}'}" for n, v in changed.items())
+    told = ", ".join(f"{name} {_value(value)}" for name, value in changed.items())
     typer.echo(f"job {job} changed: {told} (revision {record.revision}): {reason}")
 
 
@@ -286,6 +305,24 @@ app.command()(replay)
 def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None:
     system_of(context).want(job, wanted, reason)
     typer.echo(f"job {job} {_TOLD[wanted]}: {reason}")
+
+
+def _block(name: str, text: str) -> Value:
+    """A block as a person writes it on a command line."""
+    from common.config.yaml_file import load_text
+
+    if text == "none":
+        return None
+    if name == "synchronisation" and text.isalpha():
+        return {"mode": text}
+    return load_text(text, f"change: {name}")
+
+
+def _value(value: Value) -> str:
+    """A setting's value in a line."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return "none" if value is None else f"{value:g}"
 
 
 def _read(file: str) -> str:

@@ -123,6 +123,25 @@ def test_a_job_is_changed_with_its_reason(world: World) -> None:
     assert result.stdout == "job digits has these settings already: nothing was changed\n"
 
 
+def test_a_jobs_blocks_are_changed(world: World) -> None:
+    submitted(world)
+    for options, told in (
+        (("--synchronisation", "stale"), 'synchronisation {"mode": "stale"}'),
+        (
+            ("--synchronisation", "{mode: asynchronous, damped: true}"),
+            'synchronisation {"mode": "asynchronous", "damped": true}',
+        ),
+        (
+            ("--synchronisation", "none", "--compression", "{significance: 1.5}"),
+            'synchronisation none, compression {"significance": 1.5}',
+        ),
+    ):
+        assert f"changed: {told} (rev" in world.run("job", "change", "digits", *options).stdout
+    shown = json.loads(world.run("job", "show", "digits").stdout)
+    assert shown["spec"]["compression"]["significance"] == 1.5
+    assert "synchronisation" not in shown["spec"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -130,6 +149,8 @@ def test_a_job_is_changed_with_its_reason(world: World) -> None:
         (("--deadline", "60", "--no-deadline"), "either --deadline or --no-deadline, not both"),
         (("--group-size", "0"), "change: group_size: must be at least 1, got 0"),
         (("--learning-rate", "nan"), "change: learning_rate: must be a finite number"),
+        (("--synchronisation", "late"), "synchronisation.mode: must be 'synchronous', 'stale'"),
+        (("--compression", "1.5"), "change: compression: must be a mapping of fields to values"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_refused(

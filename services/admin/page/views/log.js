@@ -31,8 +31,19 @@ export function happened(store) {
 }
 
 function changed(change) {
-  const what = Object.entries(change.changed).map(([name, value]) => `${name.replaceAll("_", " ")} is ${value === null ? "none" : short(value)}`);
+  const what = Object.entries(change.changed).map(([name, value]) => `${name.replaceAll("_", " ")} is ${setting(value)}`);
   return { atS: change.at_s, kind: "job", text: `Changed: ${what.join(", ")}. ${change.reason}` };
+}
+
+/** A value in words: of a block what it says, of a list how many it has. */
+function setting(value) {
+  if (value === null) return "none";
+  if (typeof value === "number") return short(value);
+  if (Array.isArray(value)) return count(value.length);
+  if (typeof value !== "object") return String(value);
+  return Object.entries(value)
+    .map(([name, each]) => (name === "mode" ? each : `${name.replaceAll("_", " ")} ${setting(each)}`))
+    .join(", ");
 }
 
 function planned(plan) {
