@@ -74,6 +74,10 @@ class Progress(Answer):
     samples_per_s: float | None = Field(description="Over the last 10 s.")
     lag: Count | None = Field(description="Records in the streams and in no update yet.")
     workers: Count | None = Field(description="That send heartbeats.")
+    note: str = Field(
+        description="Why updates wait for each other in vain; empty where they do not.",
+        examples=[""],
+    )
     waiting: Count | None = Field(description="Batches that wait for an update.")
     skipped: Count = Field(description="Records that did not decode.")
     quarantined: Count = Field(description="Batches that were given up.")
@@ -133,6 +137,9 @@ class JobAnswer(Answer):
         default=(), description="Where it began: topic, partition, position."
     )
     origin: OriginAnswer | None = Field(default=None, description="Null: its own version 0.")
+    notes: tuple[str, ...] = Field(
+        default=(), description="What to know of its settings, although they are let through."
+    )
     state: Word = Field(
         description="How it is now: docs/reference/job-states.md says what each means."
     )

@@ -16,7 +16,7 @@ from common.jobs.spec import JobSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Block: TypeAlias = dict[str, Any]  # as in a job file, without what is as by default
+Block: TypeAlias = dict[str, Any]  # as it stands in a job file
 Value: TypeAlias = float | int | Block | None
 
 _PATHS = {
@@ -62,7 +62,7 @@ def differences(old: JobSpec, new: JobSpec) -> dict[str, Value]:
 def plain(value: BaseModel | float | None) -> Value:
     """A changeable value as plain data."""
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_defaults=True)
+        return value.model_dump(mode="json", exclude_unset=True)
     return value
 
 

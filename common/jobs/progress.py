@@ -38,6 +38,7 @@ from common.core.messages import (
 from common.core.partial_history import Trail
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition, Span
+from common.jobs.notes import window_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -646,6 +647,7 @@ class Numbers(NamedTuple):
     lost: int  # records that were trained, and that Kafka lost afterwards
     whole: bool  # whether the counts above are of all that ever happened
     workers: int | None  # that send heartbeats
+    note: str  # why updates wait for each other in vain; empty where they do not
     led: bool | None
     last_update_s: float | None
 
@@ -766,6 +768,7 @@ class JobProgress:
         rates = self._recent.rates(now)
         loss, metrics = self._means()
         look = self.seen
+        workers = None if look.statuses is None else len(look.statuses)
         return Numbers(
             version=self.version,
             samples=self.columns.samples,
@@ -781,7 +784,8 @@ class JobProgress:
             expired=self._claims.expired + self._expired + self._unread(),
             lost=self._claims.lost(record.batch for _, record in self._quarantines.values()),
             whole=self.whole,
-            workers=None if look.statuses is None else len(look.statuses),
+            workers=workers,
+            note=window_note(self.record.spec, workers),
             led=look.led,
             last_update_s=self.columns.last_at_s,
         )

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
+UNKNOWN_WORKERS = 8  # counted where a job has no bound for them: some machines, started by hand
+
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -412,7 +414,7 @@ class JobSpec(Part):
         rounds = [1 + mode.fixed_staleness for mode in modes if not mode.staleness_per_worker]
         most = max(rounds, default=1)
         if len(rounds) < len(modes):
-            return workers or most
+            return workers or max(most, UNKNOWN_WORKERS)
         return min(most, workers or most)
 
     @property

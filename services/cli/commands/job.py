@@ -19,6 +19,8 @@ from services.cli.commands.requeue import replay, requeue
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from common.core.events import Wanted
     from common.jobs.edit import Value
     from services.cli.system.system import Picture
@@ -60,7 +62,7 @@ def submit(
 
     Example: [bold]doll job submit digits.yaml --from letters@best[/]
     """
-    record, beginning = system_of(context).submit(_read(file), source)
+    record, beginning, notes = system_of(context).submit(_read(file), source)
     spec = record.spec
     typer.echo(
         f"job {spec.name} submitted: {len(record.first)} partitions of"
@@ -68,6 +70,7 @@ def submit(
     )
     if beginning:
         typer.echo(beginning)
+    _tell(notes)
 
 
 @app.command("list")
@@ -250,6 +253,8 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
             "nothing to change: give --deadline, --no-deadline, --group-size, --batch-size,"
             " --learning-rate, --synchronisation or --compression"
         )
+    from common.jobs.notes import notes_on
+
     system = system_of(context)
     before = system.job(job).revision
     record = system.change(job, changed, reason)
@@ -258,6 +263,7 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         return
     told = ", ".join(f"{name} {_value(value)}" for name, value in changed.items())
     typer.echo(f"job {job} changed: {told} (revision {record.revision}): {reason}")
+    _tell(notes_on(record.spec))
 
 
 @app.command()
@@ -307,6 +313,12 @@ def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None
     typer.echo(f"job {job} {_TOLD[wanted]}: {reason}")
 
 
+def _tell(notes: Iterable[str]) -> None:
+    """Tell what to know of a job that was let through."""
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+
+
 def _block(name: str, text: str) -> Value:
     """A block as a person writes it on a command line."""
     from common.config.yaml_file import load_text
@@ -350,6 +362,8 @@ def _render(job: str, picture: Picture) -> Group:
     ]
     head = Text.assemble((job, "bold"), f" {picture.state}")
     numbers = Text("   ".join(f"{name} {value}" for name, value in present))
+    if progress.note:
+        numbers.append(f"\nnote: {progress.note}", "yellow")
     names = sorted({name for update in picture.updates for name in update.metrics})
     table = Table("update", "by", "loss", *names, "records", "batches", box=None)
     for update in reversed(picture.updates):

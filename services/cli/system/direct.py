@@ -19,6 +19,7 @@ from common.errors import (
 )
 from common.jobs.check import check_submission
 from common.jobs.edit import BLOCKS, changed_spec
+from common.jobs.notes import notes_on
 from common.jobs.progress import JobProgress
 from common.jobs.quarantine import Quarantine
 from common.jobs.spec import parse_job
@@ -82,10 +83,10 @@ class Direct:
         self._check(spec)
         book = self._book()
         if not source:
-            return Submitted(book.submit(spec))
+            return Submitted(book.submit(spec), notes=notes_on(spec))
         book.check_new(spec)  # before anything is put into its folder
         origin, beginning = begin_with(source, spec, book, self._outside)
-        return Submitted(book.submit(spec, origin), beginning)
+        return Submitted(book.submit(spec, origin), beginning, notes_on(spec))
 
     def jobs(self) -> JobList:
         """See the protocol."""

@@ -463,7 +463,7 @@ def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
     record = book.change("digits", {"synchronisation": stale, "compression": exact}, "one is slow")
     assert record == JobStore(log).get("digits")
     assert record.changes[-1].changed == {"synchronisation": stale, "compression": exact}
-    assert (record.spec.mode, record.spec.staleness) == ("stale", 2)
+    assert (record.spec.mode, record.spec.synchronised.fixed_staleness) == ("stale", 2)
     assert (record.spec.format, record.spec.waiting_bound) == (2, 80)
     asynchronous = {"mode": "asynchronous", "damped": True}
     record = book.change("digits", {"synchronisation": asynchronous, "compression": exact}, "")
