@@ -14,7 +14,6 @@ from common.config.synchronisation import (
     Count,
     Part,
     Positive,
-    SynchronisationMode,
     SynchronisationSpec,
 )
 from common.config.validation import complaint, field_names, shown
@@ -31,6 +30,7 @@ from common.topics import names as topics
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from common.core.messages import SynchronisationMode
     from common.policies.policy import PolicyName
     from common.ports.servers import Log
 

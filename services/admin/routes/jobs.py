@@ -20,12 +20,15 @@ from common.api.answers import (
 )
 from common.api.jobs import job_answer, job_summary, progress_answer, unreadable_records
 from common.api.keys import fingerprint
+from common.config.synchronisation import (
+    SynchronisationSpec,  # noqa: TC001 -- FastAPI reads it when run
+)
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import ConflictError, UnavailableError, UserError
 from common.jobs.check import check_submission
 from common.jobs.edit import BLOCKS, CHANGEABLE, changed_spec, plain
 from common.jobs.progress import JobProgress
-from common.jobs.spec import CompressionSpec, JobSpec, SynchronisationSpec, check_options
+from common.jobs.spec import CompressionSpec, JobSpec, check_options
 from common.planning.replan import check_given_back, read_ledger
 from services.admin.live.followers import followed
 from services.admin.middleware.access import OPERATOR, Operator

@@ -360,12 +360,18 @@ def _render(job: str, picture: Picture) -> Group:
         ("records expired", _at_least(progress.expired, whole=progress.whole)),
         ("trained, then lost", _at_least(progress.lost, whole=progress.whole)),
     ]
+    synchrony, stale = progress.synchrony, any(update.stale for update in picture.updates)
+    if synchrony.mode != "synchronous":
+        made = f"{synchrony.mode} (K {synchrony.group_size:,}, s {synchrony.staleness:,})"
+        present.append(("synchronisation", made))
     head = Text.assemble((job, "bold"), f" {picture.state}")
     numbers = Text("   ".join(f"{name} {value}" for name, value in present))
     if progress.note:
         numbers.append(f"\nnote: {progress.note}", "yellow")
     names = sorted({name for update in picture.updates for name in update.metrics})
     table = Table("update", "by", "loss", *names, "records", "batches", box=None)
+    if stale:
+        table.add_column("stale")
     for update in reversed(picture.updates):
         table.add_row(
             f"{update.version:,}",
@@ -374,6 +380,7 @@ def _render(job: str, picture: Picture) -> Group:
             *(f"{update.metrics[name]:.4f}" if name in update.metrics else "" for name in names),
             f"{update.samples:,}",
             f"{update.batches}" + (f" ({update.short})" if update.short else ""),
+            *[f"{update.stale}"] * stale,
         )
     return Group(head, numbers, table if picture.updates else Text("no update yet"))
 

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from common.core.messages import (
     GENESIS,
@@ -15,6 +16,7 @@ from common.core.messages import (
     LeaderStatus,
     Opened,
     Skipped,
+    Synchrony,
     UpdateApplied,
     WorkerId,
 )
@@ -217,6 +219,21 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     assert "records expired 0" in shown
     assert "accuracy" in shown
     assert "0.2500" in shown
+
+
+def test_watch_tells_how_workers_are_synchronised(world: World) -> None:
+    submitted(world)
+    world.run("job", "change", "digits", "--synchronisation", "stale")
+    shown = world.run("job", "watch", "digits", "--once").stdout
+    assert "synchronisation stale (K 1, s 1)" in shown
+    claimed(world, 1, 2)
+    synchrony = Synchrony(1, staleness=2)
+    made = [update(0, 1), replace(update(0, 2), synchrony=synchrony, base=0, revision=1)]
+    records = (Lead(-1, GENESIS, "c"), *made)
+    world.write("doll.digits.updates", *map(encode_audit, records))
+    shown = world.run("job", "watch", "digits", "--once").stdout
+    assert "synchronisation stale (K 1, s 2)" in shown
+    assert "stale" in next(line for line in shown.splitlines() if "update" in line)
 
 
 def test_watch_and_list_tell_what_expired(world: World) -> None:

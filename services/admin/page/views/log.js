@@ -24,6 +24,7 @@ export function happened(store) {
     ...(store.provisioning?.plans ?? []).map(planned),
     ...(store.curves?.lives ?? []).flatMap(lived),
     ...(store.curves?.evaluation?.drifts ?? []).map(drifted),
+    ...(store.curves?.switches ?? []).map(switched),
     ...store.heard.map(heard),
   ];
   if (store.job) entries.push({ atS: store.job.submitted_s, kind: "job", text: "The job was submitted." });
@@ -52,6 +53,10 @@ function planned(plan) {
 
 function drifted({ stream, version, at_s: atS, before, after }) {
   return { atS, kind: "drift", text: `${stream} drifts: errors rose from ${short(before)} to ${short(after)}, at version ${count(version)}.` };
+}
+
+function switched({ version, at_s: atS, mode }) {
+  return { atS, kind: "job", text: `Updates are ${mode} from version ${count(version)} on.` };
 }
 
 function lived(life) {
