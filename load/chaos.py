@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.config.synchronisation import SynchronisationMode
-from common.core.messages import ModelId
+from common.core.messages import ModelId, SynchronisationMode
 from common.embedded.process import Child
 from common.embedded.services import Service
 from common.errors import ConflictError, OutsideError, UnavailableError, UserError

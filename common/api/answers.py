@@ -7,11 +7,12 @@ unavailable) is null, never 0.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.core.events import Wanted
+from common.core.messages import SynchronisationMode  # noqa: TC001 -- pydantic reads it when run
 from common.jobs.progress import Word  # noqa: TC001 -- pydantic reads it when run
 from common.jobs.quarantine import Final, Outcome  # noqa: TC001 -- likewise
 from common.jobs.spec import JobSpec  # noqa: TC001 -- likewise
@@ -63,6 +64,14 @@ class EvaluationAnswer(Answer):
     drifts: Count = Field(description="Noticed so far, the last 200 at most.")
 
 
+class SynchronyAnswer(Answer):
+    """Which batches make an update, and at which weights their gradients may be taken."""
+
+    mode: SynchronisationMode = Field(description="As in a job file.")
+    group_size: Count = Field(description="K, batches per update.")
+    staleness: Count = Field(description="s: so many updates may lie between both.")
+
+
 class Progress(Answer):
     """How far a job is."""
 
@@ -74,6 +83,16 @@ class Progress(Answer):
     samples_per_s: float | None = Field(description="Over the last 10 s.")
     lag: Count | None = Field(description="Records in the streams and in no update yet.")
     workers: Count | None = Field(description="That send heartbeats.")
+    synchrony: SynchronyAnswer = Field(
+        description="Of the newest update, or as the job's settings are since."
+    )
+    stale: Count | None = Field(
+        description="Updates between the oldest gradient of the newest update and itself."
+    )
+    note: str = Field(
+        description="Why updates wait for each other in vain; empty where they do not.",
+        examples=[""],
+    )
     waiting: Count | None = Field(description="Batches that wait for an update.")
     skipped: Count = Field(description="Records that did not decode.")
     quarantined: Count = Field(description="Batches that were given up.")
@@ -99,8 +118,9 @@ class Change(Answer):
 
     revision: Count = Field(description="Updates carry the revision that they were made under.")
     at_s: Time
-    changed: dict[str, float | int | None] = Field(
-        description="The new value of each setting that changed.", examples=[{"group_size": 10}]
+    changed: dict[str, float | int | dict[str, Any] | None] = Field(
+        description="The new value of each setting, or block of settings, that changed.",
+        examples=[{"group_size": 10, "synchronisation": {"mode": "stale"}}],
     )
     reason: str = Field(description="Why it was changed.")
 
@@ -132,6 +152,9 @@ class JobAnswer(Answer):
         default=(), description="Where it began: topic, partition, position."
     )
     origin: OriginAnswer | None = Field(default=None, description="Null: its own version 0.")
+    notes: tuple[str, ...] = Field(
+        default=(), description="What to know of its settings, although they are let through."
+    )
     state: Word = Field(
         description="How it is now: docs/reference/job-states.md says what each means."
     )
@@ -239,6 +262,8 @@ class UpdateAnswer(Answer):
         description="Why it has fewer than K batches: linger, missing, quarantined, or empty."
     )
     metrics: Metrics = Field(description="Means per sample, such as prequential accuracy.")
+    mode: SynchronisationMode = Field(description="How workers were synchronised for it.")
+    stale: Count = Field(description="Updates between the oldest of its gradients and itself.")
 
 
 class UpdatesPage(Answer):
@@ -347,6 +372,14 @@ class EvaluationCurves(Answer):
     drifts: tuple[DriftAnswer, ...] = Field(default=(), description="The last 200 at most.")
 
 
+class SwitchAnswer(Answer):
+    """An update that was made in another mode than the one before: by a rule, or by a change."""
+
+    version: Version
+    at_s: float | None = Field(description="When it was made, since 1970.")
+    mode: SynchronisationMode = Field(description="From this update on.")
+
+
 class CurvesAnswer(Answer):
     """What a page draws: columns of equal length, thinned to what an eye can tell apart."""
 
@@ -369,6 +402,9 @@ class CurvesAnswer(Answer):
     )
     running: tuple[int, ...] = Field(description="Machines, at `cost_at_s`.")
     evaluation: EvaluationCurves = Field(description="Of versions that were evaluated.")
+    switches: tuple[SwitchAnswer, ...] = Field(
+        default=(), description="Of synchronisation, the last 200 at most."
+    )
 
 
 # --- provisioning ----------------------------------------------------------------------------

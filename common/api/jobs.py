@@ -13,6 +13,7 @@ from common.api.answers import (
 )
 from common.core.spans import Partition
 from common.jobs import store
+from common.jobs.notes import notes_on
 from common.jobs.progress import UNREAD, resting
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def job_answer(record: store.JobRecord, state: State, progress: Progress) -> Job
         "id": spec.name,
         "deadline_s": None if deadline_s is None else record.submitted_s + deadline_s,
         "first": [(*place, position) for place, position in sorted(record.first.items())],
+        "notes": notes_on(spec),
         "state": state.word,
         "why": state.why,
         "progress": progress,

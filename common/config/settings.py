@@ -177,7 +177,9 @@ class Settings(BaseModel):
     max_model_mb: int = Field(default=16_384, ge=1)
     """Largest model of a job, in MiB."""
     coordinator_memory_mib: int = Field(default=2048, ge=1)
-    """Of a coordinator, for one job's updates in flight beyond the first, in MiB."""
+    """Of a coordinator, in MiB: for one job's updates in flight, where they are several, and for
+    what its workers know with `compression`. Of `asynchronous` jobs that say neither `staleness`
+    nor `provisioning.workers` eight are counted."""
     device: Literal["auto", "cpu", "cuda"] | None = None
     """`auto`, `cpu` or `cuda`, whatever the job says; by default the job's."""
     threads: int = Field(default=0, ge=0)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from common.core.messages import SynchronisationMode  # noqa: TC001 -- pydantic reads it when run
 from common.core.settings import Mode, Rule
 
 MOST = 2**31 - 1  # of whatever is counted: products of two of them still fit into 64 bits
@@ -31,9 +32,6 @@ class Part(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
-
-
-SynchronisationMode: TypeAlias = Literal["synchronous", "stale", "asynchronous", "averaging"]
 
 
 class ModeSpec(Part):

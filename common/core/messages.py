@@ -150,6 +150,9 @@ class Batch(msgspec.Struct, frozen=True):
 # --- the updates topic: what leaders decide --------------------------------------------------
 
 
+SynchronisationMode: TypeAlias = Literal["synchronous", "stale", "asynchronous", "averaging"]
+
+
 class Synchrony(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which batches make an update, and at which weights their gradients may be taken."""
 
@@ -161,6 +164,15 @@ class Synchrony(msgspec.Struct, frozen=True, omit_defaults=True):
     # At which rate a worker moves its own copy of the weights between the batches of one order
     # (model averaging); 0: it does not.
     local_rate: float = 0.0
+
+    @property
+    def mode(self) -> SynchronisationMode:
+        """What a job file calls it."""
+        if self.lone:
+            return "asynchronous"
+        if self.local_rate:
+            return "averaging"
+        return "stale" if self.staleness else "synchronous"
 
 
 class Lead(msgspec.Struct, frozen=True, tag="lead"):
@@ -207,6 +219,11 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     def staleness(self) -> int:
         """How many updates lie between the oldest of its gradients and itself."""
         return 0 if self.base is UNSET else self.version - 1 - self.base
+
+    @property
+    def mode(self) -> SynchronisationMode:
+        """How workers were synchronised for it."""
+        return self.synchrony.mode if self.synchrony else "synchronous"
 
 
 class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
@@ -345,6 +362,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     # Whoever has the model `since` overwrites these of its numbers, sparse as the wire writes them.
     since: ModelId | UnsetType = UNSET
     changes: bytes | UnsetType = UNSET
+    sparse: bool | UnsetType = UNSET  # whether its leader reads sparse gradients; else by the task
 
     def continues(self, model: ModelId | None) -> bool:
         """Whether its changes make its model of this one."""

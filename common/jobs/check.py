@@ -20,7 +20,7 @@ import msgspec
 
 from common.config.program import command_of, search_path
 from common.errors import GivenError, TaskMissingError, UserError
-from common.jobs.spec import check_options, job_from_json
+from common.jobs.spec import UNKNOWN_WORKERS, check_options, job_from_json
 from common.learning.task_options import options_of
 from common.telemetry.logging import event_logger
 
@@ -60,7 +60,8 @@ def check_submission(
         spec: The job.
         allowed: Entrypoints that may be imported here (DOLL_TASKS).
         max_model_mb: The largest model, in MiB (DOLL_MAX_MODEL_MB).
-        coordinator_memory_mib: For the sums of rounds in flight (DOLL_COORDINATOR_MEMORY_MIB).
+        coordinator_memory_mib: For the sums of rounds in flight, and what workers know with
+            compression (DOLL_COORDINATOR_MEMORY_MIB).
 
     Raises:
         GivenError: By the field.
@@ -83,14 +84,24 @@ def check_submission(
             " DOLL_MAX_MODEL_MB allows: make it smaller, or allow more, here and at the"
             " coordinators",
         )
-    # Beside the model itself: a sum for each round that may be in flight, and one to spare.
-    needed_mb = (spec.most_rounds + 2) * (size_mb or 0.0)
-    if spec.most_rounds > 1 and needed_mb > coordinator_memory_mib:
+    # Beside the model itself: a sum for each round that may be in flight, one to spare, the view.
+    views, rounds = int(spec.compression is not None), spec.most_rounds
+    needed_mb = (rounds + 2 + views) * (size_mb or 0.0)
+    if (rounds > 1 or views) and needed_mb > coordinator_memory_mib:
+        assumed = (
+            f" ({UNKNOWN_WORKERS} workers are counted, as neither staleness nor"
+            " provisioning.workers says how many)"
+            if spec.provisioning is None
+            and any(mode.staleness_per_worker for mode, _ in spec.synchronised.modes(1))
+            else ""
+        )
+        view = ", and what workers know with compression," if views else ""
         raise GivenError(
-            ("synchronisation.staleness",),
-            f"{spec.most_rounds} updates in flight take {needed_mb:,.0f} MiB of a coordinator, more"
-            f" than the {coordinator_memory_mib:,} that DOLL_COORDINATOR_MEMORY_MIB allows: lower"
-            " it, or allow more",
+            ("synchronisation.staleness" if rounds > 1 else "compression",),
+            f"{rounds} {'update' if rounds == 1 else 'updates'} in flight{assumed}{view} take"
+            f" {needed_mb:,.0f} MiB of a coordinator, more"
+            f" than the {coordinator_memory_mib:,} that DOLL_COORDINATOR_MEMORY_MIB allows:"
+            f" {'lower it' if rounds > 1 else 'leave it out'}, or allow more",
         )
 
 

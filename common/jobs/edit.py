@@ -1,21 +1,23 @@
-"""What may be changed of a job that exists: four numbers of its specification, checked whole."""
+"""What may be changed of a job that exists: numbers and whole blocks, checked with the rest."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from common.config.validation import complaint
+from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.jobs.spec import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Value: TypeAlias = float | int | None
+Block: TypeAlias = dict[str, Any]  # as it stands in a job file
+Value: TypeAlias = float | int | Block | None
 
 _PATHS = {
     "deadline_s": "stop.deadline_s",  # None: it has none any more
@@ -23,7 +25,8 @@ _PATHS = {
     "batch_size": "batch_size",  # b
     "learning_rate": "optimizer.learning_rate",
 }
-CHANGEABLE = tuple(_PATHS)
+BLOCKS = ("synchronisation", "compression")  # None: without it any more
+CHANGEABLE = (*_PATHS, *BLOCKS)
 
 
 def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
@@ -34,11 +37,11 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
     """
     tree = json.loads(spec.model_dump_json())
     for name, value in changed.items():
-        if name not in _PATHS:
+        if name not in CHANGEABLE:
             raise UserError(
                 f'change: "{name}" cannot be changed; what can is {", ".join(CHANGEABLE)}'
             )
-        *parents, last = _PATHS[name].split(".")
+        *parents, last = _PATHS.get(name, name).split(".")
         part = tree
         for parent in parents:
             part = part[parent]
@@ -46,13 +49,21 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
     try:
         return JobSpec.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        raise UserError(f"change: {complaint(error, name=_name)}") from error
+        told = complaint(error, name=_name, allowed=partial(field_names, JobSpec))
+        raise UserError(f"change: {told}") from error
 
 
 def differences(old: JobSpec, new: JobSpec) -> dict[str, Value]:
     """The changeable values in which two specifications differ, as the new one has them."""
-    pairs = ((name, attrgetter(path)) for name, path in _PATHS.items())
-    return {name: value_of(new) for name, value_of in pairs if value_of(new) != value_of(old)}
+    pairs = ((name, attrgetter(_PATHS.get(name, name))) for name in CHANGEABLE)
+    return {name: plain(it(new)) for name, it in pairs if it(new) != it(old)}
+
+
+def plain(value: BaseModel | float | None) -> Value:
+    """A changeable value as plain data."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    return value
 
 
 def _name(path: str) -> str:

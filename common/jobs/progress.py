@@ -33,11 +33,14 @@ from common.core.messages import (
     Quarantined,
     Requeued,
     SpanExpired,
+    SynchronisationMode,
+    Synchrony,
     UpdateApplied,
 )
 from common.core.partial_history import Trail
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition, Span
+from common.jobs.notes import window_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -114,9 +117,11 @@ class Look(NamedTuple):
     unable: Mapping[str, str] = {}  # why a coordinator cannot lead the job, by its name
 
 
-# --- effective updates, as compact columns: about 80 bytes for each -------------------------------
+# --- effective updates, as compact columns: about 85 bytes for each -------------------------------
 
 KEPT = 1_000_000
+KEPT_SWITCHES = 200
+_MODES: tuple[SynchronisationMode, ...] = get_args(SynchronisationMode)
 _NAMES = 32  # metrics of a job, and reasons for a short group: more than tasks and modes have
 _OTHER = "other"
 
@@ -134,6 +139,16 @@ class Row(NamedTuple):
     revision: int
     short: str
     metrics: dict[str, float]
+    mode: SynchronisationMode
+    stale: int  # updates between the oldest of its gradients and itself
+
+
+class Switched(NamedTuple):
+    """An update that was made in another mode than the one before."""
+
+    version: int
+    at_s: float | None
+    mode: SynchronisationMode
 
 
 class Columns:
@@ -166,6 +181,9 @@ class Columns:
         self._gradient_s = array("d")
         self._revision = array("i")
         self._short = array("B")
+        self._mode = array("B")
+        self._stale = array("q")
+        self.switches = deque[Switched](maxlen=KEPT_SWITCHES)
         self._metrics: dict[str, array[float]] = {}
         self._offsets = {stream: array("q") for stream in self._streams}
         self._shorts = ["", _OTHER]
@@ -206,6 +224,11 @@ class Columns:
         self._gradient_s.append(update.gradient_s or nan)
         self._revision.append(update.revision)
         self._short.append(self._code(update.short))
+        mode = _MODES.index(update.mode)
+        if self._mode and self._mode[-1] != mode:
+            self.switches.append(Switched(update.version, at_s, update.mode))
+        self._mode.append(mode)
+        self._stale.append(update.staleness)
         self._take_metrics(update.metrics)
         offsets = _lengths(span for batch in update.batches for span in batch.address)
         for stream, column in self._offsets.items():
@@ -220,6 +243,8 @@ class Columns:
     def take_back(self, version: int) -> None:
         """Forget all updates above a version."""
         first = max(0, version - self._before)
+        while self.switches and self.switches[-1].version > version:
+            self.switches.pop()
         self.samples -= sum(self._samples[first:])
         self.batches -= sum(self._batches[first:])
         for stream, column in self._offsets.items():
@@ -258,6 +283,8 @@ class Columns:
             self._revision[index],
             self._shorts[self._short[index]],
             {name: value for name, value in metrics.items() if not isnan(value)},
+            _MODES[self._mode[index]],
+            self._stale[index],
         )
 
     def _take_metrics(self, metrics: dict[str, float]) -> None:
@@ -275,7 +302,10 @@ class Columns:
         return self._shorts.index(short)
 
     def _drop(self, first: int, end: int) -> None:
-        counts = (self._epoch, self._samples, self._batches, self._revision, self._short)
+        counts = (
+            *(self._epoch, self._samples, self._batches, self._revision, self._short, self._mode),
+            self._stale,
+        )
         for numbers in (*counts, *self._offsets.values()):
             del numbers[first:end]
         for values in (self._at_s, self._loss, self._gradient_s, *self._metrics.values()):
@@ -646,6 +676,9 @@ class Numbers(NamedTuple):
     lost: int  # records that were trained, and that Kafka lost afterwards
     whole: bool  # whether the counts above are of all that ever happened
     workers: int | None  # that send heartbeats
+    synchrony: Synchrony  # of the newest update, or as its settings are since
+    stale: int | None  # updates between the oldest gradient of the newest update and itself
+    note: str  # why updates wait for each other in vain; empty where they do not
     led: bool | None
     last_update_s: float | None
 
@@ -670,6 +703,7 @@ class JobProgress:
         self._trail = Trail(updates_start)
         self._claims = Claims(record.first, record.known, whole=self.whole)
         self._recent = RecentRates()
+        self._newest: UpdateApplied | None = None  # that counted when it came
         self._ends = Ends(record.spec.streams, record.first)
         self._quarantined = 0
         self._expired = 0  # records of batches whose records were deleted before their gradient
@@ -713,6 +747,7 @@ class JobProgress:
         """
         if not self._trail.feed(offset, record):
             return False
+        self._newest = record if isinstance(record, UpdateApplied) else self._newest
         match record:
             case Lead() if self._trail.version < self.columns.newest:
                 self.columns.take_back(self._trail.version)
@@ -766,6 +801,7 @@ class JobProgress:
         rates = self._recent.rates(now)
         loss, metrics = self._means()
         look = self.seen
+        workers = None if look.statuses is None else len(look.statuses)
         return Numbers(
             version=self.version,
             samples=self.columns.samples,
@@ -781,7 +817,10 @@ class JobProgress:
             expired=self._claims.expired + self._expired + self._unread(),
             lost=self._claims.lost(record.batch for _, record in self._quarantines.values()),
             whole=self.whole,
-            workers=None if look.statuses is None else len(look.statuses),
+            workers=workers,
+            synchrony=self._synchrony(workers or 0),
+            stale=None if (newest := self.newest()) is None else newest.stale,
+            note=window_note(self.record.spec, workers),
             led=look.led,
             last_update_s=self.columns.last_at_s,
         )
@@ -961,6 +1000,13 @@ class JobProgress:
             )
             apart = _spread(waiting, uncovered)
         return [there + here for there, here in zip(unclaimed, apart, strict=True)]
+
+    def _synchrony(self, workers: int) -> Synchrony:
+        """How updates are made: as the newest was, unless the job was changed since."""
+        spec, newest = self.record.spec, self._newest
+        if newest is not None and newest.revision == self.record.revision:
+            return newest.synchrony or Synchrony(spec.group_size)
+        return spec.synchronised.core_mode(spec.group_size).synchrony(workers)
 
     def _means(self) -> tuple[float | None, dict[str, float]]:
         newest = self.columns.newest

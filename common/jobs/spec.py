@@ -14,7 +14,6 @@ from common.config.synchronisation import (
     Count,
     Part,
     Positive,
-    SynchronisationMode,
     SynchronisationSpec,
 )
 from common.config.validation import complaint, field_names, shown
@@ -31,11 +30,14 @@ from common.topics import names as topics
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from common.core.messages import SynchronisationMode
     from common.policies.policy import PolicyName
     from common.ports.servers import Log
 
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+UNKNOWN_WORKERS = 8  # counted where a job has no bound for them: some machines, started by hand
 
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -411,7 +413,7 @@ class JobSpec(Part):
         rounds = [1 + mode.fixed_staleness for mode in modes if not mode.staleness_per_worker]
         most = max(rounds, default=1)
         if len(rounds) < len(modes):
-            return workers or most
+            return workers or max(most, UNKNOWN_WORKERS)
         return min(most, workers or most)
 
     @property
@@ -439,8 +441,11 @@ class JobSpec(Part):
 
     @property
     def sparse_messages(self) -> bool:
-        """Whether every program that can run the job reads sparse gradients too."""
-        return self.format > 1 or self.task.name in _SPARSE_TASKS
+        """Whether every program that knows the job's task reads sparse gradients, too.
+
+        Of others a leader says whether it does.
+        """
+        return self.task.name in _SPARSE_TASKS
 
     @property
     def format(self) -> int:

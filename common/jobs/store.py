@@ -310,7 +310,7 @@ class JobStore:
             job: Its name.
             changed: By name, as in `common.jobs.edit`: `deadline_s` (None for none, otherwise
                 counted from when the job was submitted), `group_size`, `batch_size`,
-                `learning_rate`.
+                `learning_rate`, and whole blocks.
             reason: Why, for those who look at its changes.
 
         Raises:
@@ -465,10 +465,16 @@ def encode_job(record: JobRecord) -> bytes:
         first=first,
         topic_ids={topic: topic_id for topic, topic_id in topic_ids.items() if topic_id},
         epochs=epochs if max(epochs, default=-1) >= 0 else [],
-        format=record.spec.format,
+        format=_format(record),
         **{name: getattr(record, name) for name in _AS_IT_IS},
     )
     return msgspec.json.encode(stored)
+
+
+def _format(record: JobRecord) -> int:
+    """That of its specification; 2 also while its changes tell of a block that was taken away."""
+    told = (value for change in record.changes for value in change.changed.values())
+    return max(record.spec.format, 2 if any(isinstance(value, dict) for value in told) else 1)
 
 
 def decode_job(key: bytes | None, value: bytes) -> JobRecord:

@@ -40,13 +40,13 @@ class View:
     Args:
         weights: (P + B,) float32, copied: what all know.
         parameter_count: P; buffers are always sent.
-        compression: Which changes are.
+        compression: Which changes are; may be set to another.
     """
 
     def __init__(self, weights: Vector, parameter_count: int, compression: Compression) -> None:
         self.weights = weights.copy()
         self._split = parameter_count
-        self._compression = compression
+        self.compression = compression
 
     def follow(self, weights: Vector, version: int) -> SparseVector | None:
         """Take over what has changed significantly.
@@ -60,10 +60,10 @@ class View:
             then the view is the weights.
         """
         split = self._split
-        if self._compression.changes is not None:
-            indices = self._largest(weights[:split], self._compression.changes)
+        if self.compression.changes is not None:
+            indices = self._largest(weights[:split], self.compression.changes)
         else:
-            share = (self._compression.significance or 0.0) / sqrt(max(version, 1))
+            share = (self.compression.significance or 0.0) / sqrt(max(version, 1))
             indices = self._significant(weights[:split], share)
         if len(indices) > WHOLE_FROM * split:
             self.weights[:] = weights

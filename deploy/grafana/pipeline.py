@@ -150,10 +150,37 @@ _ROUNDS = (
     ),
     Panel(
         "Staleness of gradients (p95)",
-        "Updates that a gradient was behind the model. Normal: 0 for those that are counted; others"
-        " came too late, from workers taken for dead or slow, and changed nothing.",
+        "Updates that a gradient was behind the model. Normal where counted: up to the job's"
+        " staleness, 0 where it is synchronous. Others came too late and changed nothing.",
         "none",
-        (Query(quantile(0.95, m.STALENESS, "counted"), "counted: {{counted}}"),),
+        (
+            Query(quantile(0.95, m.STALENESS, "counted"), "counted: {{counted}}"),
+            Query(newest(m.UPDATE_STALENESS), "newest update"),
+        ),
+    ),
+    Panel(
+        "Synchronisation",
+        "How updates are made. Normal: in one mode, and in others as the job's rules say. Back and"
+        " forth: a rule that undoes what it was for.",
+        "none",
+        (
+            Query(newest(m.SYNCHRONISATION, "mode"), "{{mode}}"),
+            Query(newest(m.GROUP_SIZE), "K"),
+            Query(lately(m.SWITCHES), "switches in 5 minutes"),
+        ),
+    ),
+    Panel(
+        "Share of batches by worker",
+        "Normal: alike for machines of a kind. Who is slower gets fewer, and holds nobody up.",
+        "percentunit",
+        (Query(newest(m.WORKER_SHARE, "worker"), "{{worker}}"),),
+    ),
+    Panel(
+        "Speed of workers",
+        "Batches per second of computing. Normal: alike for machines of a kind. One far below the"
+        " others: a slow machine, or a neighbour that takes its cores.",
+        "suffix: batches/s",
+        (Query(newest(m.WORKER_SPEED, "worker"), "{{worker}}"),),
     ),
 )
 

@@ -28,8 +28,7 @@ from load.harness.stack import await_until
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
-    from common.config.synchronisation import SynchronisationMode
-    from common.core.messages import Vector
+    from common.core.messages import SynchronisationMode, Vector
     from common.jobs.spec import JobSpec
     from common.ports.servers import Log
 

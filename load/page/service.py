@@ -35,7 +35,7 @@ from services.admin.app import create_app
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from common.core.messages import AuditRecord
+    from common.core.messages import AuditRecord, Synchrony
     from common.provisioning.records import PlanRecord
     from load.page.world import World
     from services.admin.service import Service
@@ -88,7 +88,7 @@ class PageService:
         """The job's provisioner decides."""
         self._append(topics.plans_topic(job), encode_plan(record))
 
-    def next_update(self, job: str, **changed: float) -> UpdateApplied:
+    def next_update(self, job: str, **changed: float | Synchrony) -> UpdateApplied:
         """Make the update that comes next, like one of late."""
         updates = self.worlds[job].updates
         like, last = updates[-19][1], updates[-1][1]

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand, Finish
     from common.core.messages import AuditRecord, LeaderStatus, ModelId, Opened, UpdateTrigger
     from common.core.snapshots import Snapshot
+    from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
     from common.ports.servers import Exchange
@@ -112,10 +113,10 @@ class Effects:
         self._replica = replica
         self._spec = record.spec
         self._job = record.spec.name
+        self._evaluation = record.spec.evaluation
         self._submitted_s = record.submitted_s
         self._make_trainer: Callable[[], Trainer] | None = None  # of a candidate
         self._trainer: Trainer | None = None  # of a candidate, and of a leader
-        self._evaluation = record.spec.evaluation
         self._in_hand: ModelId | None = None  # what the weights are called
         self._view: View | None = None  # of a leader whose workers are told what changes
         self._viewed: ModelId | None = None  # what the view is of
@@ -274,11 +275,8 @@ class Effects:
                 yield from self._open_partition(record)
             case do.PublishModel(model, whole):
                 self._in_hand = model
-                if self._view is not None and whole:
-                    self._follow(self._view, model)
-                    self._board.put_model(model, self._view.weights.data.cast("B"))
-                elif self._view is None and not self._travels_inside:
-                    self._board.put_model(model, self.trainer.weights())
+                if self._view is None or whole:
+                    self._put_whole(model)
                 every = self._evaluation.every_updates if self._evaluation else 0
                 if every and model.version % every == 0:
                     self._offer()
@@ -328,7 +326,12 @@ class Effects:
     def _post(self, trigger: UpdateTrigger) -> None:
         """Post a trigger; where something is in its way, in a stream that nobody knows yet."""
         weights = bytes(self.trainer.weights()) if self._travels_inside else None
-        trigger = msgspec.structs.replace(trigger, weights=weights, reply_to=self._replica.name)
+        trigger = msgspec.structs.replace(
+            trigger,
+            weights=weights,
+            reply_to=self._replica.name,
+            sparse=True if self._spec.format > 1 else UNSET,
+        )
         if self._view is not None:
             self._follow(self._view, trigger.model)
             since, changes = self._changed
@@ -346,16 +349,50 @@ class Effects:
         if self._leader_status is not None:
             self._put_leader_status(self._leader_status)
 
+    def _put_whole(self, model: ModelId) -> None:
+        """Put a model where whoever does not know it finds it."""
+        if self._view is not None:
+            self._follow(self._view, model)
+        if self._view is not None:
+            self._board.put_model(model, self._view.weights.data.cast("B"))
+        elif not self._travels_inside:
+            self._board.put_model(model, self.trainer.weights())
+
     def _follow(self, view: View, model: ModelId) -> None:
         """Let the view be one of this model; it is put whole where most of it has changed."""
         if self._viewed == model:
             return
         since, self._viewed, self._changed = self._viewed, model, _UNCHANGED
+        if self._spec.compression is None:  # any more: from this model on all is told
+            self._view = None
+            self._put_whole(model)
+            return
         told = view.follow(np.frombuffer(self.trainer.weights(), np.float32), model.version)
         if told is None:
             self._board.put_model(model, view.weights.data.cast("B"))
         elif since is not None:
             self._changed = since, encode_sparse(told)
+
+    def change(self, spec: JobSpec) -> None:
+        """Go by a job that was changed; its compression counts from the next version on."""
+        self._spec = spec
+        if self._role == "leader":
+            self._compress()
+
+    def _compress(self) -> None:
+        """Let workers know the weights in hand, and of later ones what changes; or what they know.
+
+        A model that has a name stays what it is: who holds it has the same bits.
+        """
+        if self._spec.compression is None or self._travels_inside:
+            return
+        compression = Compression(**self._spec.compression.model_dump())
+        if self._view is None:
+            weights = np.frombuffer(self.trainer.weights(), np.float32)
+            self._view = View(weights, self.trainer.parameter_count, compression)
+            self._viewed = self._in_hand
+        else:
+            self._view.compression = compression
 
     @property
     def _travels_inside(self) -> bool:
@@ -466,11 +503,8 @@ class Effects:
         self._log.info("leader_elected", version=snapshot.made.version)
         self._stated, self._leader_status, self._triggers = False, None, ""
         self._orders_lost = False
-        self._view, self._viewed = None, None
-        if self._spec.compression is not None and not self._travels_inside:
-            weights = np.frombuffer(self.trainer.weights(), np.float32)
-            compression = Compression(**self._spec.compression.model_dump())
-            self._view = View(weights, self.trainer.parameter_count, compression)
+        self._view = None
+        self._compress()
         self.leadership.begin(epoch, snapshot, len(self.trainer.weights()) // 4)
 
     def _step_down(self, reason: str) -> None:

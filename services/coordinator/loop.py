@@ -12,6 +12,8 @@ from common.core import events
 from common.core.coordinator import Coordinator
 from common.core.settings import CoordinatorSettings
 from common.errors import DeliveryError, OutsideError
+from common.jobs.notes import window_note
+from common.telemetry.logging import Changes
 from services.coordinator.effects import Effects
 from services.coordinator.metrics_observer import MetricsObserver
 
@@ -78,6 +80,7 @@ class JobCoordinator:
             wake=wake,
         )
         self._begun = False
+        self._changes = Changes()
         self._fault = fault
 
     def turn(self) -> float | None:
@@ -94,6 +97,7 @@ class JobCoordinator:
             self._feed(events.Tick())
         effects.poll()
         self._see_hold()
+        self._see_window()
         if effects.finished or (self._stopping and machine.leader is None):
             return None
         if self._wish.wanted == "stopped" and effects.stands_by and effects.unable:
@@ -121,6 +125,15 @@ class JobCoordinator:
         if self._effects.hold_written:
             self._effects.hold_written = False
             self._want("paused")
+
+    def _see_window(self) -> None:
+        """Log what is in the way of updates, when it begins, changes or ends."""
+        leader_status = self._measuring.leader_status
+        live = None if leader_status is None else leader_status.live
+        if self._changes("live", (live, self._record.revision)):
+            note = window_note(self._record.spec, live)
+            if self._changes("window", note) and note:
+                self._log.warning("window_too_small", reason=note)
 
     def _take_in(self) -> bool:
         """Feed the machine with what was heard; whether there was anything."""
@@ -151,6 +164,7 @@ class JobCoordinator:
             return
         if record.revision != self._record.revision:
             self._log.info("job_changed", revision=record.revision)
+            self._effects.change(record.spec)
             self._feed(events.SettingsChanged(protocol_settings(record)))
         self._record, self._measuring.spec = record, record.spec
         if self._gave_up and record.wanted == "running" and self._wish.wanted == "paused":

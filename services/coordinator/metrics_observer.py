@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from common.core import commands as do
 from common.core import events
 from common.core.leader import OVER
-from common.core.messages import BatchReady, Failed, Gradient, Quarantined
+from common.core.messages import BatchReady, Failed, Gradient, Quarantined, Synchrony
+from common.telemetry.metrics.leading import RecentGradient
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
@@ -127,6 +128,9 @@ class MetricsObserver:
                 pass  # a candidate's
             case do.AddGradient(number, gradient):
                 self.metrics.gradient_came(_age(gradient, leading), counted=True)
+                leading.gradients.append(
+                    RecentGradient(gradient.worker, len(gradient.batches), gradient.seconds)
+                )
                 self._gradient_at[number] = begin_s
             case do.PutLeaderStatus(leader_status):
                 self._stands(leader_status)
@@ -230,7 +234,8 @@ class MetricsObserver:
                 ages_s.append(max(end_s - claimed.last_s, 0.0))
             if claimed.trace is not None:
                 self._trace(claimed, claimed.trace, batch, applying, end_s)
-        self.metrics.updated(update, ages_s)
+        synchrony = update.synchrony or Synchrony(self.spec.group_size)
+        self.metrics.updated(update, synchrony, ages_s)
 
     def _trace(
         self, claimed: _Claimed, trace: BatchTrace, batch: Batch, applying: _Applying, end_s: float

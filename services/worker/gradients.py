@@ -88,7 +88,7 @@ class GradientLoop:
         round_began: Told when a trigger is heard: of which leader, and what it says of room.
         stream: Says where the leader's triggers are.
         topic_id: Says which topic a span was claimed of; see `Stream`.
-        sparse: Whether gradients may be sent sparse; see `JobSpec.sparse_messages`.
+        sparse: Whether gradients may be sent sparse to any leader; see `JobSpec.sparse_messages`.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
@@ -125,7 +125,7 @@ class GradientLoop:
         self._round_began = round_began
         self._stream = stream
         self._topic_id = topic_id
-        self._sparse = sparse
+        self._sparse = self._may_be_sparse = sparse
         self._orders = Assignments(worker)
         self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
@@ -166,6 +166,7 @@ class GradientLoop:
                         self._catch_up(trigger.model)
                 with self._lock:
                     self._orders.hear(triggers)
+                self._may_be_sparse = self._sparse or triggers[-1].sparse is True
                 self._round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
         except UnavailableError as error:
             self._board_outage.met(error)
@@ -253,7 +254,7 @@ class GradientLoop:
             loss_sum=result.loss_sum,
             metric_sums=result.metric_sums,
             seconds=result.seconds,
-            vector=smallest(result.vector) if self._sparse else result.vector,
+            vector=smallest(result.vector) if self._may_be_sparse else result.vector,
             local_rate=compute.local_rate or UNSET,
         )
 

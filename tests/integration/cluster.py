@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.core.losses import ReadFrom
     from common.core.messages import LeaderStatus, Vector
+    from common.jobs.edit import Value
     from common.jobs.store import JobRecord
 
 PATIENCE_S = 120.0
@@ -215,7 +216,7 @@ class Cluster:
         """Let the job go on after it was held for a loss."""
         self._book.resume_after_loss(self.job, "the test says so", read_from=read_from)
 
-    def change(self, **changed: float) -> None:
+    def change(self, **changed: Value) -> None:
         """Change settings of the job while it runs."""
         self._book.change(self.job, changed, "the test says so")
 

@@ -20,6 +20,7 @@ from common.core.messages import (
     Quarantined,
     Replayed,
     Requeued,
+    Synchrony,
     WorkerId,
 )
 from common.core.spans import Span
@@ -279,6 +280,22 @@ def test_an_update_changes_the_page_at_once_and_without_a_reload(site: Site) -> 
         "most => document.querySelector('.chart.loss').data[0].x.length > most", arg=points
     )
     assert page.evaluate("window.marked") == 1
+
+
+def test_a_switch_of_synchronisation_is_seen_with_what_is_in_force(site: Site) -> None:
+    page = site.open("/jobs/fraud")
+    expect(page.locator("#pulse")).to_have_text("Live")
+    expect(page.locator('.tile[data-name="Synchronisation"]')).to_have_count(0)
+    version = site.get("/v1/jobs/fraud")["progress"]["version"] + 1
+    stale = Synchrony(10, staleness=1)
+
+    site.service.next_update("fraud", synchrony=stale, base=version - 2, revision=1)
+
+    shown = page.locator('.tile[data-name="Synchronisation"]')
+    expect(shown.locator(".value")).to_have_text("stale")
+    expect(shown.locator(".note")).to_have_text("K = 10, s = 1; the newest update 1 behind")
+    expect(page.locator(".subtitle")).to_contain_text("K = 10 batches of b = 256")
+    expect(page.locator(".log")).to_contain_text(f"Updates are stale from version {version:,} on.")
 
 
 def test_texts_from_jobs_are_never_read_as_html(site: Site) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from msgspec import UNSET
 
 from common.core.messages import Gradient, ModelId, TriggerId, WorkerId
 from common.jobs.store import JobStore
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
+    from common.jobs.edit import Value
     from tests.integration.cluster import Cluster
     from tests.integration.servers import Make
 
@@ -110,6 +113,56 @@ def test_every_record_is_used_once_though_workers_are_told_only_what_changes(mak
     posted = cluster.board.triggers(TriggerId(0, 0), 1.0, leader_status.triggers)
     assert any(trigger.since for trigger in posted)
     assert all(trigger.weights is None for trigger in posted)
+
+
+def test_every_record_is_used_once_though_the_synchronisation_changes_while_it_runs(
+    make: Make,
+) -> None:
+    # mode          synchronous   stale   averaging   asynchronous   synchronous
+    # compression                 of changes that matter      of 1 %
+    # leader        █████████████████████████████████████████ killed
+    # other         stands by                                   leads ██████████
+    cluster = make("switched", 20_000, seconds=0.01)
+    for each in ("c1", "c2", "w1", "w2", "w3"):
+        cluster.start("coordinator" if each.startswith("c") else "worker", each)
+    compression: dict[str, Value] = {"significance": 1.5}
+    changes: list[dict[str, Value]] = [
+        {"synchronisation": {"mode": "stale", "staleness": 2}, "compression": compression},
+        {"synchronisation": {"mode": "averaging", "local_rate": 0.5}},
+        {
+            "synchronisation": {"mode": "asynchronous", "staleness": 6, "local_rate": 0.5},
+            "compression": {"changes": 0.01},
+        },
+        {"synchronisation": None, "compression": None},
+    ]
+    for revision, change in enumerate([{}, *changes]):
+        if change:
+            cluster.change(**change)
+        cluster.produce(600)
+        await_revision(cluster, revision)
+        if revision == len(changes) - 1:
+            leader, other = ("c1", "c2") if cluster.has_led("c1") else ("c2", "c1")
+            cluster.kill(leader)
+            await_condition(partial(cluster.has_led, other), "the other leads")
+            await_revision(cluster, revision)
+    await_condition(cluster.drained, "everything is settled")
+
+    weights = cluster.weights()
+    assert (weights[:3000] == -1.0).all()
+    assert not weights[3000:].any()
+    audit = cluster.audit()
+    assert (audit.flaws, audit.trained, audit.unsettled) == ((), 3000, 0)
+    allowed = [
+        {update.synchrony.staleness if update.synchrony else 0 for update in of_one}
+        for revision in range(len(changes) + 1)
+        if (of_one := [each for each in audit.updates if each.revision == revision])
+    ]
+    assert allowed == [{0}, {2}, {0}, {6}, {0}]
+    assert {update.synchrony for update in audit.updates if update.revision in (0, 4)} == {UNSET}
+
+
+def await_revision(cluster: Cluster, revision: int) -> None:
+    await_condition(lambda: revision in revisions(cluster), f"an update of revision {revision}")
 
 
 def test_records_that_do_not_decode_are_dead_letters_that_say_where_they_were(

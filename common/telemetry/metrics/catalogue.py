@@ -162,6 +162,44 @@ STALENESS = Metric(
     ("coordinator",),
     VERSIONS,
 )
+SYNCHRONISATION = gauge(
+    "doll_synchronisation",
+    "always 1",
+    ("job_name", "mode"),
+    "How the newest update was made: synchronous, stale, asynchronous or averaging.",
+    "coordinator",
+)
+SWITCHES = counter(
+    "doll_synchronisation_switches_total",
+    "updates",
+    _JOB,
+    "Made in another mode than the one before, by a rule or by a change of the job.",
+    "coordinator",
+)
+GROUP_SIZE = gauge(
+    "doll_group_size", "batches", _JOB, "K that the newest update was made with.", "coordinator"
+)
+UPDATE_STALENESS = gauge(
+    "doll_update_staleness_versions",
+    "updates",
+    _JOB,
+    "Between the oldest gradient of the newest update and itself.",
+    "coordinator",
+)
+WORKER_SPEED = gauge(
+    "doll_worker_batches_per_second",
+    "batches/s",
+    ("job_name", "worker"),
+    "While it computes, by the last 1,000 gradients, of the 100 workers with most batches.",
+    "coordinator",
+)
+WORKER_SHARE = gauge(
+    "doll_worker_batches_ratio",
+    "1",
+    ("job_name", "worker"),
+    "Share of the batches of these gradients, likewise.",
+    "coordinator",
+)
 RECORD_AGE = Metric(
     "doll_record_age_seconds",
     "histogram",

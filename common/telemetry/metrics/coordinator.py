@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from prometheus_client.core import GaugeMetricFamily
 
 from common.telemetry.metrics import catalogue
-from common.telemetry.metrics.leading import Instruments, JobMetrics
+from common.telemetry.metrics.leading import Instruments, JobMetrics, by_worker
 from common.telemetry.metrics.meters import Meters
 
 if TYPE_CHECKING:
@@ -88,6 +88,13 @@ def _of_leader(leading: Leading) -> Iterator[tuple[Metric, tuple[str, ...], floa
     yield from _by(catalogue.TRAINING_METRIC, leading.metrics)
     yield from _known(catalogue.BATCHES_WAITING, leading.waiting)
     yield from _known(catalogue.WORKERS_LIVE, leading.live)
+    if leading.synchrony is not None:
+        yield catalogue.SYNCHRONISATION, (leading.synchrony.mode,), 1.0
+        yield catalogue.GROUP_SIZE, (), leading.synchrony.group_size
+    yield from _known(catalogue.UPDATE_STALENESS, leading.staleness)
+    workers = by_worker(tuple(leading.gradients))  # a copy: others come meanwhile
+    yield from _by(catalogue.WORKER_SPEED, {w: it.batches_per_s for w, it in workers.items()})
+    yield from _by(catalogue.WORKER_SHARE, {worker: it.share for worker, it in workers.items()})
     streams = leading.streams
     if streams is not None:
         yield from _by(catalogue.STREAM_RECORDS, streams.records)
@@ -123,6 +130,11 @@ _GAUGES = (
     catalogue.TRAINING_METRIC,
     catalogue.BATCHES_WAITING,
     catalogue.WORKERS_LIVE,
+    catalogue.SYNCHRONISATION,
+    catalogue.GROUP_SIZE,
+    catalogue.UPDATE_STALENESS,
+    catalogue.WORKER_SPEED,
+    catalogue.WORKER_SHARE,
     catalogue.JOB_HELD,
     catalogue.JOB_PAUSED,
     catalogue.CHECKPOINT_AGE,

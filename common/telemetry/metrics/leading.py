@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from prometheus_client import Counter, Histogram
 
@@ -12,7 +14,7 @@ from common.telemetry.metrics import catalogue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from common.core.messages import UpdateApplied
+    from common.core.messages import Synchrony, UpdateApplied
     from common.telemetry.metrics.meters import Meters
     from common.telemetry.metrics.metric import Metric
 
@@ -26,6 +28,35 @@ QUARANTINED = ("poison", "expired")
 # A worker names a task's metrics in its gradients, and each name is a series: a ghost must not
 # make them many. The tasks that we ship have one.
 MOST_METRICS = 16
+MOST_WORKERS = 100  # likewise; who has fewest batches is left out
+RECENT_GRADIENTS = 1000  # over which workers are compared: ten rounds of a hundred workers
+
+
+class RecentGradient(NamedTuple):
+    """One that counted."""
+
+    worker: str
+    batches: int
+    seconds: float
+
+
+class WorkerFigures(NamedTuple):
+    """What one worker does, of late."""
+
+    batches_per_s: float  # while it computes
+    share: float  # of all batches
+
+
+def by_worker(gradients: Iterable[RecentGradient]) -> dict[str, WorkerFigures]:
+    """Compare those workers who had most batches."""
+    batches, seconds = Counts[str](), dict[str, float]()
+    for each in gradients:
+        batches[each.worker] += each.batches
+        seconds[each.worker] = seconds.get(each.worker, 0.0) + each.seconds
+    return {
+        worker: WorkerFigures(count / max(seconds[worker], 1e-9), count / batches.total())
+        for worker, count in batches.most_common(MOST_WORKERS)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +80,9 @@ class Leading:
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the newest update
     waiting: int | None = None
     live: int | None = None
+    synchrony: Synchrony | None = None  # of the newest update
+    staleness: int | None = None  # likewise
+    gradients: deque[RecentGradient] = field(default_factory=lambda: deque(maxlen=RECENT_GRADIENTS))
     streams: StreamFigures | None = None
 
 
@@ -95,6 +129,7 @@ class JobMetrics:
         self._updates = counter(catalogue.UPDATES, job)
         self._batches = counter(catalogue.UPDATE_BATCHES, job)
         self._records = counter(catalogue.UPDATE_RECORDS, job)
+        self._switches = counter(catalogue.SWITCHES, job)
         self._short = {why: counter(catalogue.SHORT_UPDATES, job, why) for why in SHORT}
         self._stages = {stage: histogram(catalogue.ROUND_STAGE, job, stage) for stage in STAGES}
         self._staleness = {
@@ -121,11 +156,12 @@ class JobMetrics:
         """Another does, or nobody."""
         self.leading = None
 
-    def updated(self, update: UpdateApplied, ages_s: Iterable[float]) -> None:
+    def updated(self, update: UpdateApplied, synchrony: Synchrony, ages_s: Iterable[float]) -> None:
         """An update was applied.
 
         Args:
             update: Which.
+            synchrony: How it was made.
             ages_s: Of the newest record of each of its batches, where that is known.
         """
         self._updates.inc()
@@ -138,6 +174,9 @@ class JobMetrics:
         if self.leading is not None:
             self.leading.version = update.version
             self.leading.loss = update.loss
+            before = self.leading.synchrony
+            self._switches.inc(before is not None and before.mode != synchrony.mode)
+            self.leading.synchrony, self.leading.staleness = synchrony, update.staleness
             names = sorted(update.metrics)[:MOST_METRICS]
             self.leading.metrics = {name: update.metrics[name] for name in names}
 
@@ -184,6 +223,7 @@ _COUNTERS = (
     catalogue.UPDATE_BATCHES,
     catalogue.UPDATE_RECORDS,
     catalogue.SHORT_UPDATES,
+    catalogue.SWITCHES,
     catalogue.CLAIMS_ACCEPTED,
     catalogue.CLAIMS_REFUSED,
     catalogue.REPLIES_REFUSED,

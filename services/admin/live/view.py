@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.api.answers import CurvesAnswer, LagCurve, StreamsAnswer, UpdatesPage, WorkersAnswer
+from common.api.answers import (
+    CurvesAnswer,
+    LagCurve,
+    StreamsAnswer,
+    SwitchAnswer,
+    UpdatesPage,
+    WorkersAnswer,
+)
 from common.api.jobs import progress_answer, update_answers
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.jobs.progress import KEPT, JobProgress
@@ -142,6 +149,7 @@ class JobView:
             stability=tuple(review.stability for review in reviews),
             running=tuple(review.running for review in reviews),
             evaluation=self._evaluations.curves(),
+            switches=tuple(map(SwitchAnswer.model_validate, self.job.columns.switches)),
         )
 
     def _take_back(self, version: int) -> None:

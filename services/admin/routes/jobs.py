@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from fastapi import APIRouter, Body, Header, Query
 from pydantic import ConfigDict, Field, with_config
@@ -20,12 +20,15 @@ from common.api.answers import (
 )
 from common.api.jobs import job_answer, job_summary, progress_answer, unreadable_records
 from common.api.keys import fingerprint
+from common.config.synchronisation import (
+    SynchronisationSpec,  # noqa: TC001 -- FastAPI reads it when run
+)
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import ConflictError, UnavailableError, UserError
 from common.jobs.check import check_submission
-from common.jobs.edit import CHANGEABLE, changed_spec
+from common.jobs.edit import BLOCKS, CHANGEABLE, changed_spec, plain
 from common.jobs.progress import JobProgress
-from common.jobs.spec import JobSpec, check_options
+from common.jobs.spec import CompressionSpec, JobSpec, check_options
 from common.planning.replan import check_given_back, read_ledger
 from services.admin.live.followers import followed
 from services.admin.middleware.access import OPERATOR, Operator
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord, JobStore
     from common.ports.servers import Log
     from services.admin.live.follower import JobFollower
+    from services.admin.service import Service
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -99,6 +103,19 @@ class JobPatch(TypedDict, total=False):
     learning_rate: Annotated[
         float, Field(gt=0, le=1e6, description="Of the optimizer's steps.", examples=[0.001])
     ]
+    synchronisation: Annotated[
+        SynchronisationSpec | None,
+        Field(
+            description="The whole block, as in a job file; null: as by default.",
+            examples=[{"mode": "stale"}],
+        ),
+    ]
+    compression: Annotated[
+        CompressionSpec | None,
+        Field(
+            description="The whole block, likewise; null: none.", examples=[{"significance": 1.5}]
+        ),
+    ]
     revision: Annotated[
         int,
         Field(
@@ -132,13 +149,8 @@ async def create(
     ] = None,
 ) -> Response:
     """Submit a job; coordinators take it up from there."""
-    settings = service.settings
     check_options(spec)  # before anybody waits for a turn
-    await service.tasks.run(
-        lambda: check_submission(
-            spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
-        )
-    )
+    await _check(service, spec)
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
     record, new = await service.books.write(lambda book: _submit(book, spec, asked))
     if new:
@@ -191,6 +203,9 @@ async def change(
 ) -> Response:
     """Pause, resume or stop a job, or change its settings: at the next boundary of an update."""
     reason = patch.get("reason", "") or f"by the API key {caller.name}"
+    given = _given(patch)
+    if not given.keys().isdisjoint(BLOCKS):  # another memory may be needed
+        await _check(service, changed_spec(service.job(job).spec, given))
     record = await service.books.write(lambda book: _change(book, job, patch, reason))
     try:
         follower = await service.followers.ready(job)
@@ -245,6 +260,26 @@ async def curves(service: Answering, job: JobName) -> Response:
     # Thousands of points take tens of milliseconds, in which nobody else would be answered.
     told = await asyncio.to_thread(_curves, follower, service.clock())
     return Response(told, media_type="application/json")
+
+
+async def _check(service: Service, spec: JobSpec) -> None:
+    """Refuse a job that could not run, in a turn of its own: that may take seconds.
+
+    Raises:
+        GivenError: By the field.
+    """
+    settings = service.settings
+    await service.tasks.run(
+        lambda: check_submission(
+            spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
+        )
+    )
+
+
+def _given(patch: JobPatch) -> dict[str, Value]:
+    """What of a job's specification is to be another."""
+    given = cast("dict[str, Any]", patch)
+    return {name: plain(value) for name, value in given.items() if name in CHANGEABLE}
 
 
 def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
@@ -308,9 +343,7 @@ def _change(book: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecord
             f'the job "{job}" is at revision {record.revision}, not {patch["revision"]}: look at it'
             " again"
         )
-    given = {name: value for name, value in patch.items() if name in CHANGEABLE}
-    changed = cast("dict[str, Value]", given)
-    if changed:
+    if changed := _given(patch):
         changed_spec(record.spec, changed)
         record = book.change(job, changed, reason)
     if patch.get("after_loss"):

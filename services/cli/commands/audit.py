@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,7 +108,7 @@ def draw(job: str, audit: Audit, last: int) -> Group:
     """Draw the newest versions with their spans, the sums, every flaw and the verdict."""
     made = any(update.synchrony for update in audit.updates)  # else all are synchronous
     table = Table("version", "by", "loss", "records", "batches", box=None)
-    for column in ("stale", "spans")[not made :]:
+    for column in ("mode", "stale", "spans")[0 if made else 2 :]:
         table.add_column(column)
     for update in audit.updates[max(0, len(audit.updates) - last) :]:
         table.add_row(
@@ -116,9 +117,10 @@ def draw(job: str, audit: Audit, last: int) -> Group:
             f"{update.loss:.4f}",
             f"{update.samples:,}",
             str(len(update.batches)),
-            *[_staleness(update)] * made,
+            *((update.mode, _staleness(update)) if made else ()),
             "  ".join(str(span) for span in merged(_spans(update))),
         )
+    switches = sum(one.mode != other.mode for one, other in pairwise(audit.updates))
     sums = {
         "takeovers": max(0, audit.takeovers - 1),
         "updates taken back": audit.taken_back,
@@ -130,6 +132,8 @@ def draw(job: str, audit: Audit, last: int) -> Group:
         "records trained, then lost": audit.lost_records,
         "records claimed and not yet used": audit.unsettled,
     }
+    if made:
+        sums["switches of synchronisation"] = switches
     lines = [Text(f"{name}: {number:,}") for name, number in sums.items()]
     quarantined = [
         Text(f"quarantined: batch {each.batch.offset}, {each.reason}", "yellow")
@@ -159,6 +163,7 @@ def as_data(job: str, audit: Audit) -> dict[str, Any]:
                 "metrics": update.metrics,
                 "samples": update.samples,
                 "short": update.short,
+                "mode": update.mode,
                 "stale": update.staleness,
                 "synchrony": to_builtins(update.synchrony) if update.synchrony else None,
                 "scale": update.scale or 1.0,

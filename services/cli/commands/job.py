@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +19,8 @@ from services.cli.commands.requeue import replay, requeue
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from common.core.events import Wanted
     from common.jobs.edit import Value
     from services.cli.system.system import Picture
@@ -59,7 +62,7 @@ def submit(
 
     Example: [bold]doll job submit digits.yaml --from letters@best[/]
     """
-    record, beginning = system_of(context).submit(_read(file), source)
+    record, beginning, notes = system_of(context).submit(_read(file), source)
     spec = record.spec
     typer.echo(
         f"job {spec.name} submitted: {len(record.first)} partitions of"
@@ -67,6 +70,7 @@ def submit(
     )
     if beginning:
         typer.echo(beginning)
+    _tell(notes)
 
 
 @app.command("list")
@@ -207,13 +211,26 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     group_size: Annotated[int | None, typer.Option(help="K, batches per update.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="b, records per batch.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of the optimizer's steps.")] = None,
+    synchronisation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE|BLOCK|none",
+            help='A mode, or the block as in a job file: "{mode: averaging, local_rate: 0.1}".',
+        ),
+    ] = None,
+    compression: Annotated[
+        str | None,
+        typer.Option(metavar="BLOCK|none", help='As in a job file: "{significance: 1.5}".'),
+    ] = None,
     reason: Reason = "changed by a person",
 ) -> None:
-    """Change a job, running or not: K, deadline and learning rate, from its next update on.
+    """Change a job, running or not, from its next update on: K, deadline, synchronisation, ...
 
-    A new b takes effect at each worker's next batch.
+    A new b takes effect at each worker's next batch. A block replaces the one before whole.
 
     Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
+
+    Example: [bold]doll job change digits --synchronisation stale[/]
     """
     given = {
         "deadline_s": deadline,
@@ -222,23 +239,31 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         "learning_rate": learning_rate,
     }
     changed: dict[str, Value] = {n: value for n, value in given.items() if value is not None}
+    changed |= {
+        name: _block(name, text)
+        for name, text in (("synchronisation", synchronisation), ("compression", compression))
+        if text is not None
+    }
     if no_deadline:
         if deadline is not None:
             raise UserError("either --deadline or --no-deadline, not both")
         changed["deadline_s"] = None
     if not changed:
         raise UserError(
-            "nothing to change: give --deadline, --no-deadline, --group-size, --batch-size or"
-            " --learning-rate"
+            "nothing to change: give --deadline, --no-deadline, --group-size, --batch-size,"
+            " --learning-rate, --synchronisation or --compression"
         )
+    from common.jobs.notes import notes_on
+
     system = system_of(context)
     before = system.job(job).revision
     record = system.change(job, changed, reason)
     if record.revision == before:
         typer.echo(f"job {job} has these settings already: nothing was changed")
         return
-    told = ", ".join(f"{n} {'none' if v is None else f'{v:g}'}" for n, v in changed.items())
+    told = ", ".join(f"{name} {_value(value)}" for name, value in changed.items())
     typer.echo(f"job {job} changed: {told} (revision {record.revision}): {reason}")
+    _tell(notes_on(record.spec))
 
 
 @app.command()
@@ -288,6 +313,30 @@ def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None
     typer.echo(f"job {job} {_TOLD[wanted]}: {reason}")
 
 
+def _tell(notes: Iterable[str]) -> None:
+    """Tell what to know of a job that was let through."""
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _block(name: str, text: str) -> Value:
+    """A block as a person writes it on a command line."""
+    from common.config.yaml_file import load_text
+
+    if text == "none":
+        return None
+    if name == "synchronisation" and text.isalpha():
+        return {"mode": text}
+    return load_text(text, f"change: {name}")
+
+
+def _value(value: Value) -> str:
+    """A setting's value in a line."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return "none" if value is None else f"{value:g}"
+
+
 def _read(file: str) -> str:
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
@@ -311,10 +360,18 @@ def _render(job: str, picture: Picture) -> Group:
         ("records expired", _at_least(progress.expired, whole=progress.whole)),
         ("trained, then lost", _at_least(progress.lost, whole=progress.whole)),
     ]
+    synchrony, stale = progress.synchrony, any(update.stale for update in picture.updates)
+    if synchrony.mode != "synchronous":
+        made = f"{synchrony.mode} (K {synchrony.group_size:,}, s {synchrony.staleness:,})"
+        present.append(("synchronisation", made))
     head = Text.assemble((job, "bold"), f" {picture.state}")
     numbers = Text("   ".join(f"{name} {value}" for name, value in present))
+    if progress.note:
+        numbers.append(f"\nnote: {progress.note}", "yellow")
     names = sorted({name for update in picture.updates for name in update.metrics})
     table = Table("update", "by", "loss", *names, "records", "batches", box=None)
+    if stale:
+        table.add_column("stale")
     for update in reversed(picture.updates):
         table.add_row(
             f"{update.version:,}",
@@ -323,6 +380,7 @@ def _render(job: str, picture: Picture) -> Group:
             *(f"{update.metrics[name]:.4f}" if name in update.metrics else "" for name in names),
             f"{update.samples:,}",
             f"{update.batches}" + (f" ({update.short})" if update.short else ""),
+            *[f"{update.stale}"] * stale,
         )
     return Group(head, numbers, table if picture.updates else Text("no update yet"))
 

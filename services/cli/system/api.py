@@ -37,6 +37,7 @@ from common.errors import (
     UserError,
     WireError,
 )
+from common.jobs.notes import notes_on
 from common.jobs.progress import State
 from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
 from common.jobs.spec import job_from_json
@@ -197,11 +198,10 @@ class Api:
                 " itself: leave out --api"
             )
         body = as_json(load_text(text))
-        job_from_json(body)  # what is wrong with it is told in the same words as without a service
+        spec = job_from_json(body)  # what is wrong is told in the same words as without a service
         headers = {"Idempotency-Key": token_hex(16)}
-        return Submitted(
-            self._record(self._client.ask("POST", "/v1/jobs", body.encode(), headers=headers))
-        )
+        answer = self._client.ask("POST", "/v1/jobs", body.encode(), headers=headers)
+        return Submitted(self._record(answer), notes=notes_on(spec))
 
     def jobs(self) -> JobList:
         """See the protocol."""

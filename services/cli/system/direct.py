@@ -18,6 +18,8 @@ from common.errors import (
     UnknownTopicError,
 )
 from common.jobs.check import check_submission
+from common.jobs.edit import BLOCKS, changed_spec
+from common.jobs.notes import notes_on
 from common.jobs.progress import JobProgress
 from common.jobs.quarantine import Quarantine
 from common.jobs.spec import parse_job
@@ -77,17 +79,14 @@ class Direct:
 
     def submit(self, text: str, source: str) -> Submitted:
         """See the protocol."""
-        settings = self._outside.settings
-        spec = parse_job(text, settings.tasks)
-        check_submission(
-            spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
-        )
+        spec = parse_job(text, self._outside.settings.tasks)
+        self._check(spec)
         book = self._book()
         if not source:
-            return Submitted(book.submit(spec))
+            return Submitted(book.submit(spec), notes=notes_on(spec))
         book.check_new(spec)  # before anything is put into its folder
         origin, beginning = begin_with(source, spec, book, self._outside)
-        return Submitted(book.submit(spec, origin), beginning)
+        return Submitted(book.submit(spec, origin), beginning, notes_on(spec))
 
     def jobs(self) -> JobList:
         """See the protocol."""
@@ -119,7 +118,10 @@ class Direct:
 
     def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
         """See the protocol."""
-        return self._book().change(name, changed, reason)
+        book = self._book()
+        if not changed.keys().isdisjoint(BLOCKS):  # another memory may be needed
+            self._check(changed_spec(book.get(name).spec, changed))
+        return book.change(name, changed, reason)
 
     def delete(self, name: str) -> None:
         """See the protocol."""
@@ -191,6 +193,17 @@ class Direct:
         settings = self._outside.settings
         market = market_of(settings)
         return prices_answer(market, open_prices(settings, market).look(), time.time())
+
+    def _check(self, spec: JobSpec) -> None:
+        """Refuse a job that could not run.
+
+        Raises:
+            GivenError: By the field.
+        """
+        settings = self._outside.settings
+        check_submission(
+            spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
+        )
 
     def _book(self) -> JobStore:
         return JobStore(self._outside.open_log())

@@ -44,6 +44,7 @@ class Submitted(NamedTuple):
 
     record: JobRecord
     beginning: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class PulledModel(NamedTuple):

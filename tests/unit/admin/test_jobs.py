@@ -256,6 +256,40 @@ def test_what_is_changed_is_told_and_the_rest_stays(digits: World) -> None:
     assert digits.get("/v1/jobs/digits")["changes"] == told["changes"]
 
 
+def test_a_block_is_changed_whole(digits: World) -> None:
+    block = {"mode": "stale", "staleness": 2}
+    patch = {"synchronisation": block, "compression": {"significance": 1.5}}
+    told = digits.ask("PATCH", "/v1/jobs/digits", json=patch).json()
+    assert told["changes"][0]["changed"] == patch
+    assert told["spec"]["synchronisation"]["staleness"] == 2
+    told = digits.ask("PATCH", "/v1/jobs/digits", json={"synchronisation": None}).json()
+    assert "synchronisation" not in told["spec"]
+    assert told["changes"][1]["changed"] == {"synchronisation": None}
+    assert told["spec"]["compression"]["significance"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("patch", "field", "problem"),
+    [
+        (
+            {"synchronisation": {"mode": "averaging"}},
+            "body.synchronisation",
+            "local_rate: averaging needs one, such as 0.1",
+        ),
+        ({"compression": {"changes": 2}}, "body.compression.changes", "must be at most 1"),
+    ],
+)
+def test_a_block_that_makes_no_sense_is_refused_by_its_field(
+    digits: World, patch: dict[str, object], field: str, problem: str
+) -> None:
+    answer = digits.ask("PATCH", "/v1/jobs/digits", json=patch)
+    assert answer.status_code == 422
+    [error] = answer.json()["errors"]
+    assert error["field"] == field
+    assert problem in error["detail"]
+    assert digits.get("/v1/jobs/digits")["revision"] == 0
+
+
 def test_a_job_is_stopped_and_goes_on(digits: World) -> None:
     for wanted in ("stopped", "running"):
         change = {"wanted": wanted, "reason": "as I like"}

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from common.core.messages import (
     GENESIS,
@@ -15,6 +16,7 @@ from common.core.messages import (
     LeaderStatus,
     Opened,
     Skipped,
+    Synchrony,
     UpdateApplied,
     WorkerId,
 )
@@ -123,6 +125,25 @@ def test_a_job_is_changed_with_its_reason(world: World) -> None:
     assert result.stdout == "job digits has these settings already: nothing was changed\n"
 
 
+def test_a_jobs_blocks_are_changed(world: World) -> None:
+    submitted(world)
+    for options, told in (
+        (("--synchronisation", "stale"), 'synchronisation {"mode": "stale"}'),
+        (
+            ("--synchronisation", "{mode: asynchronous, damped: true}"),
+            'synchronisation {"mode": "asynchronous", "damped": true}',
+        ),
+        (
+            ("--synchronisation", "none", "--compression", "{significance: 1.5}"),
+            'synchronisation none, compression {"significance": 1.5}',
+        ),
+    ):
+        assert f"changed: {told} (rev" in world.run("job", "change", "digits", *options).stdout
+    shown = json.loads(world.run("job", "show", "digits").stdout)
+    assert shown["spec"]["compression"]["significance"] == 1.5
+    assert "synchronisation" not in shown["spec"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -130,6 +151,8 @@ def test_a_job_is_changed_with_its_reason(world: World) -> None:
         (("--deadline", "60", "--no-deadline"), "either --deadline or --no-deadline, not both"),
         (("--group-size", "0"), "change: group_size: must be at least 1, got 0"),
         (("--learning-rate", "nan"), "change: learning_rate: must be a finite number"),
+        (("--synchronisation", "late"), "synchronisation.mode: must be 'synchronous', 'stale'"),
+        (("--compression", "1.5"), "change: compression: must be a mapping of fields to values"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_refused(
@@ -196,6 +219,21 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     assert "records expired 0" in shown
     assert "accuracy" in shown
     assert "0.2500" in shown
+
+
+def test_watch_tells_how_workers_are_synchronised(world: World) -> None:
+    submitted(world)
+    world.run("job", "change", "digits", "--synchronisation", "stale")
+    shown = world.run("job", "watch", "digits", "--once").stdout
+    assert "synchronisation stale (K 1, s 1)" in shown
+    claimed(world, 1, 2)
+    synchrony = Synchrony(1, staleness=2)
+    made = [update(0, 1), replace(update(0, 2), synchrony=synchrony, base=0, revision=1)]
+    records = (Lead(-1, GENESIS, "c"), *made)
+    world.write("doll.digits.updates", *map(encode_audit, records))
+    shown = world.run("job", "watch", "digits", "--once").stdout
+    assert "synchronisation stale (K 1, s 2)" in shown
+    assert "stale" in next(line for line in shown.splitlines() if "update" in line)
 
 
 def test_watch_and_list_tell_what_expired(world: World) -> None:

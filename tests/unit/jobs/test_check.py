@@ -61,7 +61,8 @@ def test_options_of_a_built_in_task_are_refused_by_field() -> None:
         ({"mode": "stale", "staleness": 4}, None, 5),
         ({"mode": "stale", "staleness": 9}, 3, 3),
         ({"mode": "asynchronous"}, 6, 6),
-        ({"mode": "asynchronous"}, None, 1),
+        ({"mode": "asynchronous"}, None, 8),
+        ({"mode": "asynchronous", "staleness": 2}, None, 3),
         ({"mode": "synchronous"}, 64, 1),
     ],
 )
@@ -81,8 +82,25 @@ def test_sums_that_a_coordinator_has_no_memory_for_are_refused(
     with pytest.raises(GivenError) as refused:
         check_submission(made, (), MAX_MB, (in_flight + 2) * size_mb - 5)
     assert refused.value.fields == ("synchronisation.staleness",)
-    assert f"{in_flight} updates in flight take " in refused.value.problem
+    assert f"{in_flight} updates in flight" in refused.value.problem
+    assumed = "8 workers are counted, as neither staleness nor provisioning.workers says"
+    assert (assumed in refused.value.problem) == (in_flight == 8)
     assert "DOLL_COORDINATOR_MEMORY_MIB allows: lower it, or allow more" in refused.value.problem
+
+
+def test_what_workers_know_with_compression_takes_memory_too() -> None:
+    large = spec(name="tabular-mlp", classes=2, hidden=[10_000, 10_000]).model_dump(mode="json")
+    for synchronisation, sums, field in (
+        ({"mode": "synchronous"}, 3, "compression"),
+        ({"mode": "stale"}, 4, "synchronisation.staleness"),
+    ):
+        fields = large | {"synchronisation": synchronisation, "compression": {"changes": 0.1}}
+        made = JobSpec.model_validate_json(as_json_of(fields))
+        check_submission(made, (), MAX_MB, (sums + 1) * 382)
+        with pytest.raises(GivenError) as refused:
+            check_submission(made, (), MAX_MB, (sums + 1) * 382 - 5)
+        assert refused.value.fields == (field,)
+        assert "and what workers know with compression" in refused.value.problem
 
 
 def test_a_model_past_the_setting_is_refused_and_never_made() -> None:

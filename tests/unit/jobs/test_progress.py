@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.core.audit import audit
 from common.core.history import History
@@ -21,6 +22,7 @@ from common.core.messages import (
     ControlRecord,
     Lead,
     LeaderStatus,
+    ModelId,
     Opened,
     Positions,
     Quarantined,
@@ -28,9 +30,11 @@ from common.core.messages import (
     Requeued,
     Skipped,
     SpanExpired,
+    Synchrony,
     WorkerId,
 )
 from common.core.spans import Partition, Span
+from common.jobs.edit import changed_spec
 from common.jobs.progress import QUIET_S, RECENT_RECORDS, WORDS, Columns, JobProgress, Look
 from tests.unit.admin.live.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
 
@@ -408,6 +412,36 @@ def test_columns_take_back_what_batches_they_had() -> None:
     columns.take_back(1)
     assert +columns.offsets == Counter({"clicks": BATCH})
     assert (columns.samples, columns.batches, columns.newest) == (BATCH, 1, 1)
+
+
+def test_switches_are_known_and_taken_back() -> None:
+    stale = {"synchrony": Synchrony(2, staleness=1), "base": 0}
+    view = JobProgress(job())
+    view.feed_update(0, lead(), NOW, NOW)
+    made = (update(0, 1, batch(0)), update(0, 2, batch(1)), update(0, 3, batch(2)))
+    for offset, (record, more) in enumerate(zip(made, ({}, stale, {}), strict=True), 1):
+        view.feed_update(offset, replace(record, **more), NOW, NOW)
+    assert view.columns.switches == deque([(2, NOW, "stale"), (3, NOW, "synchronous")])
+    [row] = view.columns.rows(2, 2)
+    assert (row.mode, row.stale) == ("stale", 1)
+    view.feed_update(4, lead(0, base=ModelId(0, 2)), NOW, NOW)
+    assert view.columns.switches == deque([(2, NOW, "stale")])
+    assert view.numbers(NOW).stale == 1
+
+
+def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> None:
+    record = job()
+    view = JobProgress(record)
+    own = Synchrony(record.spec.group_size)
+    assert (view.numbers(NOW).synchrony, view.numbers(NOW).stale) == (own, None)
+    view.feed_update(0, lead(), NOW, NOW)
+    by_rule = Synchrony(2, staleness=1)
+    view.feed_update(1, replace(update(0, 1, batch(0)), synchrony=by_rule), NOW, NOW)
+    assert view.numbers(NOW).synchrony == by_rule
+    block = {"synchronisation": {"mode": "asynchronous"}}
+    view.record = record._replace(revision=1, spec=changed_spec(record.spec, block))
+    view.look(Look(NOW, {"a": "alive", "b": "alive"}))
+    assert view.numbers(NOW).synchrony == Synchrony(own.group_size, 8, lone=True)
 
 
 def test_a_quarantine_by_a_leader_that_is_none_counts_for_nobody() -> None:

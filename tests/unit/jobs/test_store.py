@@ -37,6 +37,8 @@ from tests.unit.jobs.test_spec import TEXT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.jobs.edit import Value
+
 JOBS = Partition(topics.JOBS, 0)
 ORIGIN = Origin("letters", 12, 400, "a1" * 32)
 LONGEST = "t" * 245  # name of a stream
@@ -436,7 +438,7 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
     book = JobStore(log, clock=clock)
     book.submit(parse_job(TEXT))
     clock.advance(5.0)
-    changed: dict[str, float | int | None] = {
+    changed: dict[str, Value] = {
         "deadline_s": 60.0,
         "group_size": 4,
         "batch_size": 16,
@@ -452,6 +454,42 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
     record = book.change("digits", {"deadline_s": None, "group_size": 4}, "no hurry")
     assert (record.revision, record.spec.stop.deadline_s) == (2, None)
     assert record.changes[-1].changed == {"deadline_s": None}
+
+
+def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
+    stale, exact = {"mode": "stale", "staleness": 2}, {"significance": 1.5}
+    book = JobStore(log)
+    book.submit(parse_job(TEXT))
+    record = book.change("digits", {"synchronisation": stale, "compression": exact}, "one is slow")
+    assert record == JobStore(log).get("digits")
+    assert record.changes[-1].changed == {"synchronisation": stale, "compression": exact}
+    assert (record.spec.mode, record.spec.synchronised.fixed_staleness) == ("stale", 2)
+    assert (record.spec.format, record.spec.waiting_bound) == (2, 80)
+    asynchronous = {"mode": "asynchronous", "damped": True}
+    record = book.change("digits", {"synchronisation": asynchronous, "compression": exact}, "")
+    assert record.changes[-1].changed == {"synchronisation": asynchronous}
+    record = book.change("digits", {"synchronisation": None, "compression": None}, "all are fast")
+    assert record.spec == parse_job(TEXT)
+    assert record.changes[-1].changed == {"synchronisation": None, "compression": None}
+
+
+def test_programs_without_blocks_read_no_record_that_tells_of_one(log: MemoryLog) -> None:
+    book = JobStore(log)
+    book.submit(parse_job(TEXT))
+    assert b'"format"' not in encode_job(book.change("digits", {"group_size": 4}, ""))
+    for block in ({"mode": "stale"}, None):  # its changes go on to tell of it
+        record = book.change("digits", {"synchronisation": block}, "")
+        assert encode_job(record).endswith(b',"format":2}')
+    assert record.spec.format == 1
+
+
+def test_a_job_goes_on_as_it_was_where_a_newer_program_gave_it_a_block(log: MemoryLog) -> None:
+    book = JobStore(log)
+    known = book.submit(parse_job(TEXT))
+    newer = encode_job(known).replace(b'"group_size"', b'"rings":{"of":4},"group_size"')
+    write(log, topics.JOBS, newer, b"digits")
+    assert book.read() == JobStore(log).read() == {"digits": known}
+    assert 'unknown field "rings"' in book.unreadable["digits"].reason
 
 
 def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
@@ -473,10 +511,21 @@ def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
         ({"learning_rate": float("nan")}, "learning_rate: must be a finite number"),
         ({"deadline_s": -1}, "deadline_s: must be above 0"),
         ({"seed": 4}, '"seed" cannot be changed; what can is deadline_s, group_size'),
+        ({"synchronisation": {"mode": "late"}}, "synchronisation.mode: must be 'synchronous', "),
+        (
+            {"synchronisation": {"mode": "averaging"}},
+            "synchronisation: local_rate: averaging needs one, such as 0.1",
+        ),
+        (
+            {"synchronisation": {"mode": "stale", "stalenes": 2}},
+            'unknown field "synchronisation.stalenes" (did you mean "staleness"?)',
+        ),
+        ({"compression": {}}, "compression: needs significance or changes, one of them"),
+        ({"compression": 1.5}, "compression: must be a mapping of fields to values, got 1.5"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_refused_by_its_name(
-    log: MemoryLog, changed: dict[str, float | int | None], message: str
+    log: MemoryLog, changed: dict[str, Value], message: str
 ) -> None:
     book = JobStore(log)
     record = book.submit(parse_job(TEXT))

@@ -51,13 +51,13 @@ class RecordingLog(MemoryLog):
 class Bench:
     """A job that two replicas take part in: the first one leads."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: str = "") -> None:
         self.log = RecordingLog()
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
         self.log.create_topics([NewTopic("clinic-a")])
         self.book = JobStore(self.log)
-        self.record = self.book.submit(parse_job(JOB))
+        self.record = self.book.submit(parse_job(JOB + options))
         self.leader = MemoryReplica(self.log, self.redis, "c1")
         self.leader.look()
         until(lambda: self.leader.leads(NAME), "it leads")
@@ -70,13 +70,16 @@ class Bench:
         """The two replicas."""
         return self.leader, self.other
 
+    def close(self) -> None:
+        """End all replicas."""
+        for replica in (*self.both(), *self.later):
+            replica.close()
+
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    bench = Bench()
-    yield bench
-    for replica in (*bench.both(), *bench.later):
-        replica.close()
+    with closing(Bench()) as bench:
+        yield bench
 
 
 def test_a_deleted_job_ends_for_all_replicas_and_stays_deleted(bench: Bench) -> None:
@@ -136,6 +139,26 @@ def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> N
     assert (settings.mode.group_size, settings.bound) == (7, 14)
     assert (settings.revision, settings.mode.learning_rate) == (1, 0.5)
     assert protocol_settings(bench.record).stop_at is None
+
+
+def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told() -> int:
+        return sum("window_too_small" in record.getMessage() for record in caplog.records)
+
+    with closing(Bench("waiting_batches: 2\nsynchronisation: {mode: stale}\n")) as bench:
+        bench.board.beat(WorkerId("w1"), "alive", 60.0)
+        bench.board.beat(WorkerId("w2"), "alive", 60.0)
+        until(lambda: live(bench) == 2, "both are seen")
+        assert told() == 0
+        bench.board.beat(WorkerId("w2"), "leaving", 60.0)
+        until(lambda: told() == 1, "it is told")
+
+
+def live(bench: Bench) -> int:
+    status = bench.board.get_leader_status()
+    return 0 if status is None else status.live
 
 
 def test_a_leader_whose_lease_was_lost_with_the_board_takes_it_again(bench: Bench) -> None:

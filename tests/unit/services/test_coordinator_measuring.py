@@ -9,10 +9,17 @@ import msgspec
 import pytest
 
 from common.core import events
-from common.core.messages import Failed, ModelId
+from common.core.messages import Failed, ModelId, Synchrony, UpdateApplied
 from common.jobs.spec import parse_job
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
-from common.telemetry.metrics.leading import MOST_METRICS, StreamFigures
+from common.telemetry.metrics.leading import (
+    MOST_METRICS,
+    MOST_WORKERS,
+    RECENT_GRADIENTS,
+    RecentGradient,
+    StreamFigures,
+    by_worker,
+)
 from common.telemetry.tracing import trace_of
 from common.testing.tracing import MemoryTracer
 from services.coordinator import metrics_observer as measuring
@@ -244,6 +251,37 @@ def test_a_former_leader_tells_nothing_that_is_its_successors_to_tell() -> None:
     assert bench.told("stream_records", stream="s") is None
     assert bench.told("stability_ratio", bound="necessary") is None
     assert (bench.told("updates_total"), bench.told("takeovers_total")) == (1.0, 1.0)
+
+
+def test_how_updates_are_made_is_told_and_when_that_changes() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    bench.compute()
+    assert bench.told("synchronisation", mode="synchronous") == 1.0
+    assert bench.told("group_size") == 1.0  # of the job
+    assert bench.told("update_staleness_versions") == 0.0
+    update = UpdateApplied(0, 2, (), 1, 2.0, base=0)
+    for synchrony in (Synchrony(4, staleness=2), Synchrony(8, staleness=1)):
+        bench.measuring.metrics.updated(update, synchrony, ())
+    assert bench.told("synchronisation", mode="synchronous") is None
+    assert bench.told("synchronisation", mode="stale") == 1.0
+    assert bench.told("group_size") == 8.0
+    assert bench.told("update_staleness_versions") == 1.0
+    assert bench.told("synchronisation_switches_total") == 1.0
+
+
+def test_workers_are_compared_by_speed_and_share_and_many_make_few_series() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    bench.compute()
+    for worker in (A, B):
+        assert bench.told("worker_batches_per_second", worker=worker) == pytest.approx(10.0)
+        assert bench.told("worker_batches_ratio", worker=worker) == 0.5
+    recent = [RecentGradient(f"w{n}", 1, 0.1) for n in range(RECENT_GRADIENTS)]
+    figures = by_worker([*recent, RecentGradient("w7", 3, 0.3)])
+    assert len(figures) == MOST_WORKERS
+    assert figures["w7"].batches_per_s == pytest.approx(10.0)
+    assert figures["w7"].share == 4 / (RECENT_GRADIENTS + 3)
 
 
 def test_a_leader_says_where_it_stands() -> None:

@@ -279,6 +279,43 @@ def test_a_trigger_says_what_has_changed_since_the_one_before(compressed: Bench)
     assert board.get_model(ModelId(3, 3)) == bytes(bench.effects.trainer.weights())
 
 
+def changed(bench: Bench, options: str) -> None:
+    bench.effects.change(parse_job(WIDE + options))
+
+
+def whole(bench: Bench, version: int) -> bytes | None:
+    return bench.board.get_model(ModelId(3, version))
+
+
+def test_compression_comes_and_goes_with_a_version(compressed: Bench) -> None:
+    # compression   ████████ 0.5 ████████│ off            │ largest 1 %
+    # versions      0 whole    1 by 0      2, 3 whole        4 by 3
+    bench = compressed
+    bench.carry_out(do.PublishModel(ModelId(3, 0)))
+    step(bench, 1, [5], 1.0)
+    assert posted(bench, 1, 1).since == ModelId(3, 0)
+    changed(bench, "")
+    step_of_view = bytes(bench.effects.trainer.weights())
+    assert posted(bench, 2, 1).since is UNSET  # who has version 1 has the view of it
+    bench.carry_out(do.PublishModel(ModelId(3, 1)))
+    assert whole(bench, 1) is not None
+    step(bench, 2, [7], 1e-9)
+    trigger = posted(bench, 3, 2)
+    assert (trigger.since, trigger.sparse) == (UNSET, UNSET)
+    assert whole(bench, 2) == bytes(bench.effects.trainer.weights()) != step_of_view
+    step(bench, 3, [7], 1.0)
+    assert whole(bench, 3) == bytes(bench.effects.trainer.weights())
+    changed(bench, "compression: {changes: 0.01}\n")
+    step(bench, 4, [9], 1.0)
+    assert whole(bench, 4) is None
+    trigger = posted(bench, 4, 4)
+    assert (trigger.since, trigger.sparse) == (ModelId(3, 3), True)
+    known = np.frombuffer(whole(bench, 3) or b"", np.float32).copy()
+    write_to(known, decode_sparse(memoryview(trigger.changes or b"")))
+    bench.carry_out(do.PublishModel(ModelId(3, 4)))
+    assert known.tobytes() == whole(bench, 4)
+
+
 # --- what is left for evaluators -----------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET, UnsetType
 
 from common.core.messages import (
     MOST_TRACEBACK,
@@ -289,6 +290,22 @@ def test_a_gradient_is_sent_sparse_only_where_every_program_reads_it() -> None:
     again = np.zeros_like(dense)
     add_to(again, sparse_one)
     assert again.tobytes() == dense.tobytes()
+
+
+def test_a_gradient_is_sent_sparse_while_the_leader_says_that_it_reads_it(world: World) -> None:
+    order = (Assignment(W, (batch(0, 2),)),)
+    found = list[type]()
+    said: tuple[bool | UnsetType, ...] = (UNSET, True, UNSET)
+    for number, sparse in enumerate(said, 1):
+        trigger = UpdateTrigger(
+            TriggerId(3, number), MODEL, order, bytes(4 * RECORDS), REPLICA, sparse=sparse
+        )
+        world.board.post_trigger(trigger)
+        world.desk.turn()
+        [reply] = world.replies()
+        assert isinstance(reply, Gradient)
+        found.append(type(reply.vector))
+    assert found == [np.ndarray, SparseVector, np.ndarray]
 
 
 def test_a_small_model_travels_inside_the_trigger(world: World) -> None:

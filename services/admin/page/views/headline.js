@@ -14,7 +14,7 @@ export function metricText(name, value) {
   return name === "accuracy" || name?.endsWith("_share") ? percent(value) : short(value);
 }
 
-const ORDER = ["Version", "Loss", "Metric", "Updates/s", "Lag", "Skipped", "Expired", "Lost", "Workers", "Time left", "Cost so far", "Predicted cost"];
+const ORDER = ["Version", "Loss", "Metric", "Updates/s", "Synchronisation", "Lag", "Skipped", "Expired", "Lost", "Workers", "Time left", "Cost so far", "Predicted cost"];
 
 /** Tiles with numbers; made once, told often. */
 export class Headline {
@@ -45,6 +45,12 @@ export class Headline {
     this.#put("Skipped", atLeast(progress.skipped, progress.whole), quarantined);
     this.#put("Expired", atLeast(progress.expired, progress.whole), "records deleted before they were trained");
     this.#put("Lost", atLeast(progress.lost, progress.whole), "records trained, then lost by Kafka");
+    const { mode, group_size: k, staleness } = progress.synchrony;
+    if (mode !== "synchronous" || job.spec.synchronisation) {
+      const behind = newest?.stale ?? progress.stale;
+      const note = `K = ${count(k)}` + (staleness > 0 ? `, s = ${count(staleness)}; the newest update ${count(behind)} behind` : "");
+      this.#put("Synchronisation", mode, note);
+    }
     this.#put("Workers", count(progress.workers), provisioning ? `${provisioning.running} machines run` : "alive");
     const cost = provisioning?.cost ?? null;
     if (cost !== null) {

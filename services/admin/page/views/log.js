@@ -24,6 +24,7 @@ export function happened(store) {
     ...(store.provisioning?.plans ?? []).map(planned),
     ...(store.curves?.lives ?? []).flatMap(lived),
     ...(store.curves?.evaluation?.drifts ?? []).map(drifted),
+    ...(store.curves?.switches ?? []).map(switched),
     ...store.heard.map(heard),
   ];
   if (store.job) entries.push({ atS: store.job.submitted_s, kind: "job", text: "The job was submitted." });
@@ -31,8 +32,19 @@ export function happened(store) {
 }
 
 function changed(change) {
-  const what = Object.entries(change.changed).map(([name, value]) => `${name.replaceAll("_", " ")} is ${value === null ? "none" : short(value)}`);
+  const what = Object.entries(change.changed).map(([name, value]) => `${name.replaceAll("_", " ")} is ${setting(value)}`);
   return { atS: change.at_s, kind: "job", text: `Changed: ${what.join(", ")}. ${change.reason}` };
+}
+
+/** A value in words: of a block what it says, of a list how many it has. */
+function setting(value) {
+  if (value === null) return "none";
+  if (typeof value === "number") return short(value);
+  if (Array.isArray(value)) return count(value.length);
+  if (typeof value !== "object") return String(value);
+  return Object.entries(value)
+    .map(([name, each]) => (name === "mode" ? each : `${name.replaceAll("_", " ")} ${setting(each)}`))
+    .join(", ");
 }
 
 function planned(plan) {
@@ -41,6 +53,10 @@ function planned(plan) {
 
 function drifted({ stream, version, at_s: atS, before, after }) {
   return { atS, kind: "drift", text: `${stream} drifts: errors rose from ${short(before)} to ${short(after)}, at version ${count(version)}.` };
+}
+
+function switched({ version, at_s: atS, mode }) {
+  return { atS, kind: "job", text: `Updates are ${mode} from version ${count(version)} on.` };
 }
 
 function lived(life) {

@@ -79,6 +79,7 @@ export function warnings(store) {
     warn(GRAVE.has(job.state), `The job is ${job.state}${job.why ? ":" : "."}`, job.why, command);
   } else if (progress.led === null) warn(true, "Redis is unavailable:", "who leads and who works is not known.");
   if (workers?.board_away && progress.led !== null) warn(true, "Signs of life cannot be read:", workers.board_away);
+  if (progress.note) warn(false, "Updates wait for each other:", progress.note);
   if (progress.skipped > 0) warn(false, `${counted(progress.skipped, "record", "records")} did not decode:`, "they are in the streams' dead letters.");
   if (progress.quarantined > 0) quarantined(job.id, progress, warn);
   if (progress.expired > 0) {

@@ -1,0 +1,60 @@
+"""What a person hears of a job that is let through, and when that is of no use any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.jobs.notes import notes_on, window_note
+from common.jobs.spec import JobSpec, parse_job
+from tests.unit.jobs.test_spec import TEXT
+
+STALE = "synchronisation: {mode: stale, staleness: 2}\n"  # K is 20, so that 80 batches are needed
+
+
+PLAIN = "".join(
+    line
+    for line in TEXT.splitlines(keepends=True)
+    if not line.startswith(("sync:", "provisioning:"))
+)
+
+
+def job(options: str = "") -> JobSpec:
+    return parse_job(PLAIN + options)
+
+
+def test_of_most_jobs_there_is_nothing_to_know() -> None:
+    assert notes_on(job()) == notes_on(job(STALE)) == ()
+    assert window_note(job(STALE), 1) == window_note(job("waiting_batches: 20\n"), 1) == ""
+
+
+def test_the_block_of_before_is_read_with_a_word_until_it_is_stored() -> None:
+    old = job("sync: {mode: k-sync}\n")
+    [note] = notes_on(old)
+    assert "`synchronisation: {mode: synchronous}`" in note
+    assert notes_on(JobSpec.model_validate_json(old.model_dump_json())) == ()
+
+
+def test_a_large_staleness_is_let_through_with_a_word() -> None:
+    [note] = notes_on(job("synchronisation: {mode: stale, staleness: 3}\n"))
+    assert note.startswith("synchronisation.staleness: above 2 ")
+
+
+@pytest.mark.parametrize(
+    ("workers", "waiting", "raised"), [(2, 39, 40), (3, 26, 27), (2, 40, 0), (None, 20, 0)]
+)
+def test_too_few_batches_of_the_workers_that_live_are_told(
+    workers: int | None, waiting: int, raised: int
+) -> None:
+    spec = job(f"{STALE}waiting_batches: {waiting}\n")
+    note = window_note(spec, workers)
+    assert bool(note) == bool(raised)
+    if raised:
+        assert f"{waiting} of each of {workers} workers are fewer than the 80 batches" in note
+        assert note.endswith(f"raise it to {raised}, or leave it out")
+
+
+def test_of_rented_workers_it_is_told_at_once() -> None:
+    rented = "provisioning: {workers: 2}\n"
+    assert notes_on(job(f"{STALE}waiting_batches: 40\n{rented}")) == ()
+    [note] = notes_on(job(f"{STALE}waiting_batches: 20\n{rented}"))
+    assert note.startswith("waiting_batches: 20 of each of 2 workers ")
