@@ -95,7 +95,7 @@ def traffic(learning: Learning, compression: Compression | None, *, sparse: bool
         for worker in range(learning.workers):
             computer.load(view.weights)
             summed = computer.compute([next(drawn)])
-            vector = smallest(summed.vector) if sparse else summed.vector
+            vector = smallest(summed.sparse) if sparse else summed.vector
             gradient = Gradient(
                 _WORKER,
                 ModelId(1, found.updates),

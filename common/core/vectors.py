@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from common.core.messages import Vector
@@ -23,10 +24,27 @@ class SparseVector(NamedTuple):
         """Of the vector, were it dense."""
         return (self.size,)
 
+    @property
+    def indices(self) -> npt.NDArray[np.integer[Any]]:
+        """(n * width,) ascending: where in the vector each of its numbers is."""
+        width = self.values.shape[1]
+        if width == 1:
+            return self.blocks
+        return np.ravel(self.blocks[:, None] * width + np.arange(width))
+
 
 def numbers_in(vector: Vector | SparseVector) -> Vector:
     """All numbers of a vector that may be anything but zero."""
     return vector.values if isinstance(vector, SparseVector) else vector
+
+
+def dense(vector: Vector | SparseVector) -> Vector:
+    """(size,) float32: all numbers of a vector, where they are."""
+    if not isinstance(vector, SparseVector):
+        return vector
+    whole = np.zeros(vector.size, np.float32)
+    write_to(whole, vector)
+    return whole
 
 
 def add_to(total: Vector, vector: Vector | SparseVector) -> None:

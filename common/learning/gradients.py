@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.backends import cudnn
 
+from common.core.vectors import dense, numbers_in
 from common.errors import UserError
 from common.learning.errors import NotFiniteError, TaskError, what_was_raised
 from common.learning.fields import concatenate
@@ -38,6 +39,7 @@ TOGETHER_BYTES = 128 << 10
 Reduction: TypeAlias = Literal["mean", "sum"]  # what is made of a sum over samples
 Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"  # columns of a batch
 Sums: TypeAlias = list[list[float]]  # of each pass: of its losses, then of each metric
+_Found: TypeAlias = "tuple[list[str], Sums, Vector | SparseVector]"  # names of metrics first
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 
@@ -57,11 +59,17 @@ def resolve_device(name: DeviceName) -> torch.device:
 class GradientSum:
     """What one worker adds to an update. Every number is a sum over the samples."""
 
-    vector: Vector  # (P + B,) float32 gradient, then (change of the buffers) x samples
+    # (P + B,) float32 gradient, then (change of the buffers) x samples; what it leaves out is zero
+    sparse: Vector | SparseVector
     samples: int
     loss_sum: float
     metric_sums: dict[str, float]
     seconds: float  # compute time
+
+    @property
+    def vector(self) -> Vector:
+        """All numbers of it."""
+        return dense(self.sparse)
 
 
 class GradientComputer:
@@ -159,9 +167,7 @@ class GradientComputer:
             time.perf_counter() - started,
         )
 
-    def _unseeded(
-        self, batches: Sequence[Records], local_rate: float
-    ) -> tuple[list[str], Sums, Vector] | None:
+    def _unseeded(self, batches: Sequence[Records], local_rate: float) -> _Found | None:
         """Pass small batches forward and back together, and seed nothing.
 
         Returns:
@@ -175,16 +181,15 @@ class GradientComputer:
             names, sums, vector = self._passes(
                 batches if apart else _joined(batches, self._together_bytes), local_rate
             )
-            finite = all(map(math.isfinite, chain(*sums))) and bool(np.isfinite(vector).all())
+            numbers = numbers_in(vector)
+            finite = all(map(math.isfinite, chain(*sums))) and bool(np.isfinite(numbers).all())
         if not torch.equal(before, _generator(self._device).get_state()):
             self._draws = True
             _generator(self._device).set_state(before)
             return None
         return (names, sums, vector) if finite else None
 
-    def _seeded(
-        self, batches: Sequence[Records], local_rate: float
-    ) -> tuple[list[str], Sums, Vector]:
+    def _seeded(self, batches: Sequence[Records], local_rate: float) -> _Found:
         """Pass each batch forward and back by itself; torch's generators stay as they were."""
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
@@ -192,14 +197,14 @@ class GradientComputer:
         for index, row in enumerate(sums):
             if not all(map(math.isfinite, row)):
                 raise NotFiniteError("a loss or metric", index)
-        if not np.isfinite(vector).all():
+        if not np.isfinite(numbers_in(vector)).all():
             raise NotFiniteError("the gradient", 0 if len(batches) == 1 else None)
         return names, sums, vector
 
     def _passes(
         self, batches: Sequence[Records], local_rate: float, *, seeded: bool = False
-    ) -> tuple[list[str], Sums, Vector]:
-        self.model.gradient.zero_()
+    ) -> _Found:
+        self.model.clear_gradient()
         totals = []
         with self._walk(local_rate) if local_rate else nullcontext(_stay) as step:
             for index, batch in enumerate(batches):
@@ -212,7 +217,7 @@ class GradientComputer:
         for found, _ in totals:
             check_same_metrics(self._task, found, names)
         sums: Sums = torch.stack([total for _, total in totals]).tolist()
-        return names, sums, self.model.gradient.to("cpu", copy=True).numpy()
+        return names, sums, self.model.read_gradient()
 
     @contextmanager
     def _walk(self, local_rate: float) -> Iterator[Callable[[int], None]]:

@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
-from common.core.vectors import write_to
+from common.core.vectors import SparseVector, write_to
 from common.errors import CorruptError, UserError
 from common.learning.checkpoint import Piece
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor, nn
 
     from common.core.messages import Vector
-    from common.core.vectors import SparseVector
     from common.learning.checkpoint import Layout
+
+
+@dataclass(slots=True)
+class _Part:
+    """Where the gradient of one parameter may be anything but zero."""
+
+    place: slice
+    gradient: Tensor  # (rows, width) view: rows by the parameter's first dimension
+    everywhere: bool
+    rows: npt.NDArray[np.bool_] = field(init=False)  # else in these
+
+    def __post_init__(self) -> None:
+        self.rows = np.zeros(len(self.gradient), bool)
+
+    def take(self, gradient: Tensor) -> Tensor | None:
+        """As a hook of the parameter: add a sparse gradient, of which nothing is left to add.
+
+        torch takes ten times as long to add one of which rows are there several times.
+        """
+        if not gradient.is_sparse or gradient.sparse_dim() != 1:
+            self.everywhere = True
+            return None
+        # What is public of a sparse tensor sorts it first, and sums equal rows in another order.
+        [rows], values = gradient._indices(), gradient._values()  # noqa: SLF001
+        self.gradient.index_add_(0, rows, values.reshape(len(rows), -1))
+        self.rows[rows.numpy()] = True
+        return torch.zeros_like(gradient)
+
+    def indices(self) -> npt.NDArray[np.int64]:
+        """Numbers of the vector, ascending."""
+        if self.everywhere:
+            return np.arange(self.place.start, self.place.stop)
+        rows, width = np.flatnonzero(self.rows), self.gradient.shape[1]
+        return np.ravel(self.place.start + rows[:, None] * width + np.arange(width))
+
+    def clear(self) -> None:
+        """Let it be zero."""
+        if self.everywhere:
+            self.gradient.zero_()
+        else:
+            rows = np.flatnonzero(self.rows)
+            self.gradient.numpy()[rows] = 0
+            self.rows[rows] = False
 
 
 class FlatModel:
@@ -24,7 +68,8 @@ class FlatModel:
 
     The parameters come first, in the module's own order, then the buffers. Each parameter's `.grad`
     is a view of the gradient vector, so a backward pass adds into it and nothing is ever gathered;
-    for that reason it is zeroed in place and never set to None.
+    for that reason it is zeroed in place and never set to None. A sparse gradient (`Embedding` with
+    `sparse=True`) is added on the CPU in the time that its rows take.
 
     Attributes:
         module: The network itself, usable as always.
@@ -48,6 +93,8 @@ class FlatModel:
         self.state = torch.empty(size, device=device)
         self.gradient = torch.zeros(size, device=device)
         self._buffers = buffers
+        self._parts = list[_Part]()
+        on_host = device.type == "cpu"
         start = 0
         for tensor in (*parameters.values(), *buffers.values()):
             place = slice(start, start + tensor.numel())
@@ -57,7 +104,11 @@ class FlatModel:
             tensor.data = view
             if tensor.requires_grad:
                 tensor.grad = self.gradient[place].view(tensor.shape)
-        on_host = device.type == "cpu"
+                rows = tensor.grad.flatten(1) if tensor.ndim > 1 else tensor.grad.view(-1, 1)
+                part = _Part(place, rows, everywhere=not on_host)
+                self._parts.append(part)
+                if on_host:
+                    tensor.register_hook(part.take)  # type: ignore[no-untyped-call] # torch's
         self._host = self.state if on_host else torch.empty(size, pin_memory=True)
 
     @property
@@ -104,6 +155,21 @@ class FlatModel:
             blocks, values = (torch.from_numpy(np.array(part)) for part in changes[1:])
             state = self.state.view(-1, values.shape[1])
             state[blocks.to(state.device)] = values.to(state.device)
+
+    def clear_gradient(self) -> None:
+        """Let it be zero, as it must be before the first backward pass."""
+        for part in self._parts:
+            part.clear()
+        self.gradient[self.parameter_count :].zero_()
+
+    def read_gradient(self) -> Vector | SparseVector:
+        """A copy on the host: of what may be anything but zero, if that is not most of it."""
+        if all(part.everywhere for part in self._parts):
+            return cast("Vector", self.gradient.to("cpu", copy=True).numpy())
+        buffers = np.arange(self.parameter_count, len(self.gradient))
+        indices = np.concatenate([*(part.indices() for part in self._parts), buffers])
+        values = self.gradient.numpy()[indices]
+        return SparseVector(len(self.gradient), indices, values[:, None])
 
     @property
     def buffers(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from common.core.vectors import add_to, numbers_in
+from common.core.vectors import SparseVector, add_to, numbers_in
 from common.errors import CorruptError
 from common.learning.checkpoint import pack, unpack
 from common.learning.errors import NotFiniteError
@@ -23,9 +23,11 @@ from common.learning.optimizers import (
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
-    from common.core.vectors import SparseVector
     from common.learning.checkpoint import Layout
     from common.learning.gradients import Reduction
+
+
+_SCATTERED = 1 / 8  # of a vector: numbers here and there take as long as all of them in a row
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -58,6 +60,22 @@ class _Sum:
 
     vector: Vector  # (P + B,) float32
     samples: int = 0
+    indices: list[npt.NDArray[np.integer[Any]]] | None = field(default_factory=list)  # or all
+
+    def add(self, vector: Vector | SparseVector, samples: int) -> None:
+        """Add one part."""
+        add_to(self.vector, vector)
+        self.samples += samples
+        if not isinstance(vector, SparseVector):
+            self.indices = None
+        elif self.indices is not None:
+            self.indices.append(vector.indices)
+            if sum(map(len, self.indices)) > _SCATTERED * len(self.vector):
+                self.indices = None
+
+    def where(self) -> slice | npt.NDArray[np.integer[Any]]:
+        """What of the vector may be anything but zero; the same number may be there twice."""
+        return slice(None) if self.indices is None else np.concatenate(self.indices)
 
 
 class Trainer:
@@ -121,14 +139,12 @@ class Trainer:
             self._sums[round_] = _Sum(
                 self._spare.pop() if self._spare else np.zeros_like(self._weights)
             )
-        part = self._sums[round_]
-        add_to(part.vector, vector)
-        part.samples += samples
+        self._sums[round_].add(vector, samples)
 
     def discard(self, round_: int) -> None:
         """Forget what was added to a round."""
         if part := self._sums.pop(round_, None):
-            part.vector.fill(0)
+            part.vector[part.where()] = 0
             self._spare.append(part.vector)
 
     def apply(self, round_: int, learning_rate: float | None = None, scale: float = 1.0) -> None:
@@ -148,12 +164,12 @@ class Trainer:
         part = self._sums[round_]
         rate = self._settings.learning_rate if learning_rate is None else learning_rate
         set_learning_rate(self._optimizer, rate * scale)
-        gradient = part.vector[: self._split]
+        moved = part.vector[self._split :] / part.samples
         if self._reduction == "mean":
-            gradient /= part.samples
-        self._parameter.grad = torch.from_numpy(gradient)
+            part.vector[part.where()] /= part.samples
+        self._parameter.grad = torch.from_numpy(part.vector[: self._split])
         self._optimizer.step()
-        self._weights[self._split :] += part.vector[self._split :] / part.samples
+        self._weights[self._split :] += moved
         self.discard(round_)
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.core.vectors import SparseVector
+from common.core.vectors import SparseVector, dense, numbers_in
 from common.errors import WireError
 
 if TYPE_CHECKING:
@@ -27,23 +27,26 @@ _MOST_BLOCKS = 2**32  # in the vector: no gap between two is longer than 4 bytes
 _SEVERAL = 256  # indices that mostly show whether there is a common width
 
 
-def smallest(vector: Vector) -> Vector | SparseVector:
-    """The vector as what takes the fewest bytes: itself, or its blocks that are not zero.
+def smallest(vector: Vector | SparseVector) -> Vector | SparseVector:
+    """The vector as what takes the fewest bytes: all numbers, or its blocks that are not zero.
 
     Args:
         vector: (P + B,) float32, contiguous; values are copied out of it.
     """
-    nonzero = vector.view(np.uint32) != 0
-    size, count = len(vector), int(np.count_nonzero(nonzero))
+    [size] = vector.shape
+    numbers = numbers_in(vector).ravel()
+    nonzero = numbers.view(np.uint32) != 0
+    count = int(np.count_nonzero(nonzero))
     if 32 * count >= 31 * size:  # not even a bit for each number would pay
-        return vector
-    indices = np.flatnonzero(nonzero)
+        return dense(vector)
+    found = np.flatnonzero(nonzero)
+    indices = vector.indices[found] if isinstance(vector, SparseVector) else found
     width = _common_width(indices, size)
     blocks = indices if width == 1 else indices[::width] // width
     positions = _padded(_gap_bytes(blocks, size // width), len(blocks), size // width)
     if _HEAD.size + positions + 4 * count >= 4 * size:
-        return vector
-    return SparseVector(size, blocks, vector[indices].reshape(-1, width))
+        return dense(vector)
+    return SparseVector(size, blocks, numbers[found].reshape(-1, width))
 
 
 def encode_sparse(vector: SparseVector) -> bytes:
@@ -114,7 +117,7 @@ def _positions(data: memoryview, count: int, gap_bytes: int) -> npt.NDArray[np.i
     return np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little"))
 
 
-def _common_width(indices: npt.NDArray[np.intp], size: int) -> int:
+def _common_width(indices: npt.NDArray[np.integer[Any]], size: int) -> int:
     """The widest blocks of which each is wholly among the indices, or not at all.
 
     It divides the position of each change between indices that are there and indices that are not.

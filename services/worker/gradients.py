@@ -254,7 +254,7 @@ class GradientLoop:
             loss_sum=result.loss_sum,
             metric_sums=result.metric_sums,
             seconds=result.seconds,
-            vector=smallest(result.vector) if self._may_be_sparse else result.vector,
+            vector=smallest(result.sparse) if self._may_be_sparse else result.vector,
             local_rate=compute.local_rate or UNSET,
         )
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.core.vectors import SparseVector
+from common.core.vectors import SparseVector, dense
 from common.errors import CorruptError, UserError
 from common.learning.parameters import FlatModel
 from tests.unit.learning.examples import normalised
@@ -40,6 +40,58 @@ def test_a_backward_pass_adds_into_the_flat_gradient() -> None:
     for _ in range(2):
         module(torch.tensor([[3.0, 5.0]])).sum().backward()
     assert flat.gradient.tolist() == [6, 10, 2]
+
+
+class Looked(nn.Module):
+    """Rows that are looked up, between weights that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.rows = nn.Embedding(50, 3, sparse=True)
+        self.lone = nn.Embedding(40, 1, sparse=True)
+        self.bias = nn.Parameter(torch.zeros(3))
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """(n, 3)."""
+        found: torch.Tensor = self.rows(numbers) * self.scale + self.lone(numbers) + self.bias
+        return found
+
+
+def test_a_sparse_gradient_has_the_bits_that_torch_gives_it_and_leaves_out_what_is_zero() -> None:
+    """Three rounds: what one has touched is zero again in the next."""
+    module, plain = Looked(), Looked()
+    model = FlatModel(module)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        batches = [torch.randint(0, 40, (30,), generator=generator) ** 2 // 40 for _ in range(2)]
+        factors = torch.randn(30, 3, generator=generator)
+        model.clear_gradient()
+        for parameter, own in zip(plain.parameters(), module.parameters(), strict=True):
+            parameter.data, parameter.grad = own.data, torch.zeros_like(parameter)
+        for batch in batches:
+            (module(batch) * factors).sum().backward()
+            (plain(batch) * factors).sum().backward()
+        model.gradient[-2:] += seed  # how far buffers moved
+        found = model.read_gradient()
+        assert isinstance(found, SparseVector)
+        assert len(found.blocks) == 1 + 4 * len(np.unique(torch.cat(batches))) + 3 + 2
+        assert (np.diff(found.blocks) > 0).all()
+        wanted = [p.grad.ravel() for p in plain.parameters() if p.grad is not None]
+        whole = torch.cat([*wanted, torch.full((2,), float(seed))])
+        assert dense(found).tobytes() == whole.numpy().tobytes()
+
+
+def test_a_gradient_is_dense_where_rows_are_looked_up_and_used_as_a_whole_too() -> None:
+    module = nn.Embedding(3, 2, sparse=True)
+    model = FlatModel(module)
+    (module(torch.tensor([1])).sum() + module.weight.sum()).backward()
+    found = model.read_gradient()
+    assert isinstance(found, np.ndarray)
+    assert found.tolist() == [1, 1, 2, 2, 1, 1]
+    model.clear_gradient()
+    assert not model.gradient.any()
 
 
 def test_weights_load_from_any_kind_of_bytes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -70,6 +71,23 @@ def test_no_weight_is_off_by_more_than_its_share(
         off = np.abs(own - view.weights[:PARAMETERS])
         allowed = significance / sqrt(version) * np.maximum(np.abs(own), floor)
         assert (off <= allowed * (1 + 1e-5) + 1e-12).all()
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.001, 10), st.floats(0, 10))
+def test_what_is_told_is_what_the_definition_finds_in_single_precision(
+    seed: int, scale: float, significance: float
+) -> None:
+    first, weights = steps(seed, 1, scale)
+    view = View(first, PARAMETERS, Compression(significance))
+    own, known = weights[:PARAMETERS], first[:PARAMETERS]
+    floor = sqrt(np.dot(own, own) / max(np.count_nonzero(own), 1))
+    wanted = np.abs(own - known) > np.maximum(np.abs(own), floor) * significance
+    with patch("common.learning.significance._CHUNK", 64):
+        told = view.follow(weights, 1)
+    if told is None:
+        assert np.count_nonzero(wanted) > WHOLE_FROM * PARAMETERS
+    else:
+        assert told.blocks[:-BUFFERS].tolist() == np.flatnonzero(wanted).tolist()
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.01, WHOLE_FROM))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.vectors import SparseVector
+from common.core.vectors import SparseVector, dense
 from common.errors import CorruptError, UserError
 from common.learning.checkpoint import pack
 from common.learning.errors import NotFiniteError
@@ -21,6 +21,7 @@ from tests.unit.learning.examples import CPU, Counting, Regression, normalised, 
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
+    from common.learning.gradients import Reduction
 
 SGD = OptimizerSettings("sgd", 1.0)
 PARAMETERS, BUFFERS = 40, 3
@@ -178,6 +179,32 @@ def test_a_sparse_gradient_is_added_as_if_it_were_dense() -> None:
         subject.add(ROUND, part._replace(values=np.array([[2], [np.inf]], np.float32)), 3)
     with pytest.raises(ValueError, match="at least one sample"):
         subject.apply(ROUND)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("touched", [1, 4, 40])  # of 80: a few, more than one in 8 of them, many
+def test_sums_of_sparse_gradients_have_the_bits_of_dense_ones(
+    reduction: Reduction, touched: int
+) -> None:
+    """Rounds of two or three gradients, one of them discarded; a dense one is among the last."""
+    size = 83
+    start = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    settings = OptimizerSettings("momentum", 0.1)
+    subjects = [Trainer(start, 80, settings, reduction) for _ in range(2)]
+    for round_ in range(6):
+        random = np.random.default_rng(round_)
+        for part in range(2 + round_ % 2):
+            blocks = np.sort(random.choice(size, touched, replace=False))
+            some = SparseVector(size, blocks, random.normal(size=(touched, 1)).astype(np.float32))
+            samples = int(random.integers(1, 9))
+            subjects[0].add(round_, dense(some), samples)
+            subjects[1].add(round_, dense(some) if round_ + part == 5 else some, samples)
+        for subject in subjects:
+            if round_ == 2:
+                subject.discard(round_)
+            else:
+                subject.apply(round_)
+        assert weights_of(subjects[1]).tobytes() == weights_of(subjects[0]).tobytes()
 
 
 def test_what_was_added_can_be_discarded() -> None:

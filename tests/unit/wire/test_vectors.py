@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.core.messages import Gradient, ModelId, Vector, WorkerId
-from common.core.vectors import SparseVector, add_to
+from common.core.vectors import SparseVector, add_to, numbers_in
 from common.errors import WireError
 from common.wire.messages import decode_reply, encode_reply
 from common.wire.vectors import decode_sparse, encode_sparse, smallest
@@ -73,6 +73,20 @@ def test_a_vector_comes_back_bit_by_bit_and_is_never_longer_than_dense(vector: V
     assert back.shape == vector.shape
     assert dense(back).tobytes() == vector.tobytes()
     assert not back.values.flags.writeable
+
+
+@given(vectors(), st.integers(1, 3))
+def test_some_numbers_are_sent_as_the_whole_vector_would_be(vector: Vector, width: int) -> None:
+    vector = vector[: len(vector) // width * width]
+    rows = vector.reshape(-1, width)
+    there = np.flatnonzero(rows.view(np.uint32).any(axis=1) | (np.arange(len(rows)) % 5 == 0))
+    found = smallest(SparseVector(len(vector), there, rows[there]))
+    wanted = smallest(vector)
+    assert type(found) is type(wanted)
+    if isinstance(found, SparseVector) and isinstance(wanted, SparseVector):
+        assert encode_sparse(found) == encode_sparse(wanted)
+    else:
+        assert numbers_in(found).tobytes() == vector.tobytes()
 
 
 @given(st.lists(vectors(), min_size=1, max_size=4))
