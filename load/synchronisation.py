@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,10 @@ from load.throughput.learning import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from common.core import commands as do
+    from common.core.settings import Mode
 
 RECOMMENDED = Compression(significance=1.5)
 _WORKER = WorkerId("worker-0")
@@ -199,6 +203,77 @@ def fleet_32_link() -> report.Figure:
     return report.Figure("batches/s of 32 over the link's", share, 2, least=0.95)
 
 
+@dataclass
+class _Counted(Costless):
+    """Counts updates and the rounds that were begun and put back.
+
+    Args:
+        applied: Called after each update, with their number.
+    """
+
+    applied: Callable[[int], None]
+    updates: int = 0
+    discarded: int = 0
+
+    def apply(self, command: do.Apply, now: float) -> None:
+        """Count an update."""
+        del command, now
+        self.updates += 1
+        self.applied(self.updates)
+
+    def discard(self, round_: int) -> None:
+        """Count a round that was lost."""
+        del round_
+        self.discarded += 1
+
+
+_ALL_ROUNDS = 4000
+_BY_RULE = {
+    "when": {"busy_below": 0.4},
+    "mode": "asynchronous",
+    "group_size": 4,
+    "staleness": 64,
+    "local_rate": 0.1,
+}
+
+
+def switches() -> report.Figure:
+    """Walks of four batches while workers wait for the link: 16 of them, half-way 8.
+
+    Raises:
+        NotMeasuredError: If a round was lost at a switch.
+    """
+    time, random = VirtualTime(), np.random.default_rng(1)
+    streams = [Stream(Partition("s", n), Even(_PLENTY_PER_S, 0.5)) for n in range(16)]
+    times = GradientTimes(GRADIENT_S, _JITTER, random)
+    given = SynchronisationSpec.model_validate({"rules": (_BY_RULE,)})
+    job = Job(16, 1, _ALL_ROUNDS, GRADIENT_S, given)
+
+    modes: list[Mode | None] = []
+
+    def applied(updates: int) -> None:
+        modes.append(protocol.mode)
+        if updates == _ALL_ROUNDS:
+            time.stop()
+        elif updates == _ALL_ROUNDS // 2:
+            for gone, other in zip(machines[:8], machines[8:], strict=True):
+                protocol.preempt(gone)
+                other.own(list(gone.streams.values()))
+
+    learner = _Counted(applied)
+    protocol = Protocol(time, job, streams, times, learner, Delays(link_s=_LINK_S))
+    machines = [protocol.join(1.0) for _ in streams]
+    for machine, stream in zip(machines, streams, strict=True):
+        machine.own([stream])
+    time.run()
+    _audited.update(updates=len(protocol.staleness), too_stale=protocol.too_stale)
+    if learner.discarded:
+        raise NotMeasuredError(f"{learner.discarded} rounds were lost at a switch")
+    found = sum(one != two for one, two in pairwise(modes))
+    name = f"switches in {learner.updates:,} rounds of 16, then 8"
+    return report.Figure(name, found, 0, least=2, most=2)
+
+
 def audit_stale() -> report.Figure:
     """In all runs of the others.
 
@@ -216,6 +291,7 @@ FIGURES = {
     for each in (
         *(traffic_lr_mb, traffic_pmf_mb),
         *(slow_worker_s0, slow_worker_s1, fleet_32_share, fleet_32_link),
+        switches,
         audit_stale,
     )
 }

@@ -84,6 +84,7 @@ class Leader:
         self._settings = settings
         self._changed: CoordinatorSettings | None = None  # from the next update boundary on
         self._made = snapshot.made
+        self._progress = snapshot.progress
         self._samples = snapshot.samples
         self._ledger = Ledger.of(snapshot)
         self._control = snapshot.control
@@ -335,7 +336,7 @@ class Leader:
             yield from self._proceed(rounds, now)
         if now >= min(self._leader_status_at + self._leader_status_every_s(), self._news_due):
             yield self._leader_status(now)
-        if reason := self._goal.reached(self._made.version, now):
+        if reason := self._goal.reached(self._progress, now):
             yield from self._finish_job(reason, now)
         yield from self._advance(now)
 
@@ -384,7 +385,7 @@ class Leader:
             yield from self._advance(now)
             return
         yield from self._order(now)
-        kind = self._publisher.consider(now, self._made.version, self._ledger.position)
+        kind = self._publisher.consider(now, self._progress, self._ledger.position)
         if kind is not None:
             yield from self._take_snapshot(now, checkpoint=kind == "checkpoint")
 
@@ -394,7 +395,7 @@ class Leader:
         """Go by the changed settings from the next round on."""
         self._settings, self._changed = settings, None
         self._goal.change(settings)
-        if reason := self._goal.reached(self._made.version, now):
+        if reason := self._goal.reached(self._progress, now):
             yield from self._finish_job(reason, now)
 
     def _fill(self) -> None:
@@ -491,17 +492,18 @@ class Leader:
     def _apply(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
         self._rounds.end(round_)
         self._moved_at = now
-        update = round_.update(self._epoch, self._made.version + 1)
+        self._progress += round_.share
+        update = round_.update(self._epoch, self._made.version + 1, self._progress)
         self._made = ModelId(update.epoch, update.version)
         self._samples += update.samples
         self._synchrony = update.synchrony or None
         self._returned.difference_update(batch.offset for batch in update.batches)
-        self._goal.observe(update.loss)
+        self._goal.observe(update.loss, round_.share)
         self._poison.applied(len(update.batches))
         yield do.Apply(round_.number, update, round_.learning_rate)
         yield self._publisher.append(update)
         yield do.PublishModel(self.model, whole=False)
-        if reason := self._goal.reached(self._made.version, now):
+        if reason := self._goal.reached(self._progress, now):
             yield from self._finish_job(reason, now)
 
     def _lingered(self, now: float) -> bool:
@@ -638,6 +640,7 @@ class Leader:
             opened=self._ledger.opened,
             known=self._ledger.known,
             synchrony=self._synchrony,
+            equivalent=None if self._progress == self._made.version else self._progress,
         )
 
     def _finish_job(self, reason: str, now: float) -> Iterator[CoordinatorCommand]:

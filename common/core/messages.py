@@ -214,6 +214,13 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     base: int | UnsetType = UNSET  # oldest version that its gradients are of; else the one before
     parts: tuple[int, ...] | UnsetType = UNSET  # so many of its batches, in order, were walked
     scale: float | UnsetType = UNSET  # of the learning rate, for this step; else 1
+    # How many updates of the job's own K the model has come to with this one; else as many as J.
+    equivalent: float | UnsetType = UNSET
+
+    @property
+    def progress(self) -> float:
+        """Updates of the job's own K: what its owner counts by, whatever K rules named."""
+        return float(self.version) if self.equivalent is UNSET else self.equivalent
 
     @property
     def staleness(self) -> int:

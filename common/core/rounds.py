@@ -243,15 +243,21 @@ class Round:
             # gradients is the mean of the workers' copies.
             scale = len(self.counted) / len(self.parts)
         elif self.mode.learning_rate is None and self.settings.rate_by_group:
-            scale = self.mode.group_size / self.settings.mode.group_size
+            scale = self.share
         return scale / (1 + staleness) if self.mode.damped else scale
 
-    def update(self, epoch: int, version: int) -> UpdateApplied:
+    @property
+    def share(self) -> float:
+        """As how many updates of the job's own K it counts, short or not."""
+        return self.mode.group_size / self.settings.mode.group_size
+
+    def update(self, epoch: int, version: int, progress: float) -> UpdateApplied:
         """The update that its counted batches make.
 
         Args:
             epoch: Of the leader.
             version: J, after it.
+            progress: Updates of the job's own K, likewise.
         """
         skipped = Counter[str]()
         for batch in self.counted.values():
@@ -275,6 +281,7 @@ class Round:
             base=UNSET if base == version - 1 else base,
             parts=tuple(self.parts) if self.synchrony.local_rate else UNSET,
             scale=UNSET if scale == 1 else scale,
+            equivalent=UNSET if progress == version else progress,
         )
 
 

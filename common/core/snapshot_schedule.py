@@ -21,12 +21,12 @@ class _Mark:
     """Where the job stood when a kind of snapshot was last taken."""
 
     at: float
-    version: int
+    progress: float
     control_position: int
 
-    def differs(self, version: int, control_position: int) -> bool:
+    def differs(self, progress: float, control_position: int) -> bool:
         """Whether the job has moved since."""
-        return (version, control_position) != (self.version, self.control_position)
+        return (progress, control_position) != (self.progress, self.control_position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class SnapshotSchedule:
         self._history = history
         self._appended = 0
         self._pending: _Pending | None = None
-        version, position = snapshot.made.version, snapshot.control_position
-        self._hot = _Mark(now, version, position)
-        self._checkpoint = _Mark(now, version, position)
+        progress, position = snapshot.progress, snapshot.control_position
+        self._hot = _Mark(now, progress, position)
+        self._checkpoint = _Mark(now, progress, position)
 
     @property
     def unread(self) -> int:
@@ -98,23 +98,23 @@ class SnapshotSchedule:
         return min((mark.at + every_s for mark, every_s in self._clocks()), default=None)
 
     def consider(
-        self, now: float, version: int, control_position: int
+        self, now: float, progress: float, control_position: int
     ) -> Literal["hot", "checkpoint"] | None:
         """Which kind of snapshot is due, if any; one that would say nothing new is not."""
         if self._pending is not None:
             return None
         settings = self._settings
         last = self._checkpoint
-        if last.differs(version, control_position) and (
+        if last.differs(progress, control_position) and (
             _reached(now - last.at, settings.checkpoint_every_s)
-            or _reached(version - last.version, settings.checkpoint_every_updates)
+            or _reached(progress - last.progress, settings.checkpoint_every_updates)
             or control_position - last.control_position >= settings.checkpoint_every_control_records
         ):
             return "checkpoint"
         last = self._hot
-        if last.differs(version, control_position) and (
+        if last.differs(progress, control_position) and (
             _reached(now - last.at, settings.hot_every_s)
-            or _reached(version - last.version, settings.hot_every_updates)
+            or _reached(progress - last.progress, settings.hot_every_updates)
         ):
             return "hot"
         for mark, every_s in self._clocks():
@@ -127,10 +127,10 @@ class SnapshotSchedule:
     ) -> tuple[CopyWeights | PublishSnapshot, ...]:
         """Take a snapshot now; one that was pending is replaced by it, and its purpose kept."""
         checkpoint = checkpoint or (self._pending is not None and self._pending.checkpoint)
-        mark = _Mark(now, snapshot.made.version, snapshot.control_position)
+        mark = _Mark(now, snapshot.progress, snapshot.control_position)
         self._hot = mark
         if checkpoint:
-            self._checkpoint = _Mark(now, mark.version, mark.control_position)
+            self._checkpoint = _Mark(now, mark.progress, mark.control_position)
         self._pending = _Pending(snapshot, checkpoint, self._appended)
         return (CopyWeights(), *self.publish())
 

@@ -57,6 +57,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     control_topic_id: str = ""
     control_epoch: int = -1
     synchrony: Synchrony | None = None  # of the last update, where that names one
+    # Updates of the job's own K that it has come to. None: as many as J, as all older programs say.
+    equivalent: float | None = None
+
+    @property
+    def progress(self) -> float:
+        """Updates made, as its owner counts them: see `UpdateApplied.progress`."""
+        return float(self.made.version) if self.equivalent is None else self.equivalent
 
     @property
     def rank(self) -> tuple[int, int, int]:

@@ -1,4 +1,7 @@
-"""When a job is done: after so many updates, at such a loss, or when its time is over."""
+"""When a job is done: after so many updates, at such a loss, or when its time is over.
+
+Updates are those of the job's own K: two of half as many batches count as one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ if TYPE_CHECKING:
 
     from common.core.settings import CoordinatorSettings
 
+NEARLY = 1e-6  # of an update: ten tenths may come to a little less than one
 LOSS_WINDOW = 20  # updates over which the loss is judged: one lucky batch does not end a job
 
 
@@ -25,6 +29,8 @@ class StopRule:
         self._settings = settings
         self.stop_at = settings.stop_at  # None: it has no deadline
         self._losses = deque[float](losses, maxlen=LOSS_WINDOW)
+        self._begun = 0.0  # share of the next one, and
+        self._loss_sum = 0.0  # the losses in it, times their shares
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -41,15 +47,20 @@ class StopRule:
         self._settings = settings
         self.stop_at = settings.stop_at
 
-    def observe(self, loss: float) -> None:
-        """Take in the loss of an update."""
-        self._losses.append(loss)
+    def observe(self, loss: float, share: float = 1.0) -> None:
+        """Take in the loss of an update that counts as so many."""
+        self._begun += share
+        self._loss_sum += share * loss
+        while self._begun > 1 - NEARLY:
+            mean = self._loss_sum / self._begun
+            self._losses.append(mean)
+            self._begun, self._loss_sum = self._begun - 1, self._loss_sum - mean
 
-    def reached(self, version: int, now: float) -> str:
+    def reached(self, progress: float, now: float) -> str:
         """Why the job is done; empty while it is not."""
         settings = self._settings
-        if settings.stop_updates is not None and version >= settings.stop_updates:
-            return f"{version} updates applied"
+        if settings.stop_updates is not None and progress > settings.stop_updates - NEARLY:
+            return f"{progress:.0f} updates applied"
         if settings.stop_loss is not None and len(self._losses) == LOSS_WINDOW:
             loss = sum(self._losses) / LOSS_WINDOW
             if loss <= settings.stop_loss:

@@ -21,6 +21,19 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
 _KEPT = 8  # versions whose next records are known: an evaluator is rarely two behind
+_REMEMBERED = 1000  # versions: a takeover goes back by some of them at most
+_NEARLY = 1e-6  # of an update: ten tenths may come to a little less than one
+
+
+def is_offered(before: float, after: float, every_updates: int) -> bool:
+    """Whether a version is offered: one of each so many updates, however many versions those are.
+
+    Args:
+        before: `UpdateApplied.progress` of the version before.
+        after: Of this one.
+        every_updates: Of the job's evaluation.
+    """
+    return (after + _NEARLY) // every_updates > (before + _NEARLY) // every_updates
 
 
 class _Next(NamedTuple):
@@ -40,10 +53,13 @@ class Track:
 
     def __init__(self, every_updates: int, start: int = 0) -> None:
         self._every = every_updates
+        self._start = start
         self._trail = Trail(start)
         self._began = dict[int, ModelId]()  # by epoch of a Lead that counted: its first weights
         self._after = dict[int, dict[str, _Next]]()  # by version that is offered, and stream
-        self._tested = list[int]()  # versions, ascending
+        self._progress = list[tuple[int, float]]()  # of the last versions, ascending
+        self._offered = list[int]()  # versions, ascending
+        self._tested = list[int]()  # likewise
         self._predicted = list[int]()
 
     @property
@@ -97,13 +113,25 @@ class Track:
 
         Of streams that come before the next version that is offered; the others are not there.
         """
-        if self._trail.find(name.version) != name or name.version % self._every:
+        if self._trail.find(name.version) != name:
             return {}
         found = self._after.get(name.version, {})
         return {stream: next_.batches for stream, next_ in found.items()}
 
+    def offered_between(self, one: int, other: int) -> int:
+        """How many versions between these two were offered."""
+        return sum(one < version < other for version in self._offered)
+
     def _learned(self, update: UpdateApplied) -> None:
-        offered = (update.version - 1) // self._every * self._every
+        before = self._progress[-1][1] if self._progress else update.progress - 1
+        if self._offered:
+            offered = self._offered[-1]
+        else:  # the first weights; or a version of before all that is still there
+            offered = (update.version - 1) // self._every * self._every if self._start else 0
+        if is_offered(before, update.progress, self._every):
+            _append(self._offered, update.version)
+        self._progress.append((update.version, update.progress))
+        del self._progress[:-_REMEMBERED]
         known = self._after.setdefault(offered, {})
         by_stream = dict[str, list[Batch]]()
         for batch in update.batches:
@@ -115,16 +143,18 @@ class Track:
             del self._after[old]
 
     def _take_back(self, version: int) -> None:
-        for versions in (self._tested, self._predicted):
+        for versions in (self._tested, self._predicted, self._offered):
             while versions and versions[-1] > version:
                 versions.pop()
+        while self._progress and self._progress[-1][0] > version:
+            self._progress.pop()
         for known in self._after.values():
             for stream in [stream for stream, each in known.items() if each.version > version]:
                 del known[stream]
 
 
 def _append(versions: list[int], version: int) -> None:
-    """Keep them ascending, and few: a takeover goes back by some of them at most."""
+    """Keep them ascending, and few."""
     if not versions or version > versions[-1]:
         versions.append(version)
-        del versions[:-1000]
+        del versions[:-_REMEMBERED]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.core.history import History
-from common.core.messages import BatchReady
+from common.core.messages import GENESIS, BatchReady, UpdateApplied
 from common.core.spans import Partition
 from common.errors import GivenError
 from common.jobs.store import JobStore
@@ -75,10 +75,12 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
     spec, stop = record.spec, record.spec.stop
     updates, deadline_s, notes = None, None, tuple[str, ...]()
     if stop.updates is not None:
-        history = History()
+        history, progress = History(), {GENESIS: 0.0}
         for offset, decided in read_decoded(log, topics.updates_topic(job), decode_audit):
-            history.feed(offset, decided)
-        updates = max(stop.updates - history.head.version, 0)
+            if history.feed(offset, decided) and isinstance(decided, UpdateApplied):
+                progress[history.head] = decided.progress
+        done = progress.get(history.head, float(history.head.version))
+        updates = max(math.ceil(stop.updates - done), 0)
     if stop.deadline_s is not None:
         deadline_s = max(record.submitted_s + stop.deadline_s - now_s, 0.0)
     if spec.on_preemption == "reassign":

@@ -118,7 +118,7 @@ class PolicyRunner:
                 since_s = now_s if instance.started_s is None else instance.started_s
                 stands_in_s[instance.slot] = max(now_s - since_s, 0.0)
         to_loss = estimator.updates_to_loss()
-        work = work_left(settings, rates, estimator.version, now_s, to_loss)
+        work = work_left(settings, rates, estimator.progress, now_s, to_loss)
         waiting = estimator.waiting
         if waiting is not None:
             waiting = min(waiting, work.updates)

@@ -48,9 +48,17 @@ VERSIONS_KEPT = 1000  # a new leader goes back by seconds
 FIT_AGAIN = 1.05  # updates over those of the last fit, which takes a tenth of a second
 
 
+class _Made(NamedTuple):
+    """Where a job stood."""
+
+    version: int = 0
+    samples: int = 0  # trained on by then
+    progress: float = 0.0  # see `UpdateApplied.progress`, as for all that follows
+
+
 class _LossFit(NamedTuple):
     loss: float
-    made: int  # updates by then
+    made: float  # updates by then
     version: float | None  # at which the curve is down to the loss; None: it does not say
 
 
@@ -64,7 +72,7 @@ class Estimator:
     def __init__(self, settings: ProvisionerSettings) -> None:
         self.settings = settings
         self._history = History()
-        self._samples = [(0, 0)]  # of the last updates: version, samples trained on by then
+        self._made = [_Made()]  # of the last updates
         self._gradients = GradientTally(GRADIENT_HALF_LIFE_S)
         self._timed = False
         self._losses = LossTally()
@@ -106,16 +114,17 @@ class Estimator:
             if offset < self._history.position or not self._history.feed(offset, record):
                 continue
             if isinstance(record, UpdateApplied):
-                self._samples.append((record.version, self.samples + record.samples))
-                del self._samples[:-VERSIONS_KEPT]
-                self._losses.add(record.version, record.loss)
+                samples = self.samples + record.samples
+                self._made.append(_Made(record.version, samples, record.progress))
+                del self._made[:-VERSIONS_KEPT]
+                self._losses.add(record.progress, record.loss)
                 batches = len(record.batches)
                 if record.gradient_s > 0 and batches:
                     self._timed = True
                     self._gradients.add(now_s, record.gradient_s * batches, batches)
             elif isinstance(record, Lead):
                 self._take_back(record.base)
-            self._history.forget_before(self._samples[0][0])
+            self._history.forget_before(self._made[0].version)
 
     def fleet(self, record: PlanRecord, ledger: FleetLedger) -> None:
         """Take in a record of the plans topic that counts, after the ledger did."""
@@ -137,9 +146,14 @@ class Estimator:
         return self._history.head.version
 
     @property
+    def progress(self) -> float:
+        """Those of the job's own K that they come to: what it stops by."""
+        return self._made[-1].progress
+
+    @property
     def samples(self) -> int:
         """That they were trained on."""
-        return self._samples[-1][1]
+        return self._made[-1].samples
 
     @property
     def waiting(self) -> float | None:
@@ -188,11 +202,11 @@ class Estimator:
 
         None: it stops at none, or the losses so far do not say.
         """
-        loss, made, fit = self.settings.loss, self.version, self._loss_fit
+        loss, made, fit = self.settings.loss, self.progress, self._loss_fit
         if loss is None:
             return None
         if fit is None or fit.loss != loss or made >= FIT_AGAIN * fit.made:
-            rng = np.random.default_rng(made)  # whoever reads the same plans the same
+            rng = np.random.default_rng(self.version)  # whoever reads the same plans the same
             fit = self._loss_fit = _LossFit(loss, made, self._losses.version_at(loss, SURE, rng))
         if fit.version is None:
             return None
@@ -273,13 +287,15 @@ class Estimator:
             (tally.returned if on_slot else tally.gone)(record.at_s)
 
     def _take_back(self, base: ModelId) -> None:
-        self._losses.take_back(base.version)
+        while len(self._made) > 1 and self._made[-1].version > base.version:
+            self._made.pop()
+        made = self._made[-1]
+        if made.version > base.version:  # farther back than is kept: about so many
+            share = base.version / made.version
+            made = _Made(base.version, int(made.samples * share), made.progress * share)
+            self._made = [made]
+        self._losses.take_back(made.progress)
         self._loss_fit = None
-        while len(self._samples) > 1 and self._samples[-1][0] > base.version:
-            self._samples.pop()
-        if self._samples[-1][0] > base.version:  # farther back than is kept: about so many
-            samples = self._samples[-1][1] * base.version // self._samples[-1][0]
-            self._samples = [(base.version, samples)]
 
     def _each(self, now_s: float) -> Estimate | None:
         """One rate of all, or one for each slot; None while too little was seen."""

@@ -45,7 +45,7 @@ def bounded(value: float) -> float:
 def work_left(
     settings: ProvisionerSettings,
     rates_per_s: Rates,
-    made: int,
+    made: float,
     now_s: float,
     updates_to_loss: float | None = None,
 ) -> Work:
@@ -54,7 +54,7 @@ def work_left(
     Args:
         settings: The job's.
         rates_per_s: (N_tot,) lambda_A,n.
-        made: J, updates made so far.
+        made: Updates made so far, as the job counts them.
         now_s: Since 1970.
         updates_to_loss: After how many more the job stops at its loss; None: nobody knows.
 
@@ -73,7 +73,7 @@ def work_left(
 
 
 def updates_left(
-    settings: ProvisionerSettings, made: int, updates_to_loss: float | None
+    settings: ProvisionerSettings, made: float, updates_to_loss: float | None
 ) -> float | None:
     """Give how many updates are left until the first of the job's ends; None: nobody knows."""
     ends = [] if updates_to_loss is None else [updates_to_loss]

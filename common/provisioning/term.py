@@ -280,12 +280,12 @@ class Term:
         if now_s < self._reviewed_s + every_s and alarm.keys() == self._told:
             return
         self._reviewed_s, self._told = now_s, set(alarm)
-        made = known.estimator.version
+        made, to_loss = known.estimator.progress, known.estimator.updates_to_loss()
         yield Reviewed(
             term=ledger.term,
             at_s=now_s,
-            version=made,
-            updates_left=updates_left(settings, made, known.estimator.updates_to_loss()) or 0.0,
+            version=known.estimator.version,
+            updates_left=updates_left(settings, made, to_loss) or 0.0,
             running=len(ledger.running),
             wanted=len(self._wishes()),
             spent_usd=bounded(ledger.spent_usd(now_s)),

@@ -175,13 +175,13 @@ class LossTally:
     """Losses of all updates, as means over ever more updates each: memory stays bounded."""
 
     def __init__(self) -> None:
-        self._means: list[tuple[float, float]] = []  # version, loss
+        self._means: list[tuple[float, float]] = []  # updates by then, loss
         self._each = 1  # updates in a mean
         self._open: list[tuple[float, float]] = []  # updates of the next one
 
-    def add(self, version: int, loss: float) -> None:
-        """Take in the next update's loss."""
-        self._open.append((version, loss))
+    def add(self, made: float, loss: float) -> None:
+        """Take in the next update's loss; so many were made with it."""
+        self._open.append((made, loss))
         if len(self._open) == self._each:
             self._means.append(_mean(self._open))
             self._open = []
@@ -190,8 +190,8 @@ class LossTally:
             self._means = [_mean(pair) for pair in pairs]
             self._each *= 2
 
-    def take_back(self, base: int) -> None:
-        """Forget updates after a version."""
+    def take_back(self, base: float) -> None:
+        """Forget updates after so many."""
         self._means = [mean for mean in self._means if mean[0] <= base]
         self._open = [update for update in self._open if update[0] <= base]
 

@@ -34,6 +34,7 @@ from common.errors import (
     UnknownTopicError,
     UserError,
 )
+from common.evaluation.track import is_offered
 from common.jobs.build import trainer_of
 from common.learning.significance import Compression, View
 from common.telemetry.logging import Changes, Outage, StageTimes
@@ -122,6 +123,7 @@ class Effects:
         self._viewed: ModelId | None = None  # what the view is of
         self._changed = _UNCHANGED  # since when, and how, for the next trigger
         self._offered: ModelId | None = None
+        self._progress = -1.0, 0.0  # as the owner counts, before the version in hand, and with it
         self._board = replica.boards.board(self._job)
         self._book = replica.book
         self._log = logger
@@ -267,6 +269,7 @@ class Effects:
                 self.trainer.add(number, gradient.vector, gradient.samples)
             case do.Apply(number, update, learning_rate):
                 self.trainer.apply(number, learning_rate, update.scale or 1.0)
+                self._progress = self._progress[1], update.progress
             case do.DiscardSum(number):
                 self.trainer.discard(number)
             case do.AppendAudit(record):
@@ -278,7 +281,7 @@ class Effects:
                 if self._view is None or whole:
                     self._put_whole(model)
                 every = self._evaluation.every_updates if self._evaluation else 0
-                if every and model.version % every == 0:
+                if every and is_offered(*self._progress, every):
                     self._offer()
             case do.PutLeaderStatus(leader_status):
                 self._leader_status = leader_status
@@ -505,6 +508,7 @@ class Effects:
         self._orders_lost = False
         self._view = None
         self._compress()
+        self._progress = snapshot.progress - 1, snapshot.progress
         self.leadership.begin(epoch, snapshot, len(self.trainer.weights()) // 4)
 
     def _step_down(self, reason: str) -> None:

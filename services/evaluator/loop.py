@@ -229,9 +229,8 @@ class JobEvaluator:
             self._metrics.skipped(self._job, 1)
             return
         if self._last is not None:
-            every = self._evaluation.every_updates
-            between = name.version // every - self._last.version // every - 1
-            self._metrics.skipped(self._job, max(0, between))
+            between = self._track.offered_between(self._last.version, name.version)
+            self._metrics.skipped(self._job, between)
         self._last = name
 
     def _go_on(self, *, last: bool) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent, WorkerEvent
     from common.core.messages import Claim, LeaderStatus, Reply, Vector
+    from common.core.settings import Mode
     from common.core.spans import Partition
     from common.simulation.experiments.arrivals import Stream
 
@@ -390,7 +391,8 @@ class Protocol:
         self._link_free_at = 0.0
         given = job.synchronisation
         # To machines that are asked for nothing, too.
-        self._triggers_pass = given.mode in ("stale", "asynchronous")
+        modes = {mode.mode for mode, _ in given.modes(job.group_size)}
+        self._triggers_pass = not modes.isdisjoint(("stale", "asynchronous"))
         self._delays = delays or Delays()
         self._first = {stream.partition: 0 for stream in streams}
         bound = given.batches_held(job.group_size)
@@ -420,6 +422,12 @@ class Protocol:
         self._replies = list["Reply"]()
         self._replies_at = -1.0
         self._tick()
+
+    @property
+    def mode(self) -> Mode | None:
+        """How a round is made that begins now; None while nobody leads."""
+        leader = self._coordinator.leader
+        return None if leader is None else leader.mode
 
     @property
     def machines(self) -> Mapping[WorkerId, Machine]:

@@ -448,7 +448,7 @@ class SimulatedCoordinator:
         if unread > self.settings.unread_audits + in_flight:
             raise Violation("audit left behind", f"{unread} updates are not read back yet")
         made: Token = (ModelId(update.epoch, update.version), next(self.world.serial))
-        self.world.nodes[made] = Node(self._token, batches)
+        self.world.nodes[made] = Node(self._token, batches, self._progress(update))
         self.world.say(f"{self.name} applies e{update.epoch} J{update.version}", batches)
         self._token, self._in_a_row = made, 0
         self._chain[update.version] = made
@@ -477,6 +477,16 @@ class SimulatedCoordinator:
         expected = [self._step(update, mode, count / len(parts)) for mode in modes]
         if not any(isclose(step, each) for each in expected):
             raise Violation("wrong rate", f"{rate} x {update.scale}, not one of {expected}")
+
+    def _progress(self, update: UpdateApplied) -> float:
+        """As how much an update counts, with all before it: K by the job's own K each."""
+        own = self.world.revisions[update.revision].group_size
+        before = self.world.nodes.get(self._token)
+        progress = (update.synchrony.group_size if update.synchrony else own) / own
+        progress += before.progress if before is not None else 0.0
+        if not isclose(update.progress, progress):
+            raise Violation("miscounted", f"{update.progress} updates, not {progress}")
+        return progress
 
     def _step(self, update: UpdateApplied, mode: Mode, walked: float) -> float:
         """The learning rate of an update in a mode."""

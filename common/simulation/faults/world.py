@@ -68,6 +68,7 @@ class Node:
 
     parent: Token
     batches: tuple[int, ...]
+    progress: float  # updates of the job's own K, with this one
 
 
 @dataclass(frozen=True)

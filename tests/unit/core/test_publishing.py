@@ -154,23 +154,23 @@ def test_nothing_is_due_while_nothing_is_new() -> None:
     #          at 2.0     yet
     audit = Audit(HOT)
     assert audit.due() == 1.0
-    assert audit.consider(1.0, version=0, control_position=0) is None
+    assert audit.consider(1.0, progress=0, control_position=0) is None
     assert audit.due() == 2.0
-    assert audit.consider(1.5, version=1, control_position=0) is None
-    assert audit.consider(2.0, version=1, control_position=0) == "hot"
+    assert audit.consider(1.5, progress=1, control_position=0) is None
+    assert audit.consider(2.0, progress=1, control_position=0) == "hot"
 
 
 def test_accepted_batches_are_news_too() -> None:
-    assert Audit(HOT).consider(1.0, version=0, control_position=1) == "hot"
+    assert Audit(HOT).consider(1.0, progress=0, control_position=1) == "hot"
 
 
 def test_a_snapshot_begins_a_new_interval() -> None:
     audit = Audit(HOT)
     audit.take(at(1), 0.7, checkpoint=False)
     assert audit.due() == pytest.approx(1.7)
-    assert audit.consider(1.6, version=2, control_position=0) is None
-    assert audit.consider(1.7, version=1, control_position=0) is None
-    assert audit.consider(2.7, version=2, control_position=0) == "hot"
+    assert audit.consider(1.6, progress=2, control_position=0) is None
+    assert audit.consider(1.7, progress=1, control_position=0) is None
+    assert audit.consider(2.7, progress=2, control_position=0) == "hot"
 
 
 def test_none_is_due_while_one_waits() -> None:
@@ -178,9 +178,9 @@ def test_none_is_due_while_one_waits() -> None:
     audit.append(update(1))
     audit.take(at(1), 1.0, checkpoint=False)
     assert audit.due() is None
-    assert audit.consider(9.0, version=2, control_position=0) is None
+    assert audit.consider(9.0, progress=2, control_position=0) is None
     audit.read(5)
-    assert audit.consider(9.0, version=2, control_position=0) == "hot"
+    assert audit.consider(9.0, progress=2, control_position=0) == "hot"
 
 
 @pytest.mark.parametrize(
@@ -199,15 +199,15 @@ def test_intervals_are_of_time_of_updates_or_of_control_records(
     settings: CoordinatorSettings, kind: str | None
 ) -> None:
     audit = Audit(settings)
-    assert audit.consider(4.9, version=2, control_position=49) is None
-    assert audit.consider(5.0, version=3, control_position=50) == kind
+    assert audit.consider(4.9, progress=2, control_position=49) is None
+    assert audit.consider(5.0, progress=3, control_position=50) == kind
 
 
 def test_a_checkpoint_is_a_hot_snapshot_too_but_not_the_other_way_round() -> None:
     audit = Audit(replace(QUIET, hot_every_updates=2, checkpoint_every_updates=3))
-    assert audit.consider(0.0, version=2, control_position=0) == "hot"
+    assert audit.consider(0.0, progress=2, control_position=0) == "hot"
     audit.take(at(2), 0.0, checkpoint=False)
-    assert audit.consider(0.0, version=3, control_position=0) == "checkpoint"
+    assert audit.consider(0.0, progress=3, control_position=0) == "checkpoint"
     audit.take(at(3), 0.0, checkpoint=True)
-    assert audit.consider(0.0, version=4, control_position=0) is None
-    assert audit.consider(0.0, version=5, control_position=0) == "hot"
+    assert audit.consider(0.0, progress=4, control_position=0) is None
+    assert audit.consider(0.0, progress=5, control_position=0) == "hot"

@@ -268,7 +268,7 @@ def test_older_weights_count_while_all_is_in_time_and_are_the_base_of_their_upda
     assert reason == "of version 4, too old"
     for version, offset in ((5, 0), (7, 1)):
         assert several.rounds.count(gradient(A, ModelId(3, version), [batch(offset)]), 7)[1] == ""
-    update = round_.update(3, 8)
+    update = round_.update(3, 8, 8.0)
     assert (update.base, update.staleness) == (5, 2)
     further = several.begin(batch(2))
     assert not several.rounds.may_apply(further, 7)

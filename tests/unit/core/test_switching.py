@@ -14,6 +14,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.messages import Failed, Synchrony
 from common.core.settings import CoordinatorSettings, Mode, Rule
+from common.core.stop_rule import LOSS_WINDOW, StopRule
 from common.core.switching import FEWER, Switch
 from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import A, B, answer, gradient, of_kind, the
@@ -193,11 +194,43 @@ def test_a_round_that_lacks_a_batch_gives_way_when_its_rule_ends() -> None:
     assert (update.synchrony, update.short) == (UNSET, "")
 
 
+def test_what_counts_updates_counts_by_the_k_of_the_job() -> None:
+    # K=1 of 2 by a rule: J    1    2    3    4
+    # counts as                0.5  1    1.5  2: the end; a hot snapshot at 1 and 2
+    bench = leading(replace(BY_FLEET, stop_updates=2, hot_every_updates=1), A, B)
+    bench.announce(A, A, A, A, A, A)
+    while not bench.machine.finished:
+        bench.compute()
+        bench.read_updates()
+    assert [update.progress for _, _, update in updates(bench)] == [0.5, 1.0, 1.5, 2.0]
+    assert the(bench.said, do.Finish).reason == "2 updates applied"
+    hot = [(snapshot.made.version, snapshot.progress) for snapshot in bench.published]
+    assert hot == [(2, 1.0), (4, 2.0)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 9.0)), min_size=1, max_size=80))
+def test_the_loss_window_is_of_as_many_updates_of_the_job(
+    parts: list[tuple[int, float]],
+) -> None:
+    # each is of so many batches, where an update of the job has six
+    rule = StopRule(QUIET, ())
+    batches = list[float]()
+    for size, loss in parts:
+        rule.observe(loss, size / 6)
+        batches += [loss] * size
+    whole = len(batches) // 6
+    assert len(rule.losses) == min(whole, LOSS_WINDOW)
+    if whole <= LOSS_WINDOW:
+        known = sum(rule.losses) * 6
+        assert sum(batches[: whole * 6]) == pytest.approx(known, abs=9.0 * 12)
+
+
 def test_who_takes_over_goes_on_by_the_rule_of_the_last_update() -> None:
     settings = replace(BY_FLEET, rule_rounds=9, hot_every_updates=1)
     one = leading(settings, A, B)
-    one.announce(A)
+    one.announce(A, A)
     one.compute()
+    one.compute()  # half an update of the job's own K each
     one.read_updates()
     two = Bench(settings, updates=one.updates, control=one.control, name="c2")
     two.lead(one.published[-1])

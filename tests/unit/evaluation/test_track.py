@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as with_
 
 from common.core.history import History
 from common.core.messages import (
@@ -104,6 +105,24 @@ def test_of_each_stream_the_first_batches_after_a_version_are_known() -> None:
     assert track.after(ModelId(0, 6)) == {"a": (a,)}
     assert track.after(ModelId(0, 4)) == {}  # never offered but at a job's end
     assert track.after(ModelId(0, 9)) == {}
+
+
+def test_by_another_k_as_many_updates_of_the_job_lie_between_two_that_are_offered() -> None:
+    # every 2    update      1    2    3    4    5    6    7
+    #            counts as   1    1.5  2    2.5  3    3.5  4
+    a, b = of("a", 1), of("b", 2)
+    halves = [with_(made(v, b if v == 4 else a), equivalent=(v + 1) / 2) for v in range(2, 8)]
+    track = fed(Lead(-1, GENESIS, "c1"), made(1, a), *halves)
+    assert track.after(GENESIS) == {"a": (a,)}
+    assert track.after(ModelId(0, 3)) == {"a": (a,), "b": (b,)}
+    assert track.after(ModelId(0, 2)) == {}
+    assert track.offered_between(0, 7) == 1
+    track.feed(8, Lead(0, ModelId(0, 2), "c2"))
+    track.feed(9, with_(made(3, b, epoch=8), equivalent=2.5))
+    assert track.offered_between(0, 9) == 1
+    assert track.after(ModelId(8, 3)) == {}
+    track.feed(10, with_(made(4, b, epoch=8), equivalent=3.5))
+    assert track.after(ModelId(8, 3)) == {"b": (b,)}
 
 
 def test_batches_of_an_update_that_was_taken_back_were_not_learned_from() -> None:

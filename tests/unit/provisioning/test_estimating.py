@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_
 
 from common.core.messages import GENESIS, AuditRecord, Lead, ModelId, SpanExpired, UpdateApplied
 from common.core.stop_rule import LOSS_WINDOW
@@ -227,6 +228,15 @@ def test_a_new_leader_takes_updates_and_their_samples_back() -> None:
     estimator = audited(update(1), update(2), update(3), taken_back, update(2, epoch=4))
 
     assert (estimator.version, estimator.samples) == (2, 80)
+
+
+def test_updates_by_a_rule_count_by_the_k_of_the_job() -> None:
+    half = with_(update(2), equivalent=1.5)
+    estimator = audited(update(1), half, with_(update(3), equivalent=2.0))
+    assert (estimator.version, estimator.progress) == (3, 2.0)
+
+    estimator.updates([(4, Lead(0, ModelId(0, 2), "c2"))], T0)
+    assert (estimator.version, estimator.progress) == (2, 1.5)
 
 
 def test_updates_are_read_once() -> None:

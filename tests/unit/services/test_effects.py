@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace as with_
 
 from common.core import commands as do
 from common.core import events
@@ -21,6 +22,7 @@ from common.core.messages import (
     UpdateTrigger,
     WorkerId,
 )
+from common.core.snapshots import genesis
 from common.core.spans import Span
 from common.core.vectors import write_to
 from common.errors import UserError
@@ -332,10 +334,18 @@ def offered(bench: Bench) -> ModelId | None:
     return None if found is None else found[0]
 
 
+def begins(bench: Bench, version: int) -> None:
+    snapshot = with_(genesis({}), by=2, made=ModelId(2, version))
+    bench.carry_out(do.Begin(3, snapshot))
+    bench.carry_out(do.PublishModel(ModelId(3, version)))
+
+
 def test_each_nth_version_is_offered_and_no_other(evaluated: Bench) -> None:
     seen = list[ModelId | None]()
-    for version in (0, 1, 9, 10, 11, 20):
-        evaluated.carry_out(do.PublishModel(ModelId(3, version)))
+    begins(evaluated, 0)
+    seen.append(offered(evaluated))
+    for version in (1, 9, 10, 11, 20):
+        step(evaluated, version, [0], 0.5)
         seen.append(offered(evaluated))
     first, tenth, twentieth = ModelId(3, 0), ModelId(3, 10), ModelId(3, 20)
     assert seen == [first, first, first, tenth, tenth, twentieth]
@@ -344,14 +354,14 @@ def test_each_nth_version_is_offered_and_no_other(evaluated: Bench) -> None:
 
 
 def test_a_version_that_is_published_again_is_not_offered_again(evaluated: Bench) -> None:
-    evaluated.carry_out(do.PublishModel(ModelId(3, 10)))
+    begins(evaluated, 10)
     evaluated.board.wipe()
     evaluated.carry_out(do.PublishModel(ModelId(3, 10)))
     assert offered(evaluated) is None
 
 
 def test_the_last_version_is_offered_whatever_its_number(evaluated: Bench) -> None:
-    evaluated.carry_out(do.PublishModel(ModelId(3, 17)))
+    begins(evaluated, 17)
     assert offered(evaluated) is None
     evaluated.carry_out(do.Finish("17 updates applied"))
     assert offered(evaluated) == ModelId(3, 17)
@@ -361,7 +371,7 @@ def test_weights_that_were_restored_are_not_offered_as_those_published_before(
     evaluated: Bench,
 ) -> None:
     # A leader that steps down and finds another snapshot holds weights that nobody has named yet.
-    evaluated.carry_out(do.PublishModel(ModelId(3, 17)))
+    begins(evaluated, 17)
     evaluated.carry_out(do.StepDown("the lease is held by another"))
     (found,) = evaluated.effects.do(do.FindSnapshots("genesis"))
     assert isinstance(found, events.SnapshotsFound)
@@ -371,7 +381,7 @@ def test_weights_that_were_restored_are_not_offered_as_those_published_before(
 
 
 def test_a_job_ends_although_the_board_is_away(evaluated: Bench) -> None:
-    evaluated.carry_out(do.PublishModel(ModelId(3, 17)))
+    begins(evaluated, 17)
     evaluated.redis.kill()
     evaluated.carry_out(do.Finish("17 updates applied"))
     assert evaluated.book.get(NAME).wanted == "stopped"
@@ -380,7 +390,7 @@ def test_a_job_ends_although_the_board_is_away(evaluated: Bench) -> None:
 def test_a_job_that_is_resumed_before_its_stop_is_carried_out_goes_on(evaluated: Bench) -> None:
     # owner        stops           resumes
     # leader               Finish           its last checkpoint is there
-    evaluated.carry_out(do.PublishModel(ModelId(3, 17)))
+    begins(evaluated, 17)
     evaluated.carry_out(do.Finish("stopped by its owner", stopped=True))
     assert evaluated.effects.finished
     assert evaluated.book.get(NAME).wanted == "running"
