@@ -46,8 +46,9 @@ def window_note(spec: JobSpec, workers: int | None) -> str:
         return ""
     return (
         f"waiting_batches: {spec.waiting_bound} of each of {workers} workers are fewer than the"
-        f" {needed} batches, (s + 2) K, without which staleness is of no use: raise it to"
-        f" {-(-needed // workers)}, or leave it out"
+        f" {needed} batches, (s + 2) K, without which staleness is of no use: submit it with"
+        f" {-(-needed // workers)} or without the field; of a job that runs, lower group_size or"
+        " staleness"
     )
 
 

@@ -818,7 +818,7 @@ class JobProgress:
             lost=self._claims.lost(record.batch for _, record in self._quarantines.values()),
             whole=self.whole,
             workers=workers,
-            synchrony=self._synchrony(workers or 0),
+            synchrony=self._synchrony(),
             stale=None if (newest := self.newest()) is None else newest.stale,
             note=window_note(self.record.spec, workers),
             led=look.led,
@@ -933,7 +933,8 @@ class JobProgress:
             if self._ends.between({}, self._ends.ends or {}) == [0] * len(self._ends.names):
                 return State("waiting for records", "none has come yet")
             return State("drained", "all records are settled, and none arrives")
-        missing = spec.group_size - waiting
+        group_size = self._synchrony().group_size
+        missing = group_size - waiting
         if missing <= 0:
             return None
         unclaimed = self._unclaimed() or [0]
@@ -943,7 +944,7 @@ class JobProgress:
             return None
         return State(
             "waiting for records",
-            f"an update needs {_counted(spec.group_size, 'batch')} of {spec.batch_size:,}:"
+            f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,}:"
             f" {_counted(waiting, 'batch')} and {_counted(sum(unclaimed), 'record')} are there",
         )
 
@@ -1001,11 +1002,12 @@ class JobProgress:
             apart = _spread(waiting, uncovered)
         return [there + here for there, here in zip(unclaimed, apart, strict=True)]
 
-    def _synchrony(self, workers: int) -> Synchrony:
+    def _synchrony(self) -> Synchrony:
         """How updates are made: as the newest was, unless the job was changed since."""
         spec, newest = self.record.spec, self._newest
         if newest is not None and newest.revision == self.record.revision:
             return newest.synchrony or Synchrony(spec.group_size)
+        workers = len(self.seen.statuses or ())
         return spec.synchronised.core_mode(spec.group_size).synchrony(workers)
 
     def _means(self) -> tuple[float | None, dict[str, float]]:

@@ -89,6 +89,12 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
             " plan lets them wait, so the job may be done before the runtime that it names"
         )
         notes = (note,)
+    if spec.mode != "synchronous" or spec.synchronised.rules:
+        note = (
+            f"{job} is not synchronous, or not always: this plan counts updates of"
+            f" {spec.group_size} batches for which all workers wait"
+        )
+        notes += (note,)
     return Remaining(spec.group_size, spec.batch_size, updates, deadline_s, notes)
 
 

@@ -170,6 +170,13 @@ _ROUNDS = (
         ),
     ),
     Panel(
+        "Workers busy",
+        "Share of their time that workers compute. Normal: near 1. Low: they wait for each other,"
+        " for Redis or for the leader: more batches per update, another mode, or fewer workers.",
+        "percentunit",
+        (Query(newest(m.WORKERS_BUSY), "busy"),),
+    ),
+    Panel(
         "Share of batches by worker",
         "Normal: alike for machines of a kind. Who is slower gets fewer, and holds nobody up.",
         "percentunit",

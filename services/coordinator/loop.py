@@ -97,7 +97,7 @@ class JobCoordinator:
             self._feed(events.Tick())
         effects.poll()
         self._see_hold()
-        self._see_window()
+        self._see_workers()
         if effects.finished or (self._stopping and machine.leader is None):
             return None
         if self._wish.wanted == "stopped" and effects.stands_by and effects.unable:
@@ -126,8 +126,11 @@ class JobCoordinator:
             self._effects.hold_written = False
             self._want("paused")
 
-    def _see_window(self) -> None:
-        """Log what is in the way of updates, when it begins, changes or ends."""
+    def _see_workers(self) -> None:
+        """Tell how busy they are, and log it when they have become too few for the job's mode."""
+        leader, leading = self._machine.leader, self._measuring.metrics.leading
+        if leader is not None and leading is not None:
+            leading.busy = leader.busy
         leader_status = self._measuring.leader_status
         live = None if leader_status is None else leader_status.live
         if self._changes("live", (live, self._record.revision)):

@@ -186,6 +186,14 @@ UPDATE_STALENESS = gauge(
     "Between the oldest gradient of the newest update and itself.",
     "coordinator",
 )
+WORKERS_BUSY = gauge(
+    "doll_workers_busy_ratio",
+    "1",
+    _JOB,
+    "Share of their time that workers computed, by the last 20 updates of this mode; 1 until there"
+    " are so many.",
+    "coordinator",
+)
 WORKER_SPEED = gauge(
     "doll_worker_batches_per_second",
     "batches/s",

@@ -92,6 +92,7 @@ def _of_leader(leading: Leading) -> Iterator[tuple[Metric, tuple[str, ...], floa
         yield catalogue.SYNCHRONISATION, (leading.synchrony.mode,), 1.0
         yield catalogue.GROUP_SIZE, (), leading.synchrony.group_size
     yield from _known(catalogue.UPDATE_STALENESS, leading.staleness)
+    yield from _known(catalogue.WORKERS_BUSY, leading.busy)
     workers = by_worker(tuple(leading.gradients))  # a copy: others come meanwhile
     yield from _by(catalogue.WORKER_SPEED, {w: it.batches_per_s for w, it in workers.items()})
     yield from _by(catalogue.WORKER_SHARE, {worker: it.share for worker, it in workers.items()})
@@ -133,6 +134,7 @@ _GAUGES = (
     catalogue.SYNCHRONISATION,
     catalogue.GROUP_SIZE,
     catalogue.UPDATE_STALENESS,
+    catalogue.WORKERS_BUSY,
     catalogue.WORKER_SPEED,
     catalogue.WORKER_SHARE,
     catalogue.JOB_HELD,

@@ -82,6 +82,7 @@ class Leading:
     live: int | None = None
     synchrony: Synchrony | None = None  # of the newest update
     staleness: int | None = None  # likewise
+    busy: float | None = None  # share of their time that workers computed
     gradients: deque[RecentGradient] = field(default_factory=lambda: deque(maxlen=RECENT_GRADIENTS))
     streams: StreamFigures | None = None
 

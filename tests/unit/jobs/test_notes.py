@@ -50,7 +50,7 @@ def test_too_few_batches_of_the_workers_that_live_are_told(
     assert bool(note) == bool(raised)
     if raised:
         assert f"{waiting} of each of {workers} workers are fewer than the 80 batches" in note
-        assert note.endswith(f"raise it to {raised}, or leave it out")
+        assert f"submit it with {raised} or without the field" in note
 
 
 def test_of_rented_workers_it_is_told_at_once() -> None:

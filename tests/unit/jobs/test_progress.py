@@ -300,6 +300,10 @@ def test_an_update_lacks_records() -> None:
     )
     assert running(rows(3), 1, 140).state(NOW).word == "running"  # somebody is to claim them
     assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is on its way
+    by_rule = replace(update(0, 2, batch(1)), synchrony=Synchrony(4))  # K by which it goes on
+    view.feed_update(2, by_rule, NOW - QUIET_S, NOW - QUIET_S)
+    assert "an update needs 4 batches of 10: 0 batches and 9 " in view.state(NOW).why
+    view = running(rows(3), 1, 139)
     # Of two workers each may have nine of them.
     view.look(
         Look(
