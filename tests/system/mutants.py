@@ -226,7 +226,7 @@ MUTANTS = (
                 CORE + "leader.py",
                 "yield do.Apply(round_.number, update, round_.learning_rate)",
                 "yield do.Apply(round_.number, update, (self._changed or"
-                " self._settings).learning_rate)",
+                " self._settings).mode.learning_rate)",
             ),
         ),
     ),
@@ -578,9 +578,58 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "update = round_.update(self._epoch, self._made.version + 1)",
+                "self._progress += round_.share",
                 "round_.synchrony = (self._changed or self._settings).mode.synchrony()\n"
-                "        update = round_.update(self._epoch, self._made.version + 1)",
+                "        self._progress += round_.share",
+            ),
+        ),
+    ),
+    Mutant(
+        "a round keeps the learning rate of the rule that it began by",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "self._progress += round_.share",
+                "round_.mode = self.mode\n        self._progress += round_.share",
+            ),
+        ),
+    ),
+    Mutant(
+        "a round that begins while a rule holds is made as that one says",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "self._rounds.begin(mode, workers, settings, group, worker)",
+                "self._rounds.begin(settings.mode, workers, settings, group, worker)",
+            ),
+        ),
+    ),
+    Mutant(
+        "the learning rate is that of the job's own K: with another it is K'/K of it",
+        100,
+        (
+            Edit(
+                CORE + "rounds.py",
+                "elif self.mode.learning_rate is None and self.settings.rate_by_group:",
+                "elif False:",
+            ),
+        ),
+    ),
+    Mutant(
+        "an update counts by the job's own K",
+        100,
+        (Edit(CORE + "leader.py", "self._progress += round_.share", "self._progress += 1"),),
+    ),
+    Mutant(
+        "a snapshot says how many updates of the job's own K the model has come to",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "equivalent=None if self._progress == self._made.version else self._progress,",
+                "equivalent=None,",
             ),
         ),
     ),

@@ -53,6 +53,8 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
     assert sum(outcome.stale for outcome in outcomes) > len(SEEDS)
     assert sum(outcome.lone for outcome in outcomes) > 2 * len(SEEDS)
     assert sum(outcome.walked for outcome in outcomes) > len(SEEDS)
+    assert sum(outcome.switched for outcome in outcomes) > len(SEEDS) // 4
+    assert sum(outcome.changed for outcome in outcomes) > len(SEEDS) // 4
     assert sum(outcome.quarantined for outcome in outcomes) > len(SEEDS) // 2
 
 
