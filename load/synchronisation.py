@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,10 +28,13 @@ from common.core.messages import Gradient, ModelId, WorkerId
 from common.core.spans import Partition
 from common.datasets.records import batches
 from common.learning.gradients import GradientComputer
+from common.learning.optimizers import OptimizerSettings
 from common.learning.significance import Compression, View
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from common.simulation.experiments.arrivals import Even, Stream
+from common.simulation.experiments.by_protocol import Reassign
+from common.simulation.experiments.learning import Sgd, Training
 from common.simulation.experiments.protocol import (
     Costless,
     Delays,
@@ -39,6 +43,7 @@ from common.simulation.experiments.protocol import (
     Protocol,
     VirtualTime,
 )
+from common.simulation.experiments.results import Point
 from common.wire.messages import encode_offer, encode_reply
 from common.wire.vectors import encode_sparse, smallest
 from load.harness import report
@@ -274,6 +279,77 @@ def switches() -> report.Figure:
     return report.Figure(name, found, 0, least=2, most=2)
 
 
+# --- a fleet that grows ---------------------------------------------------------------------------
+
+_SLOTS = 8
+_JOIN_EVERY_S = 4.0
+_LONGEST_S = 120.0
+_SEEDS = 5
+# The rate is one that a worker alone can bear: at 30 it diverges.
+_GROWING = replace(RATINGS, optimizer=OptimizerSettings("sgd", 20.0), workers=_SLOTS, target=0.8185)
+
+
+def seconds_to_target(
+    learning: Learning, given: SynchronisationSpec, rate: float, seed: int
+) -> float:
+    """Of updates of one gradient, by workers that join one after the other; inf: not reached.
+
+    Args:
+        learning: What is learned; `workers` streams, which those who are there share.
+        given: When workers wait for each other.
+        rate: Of the learning rate.
+        seed: Of the first weights, and who learns what when.
+    """
+    time, split = VirtualTime(), learning.data()
+    judge = Judge(learning, split.test)
+
+    def look(version: int, now: float, weights: memoryview) -> Point:
+        metric = judge.metric(weights)
+        if metric <= learning.target:
+            time.stop()
+        return Point(version, now, 0.0, metric)
+
+    optimizer = replace(learning.optimizer, learning_rate=learning.optimizer.learning_rate * rate)
+    task = make_task(learning.task, learning.options)
+    training = Training(task, split.train, optimizer, look, LOOK_EVERY)
+    learner = Sgd(training, learning.workers, given.fixed_staleness, seed)
+    streams = [Stream(Partition("s", n), Even(_PLENTY_PER_S, 0.5)) for n in range(learning.workers)]
+    times = GradientTimes(GRADIENT_S, _JITTER, np.random.default_rng(1))
+    most = round(_LONGEST_S * learning.workers / GRADIENT_S)
+    job = Job(1, learning.batch_size, most, GRADIENT_S, given)
+    protocol = Protocol(time, job, streams, times, learner)
+
+    group = Reassign(time, streams)
+
+    def join(place: int) -> None:
+        group.join(place, protocol.join(1.0))
+
+    for place in range(learning.workers):
+        time.at(place * _JOIN_EVERY_S, join, place)
+    time.at(_LONGEST_S, time.stop)
+    time.run()
+    _audited.update(updates=len(protocol.staleness), too_stale=protocol.too_stale)
+    last = learner.curve[-1]
+    return last.at_s if last.loss <= learning.target else float("inf")
+
+
+def damped_over_slots(learning: Learning, seeds: int) -> float:
+    """Seconds to the target with the rate over 1 + staleness, over those at one over the slots."""
+    mode = SynchronisationSpec(mode="asynchronous", staleness=8 * learning.workers)
+    damped = mode.model_copy(update={"damped": True})
+    medians_s = [
+        median([seconds_to_target(learning, given, rate, seed) for seed in range(seeds)])
+        for given, rate in ((damped, 1.0), (mode, 1 / learning.workers))
+    ]
+    return medians_s[0] / medians_s[1]
+
+
+def growing_fleet() -> report.Figure:
+    """A worker joins every four seconds, up to eight; ratings, K = 1; medians of five seeds."""
+    found = damped_over_slots(_GROWING, _SEEDS)
+    return report.Figure("s to target, fleet 1 to 8, damped", found, 2, most=0.75)
+
+
 def audit_stale() -> report.Figure:
     """In all runs of the others.
 
@@ -291,7 +367,7 @@ FIGURES = {
     for each in (
         *(traffic_lr_mb, traffic_pmf_mb),
         *(slow_worker_s0, slow_worker_s1, fleet_32_share, fleet_32_link),
-        switches,
+        *(growing_fleet, switches),
         audit_stale,
     )
 }

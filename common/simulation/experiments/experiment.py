@@ -126,10 +126,10 @@ def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
     if experiment.learning is None:
         return None
     need_torch("learning: a simulation that learns")
-    from common.simulation.experiments.learning import Sgd  # noqa: PLC0415 -- torch takes seconds
+    from common.simulation.experiments.learning import sgd_of  # noqa: PLC0415 -- torch takes long
 
     most = experiment.most_staleness
-    return Sgd(experiment.learning, folder, experiment.workers, most, seed)
+    return sgd_of(experiment.learning, folder, experiment.workers, most, seed)
 
 
 def _policy(experiment: Experiment) -> Policy:

@@ -6,6 +6,7 @@ paper's experiments (section V-A); so an address names the same rows whoever rea
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,12 +19,14 @@ from common.errors import UserError
 from common.learning.evaluate import evaluate
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
+from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from common.simulation.experiments.protocol import NOTHING, Computed
 from common.simulation.experiments.results import Point
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from common.core import commands as do
@@ -38,49 +41,43 @@ EVALUATED_AT_ONCE = 1024
 GREY_LEVELS = 255.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Training:
+    """What is trained, on what, and how."""
+
+    task: Task
+    train: Records
+    optimizer: OptimizerSettings
+    look: Callable[[int, float, memoryview], Point]  # at the weights of a version, and a time
+    look_every: int  # updates
+
+
 class Sgd:
-    """A `Learner` with a network, a data set and an optimizer; runs on the CPU.
+    """A `Learner` with a task, a data set and an optimizer; runs on the CPU.
 
     Args:
-        spec: What is learned, and how.
-        folder: What the data set's file is relative to.
+        training: What is learned, and how.
         streams: How many share the training part.
         staleness: Versions since the weights of a gradient that counts, at most.
-        seed: Of the split, the shards and the first weights.
+        seed: Of the shards and the first weights.
 
     Attributes:
-        curve: Accuracy and loss on the held-out part, before the first update and then as often as
-            the spec says.
-
-    Raises:
-        UserError: If the data set cannot be read, or has fewer records than streams.
+        curve: What was seen, before the first update and then as often as it is looked.
     """
 
-    def __init__(
-        self, spec: LearningSpec, folder: Path, streams: int, staleness: int, seed: int
-    ) -> None:
+    def __init__(self, training: Training, streams: int, staleness: int, seed: int) -> None:
         torch.set_num_threads(1)  # so small gradients are four times slower shared by two cores
-        split = _load(spec, folder, seed)
-        self._train, self._held_out = _flat(split.train), _flat(split.held_out)
-        if count(self._train) < streams:
-            found = count(self._train)
-            raise UserError(f"learning.data: {found} records cannot be shared by {streams} streams")
-        order = np.random.default_rng(seed).permutation(count(self._train))
+        self._lesson = training
+        order = np.random.default_rng(seed).permutation(count(training.train))
         self._shards = [order[stream::streams] for stream in range(streams)]
-        classes = 1 + int(max(part["label"].max() for part in (self._train, self._held_out)))
-        self._task = _task(spec, self._train["features"].shape[1], classes)
-        network = build_model(self._task, seed)
-        self._computer = GradientComputer(self._task, network, torch.device("cpu"))
-        state = self._computer.model.state.numpy()
-        parameters = sum(parameter.numel() for parameter in network.parameters())
-        settings = OptimizerSettings(spec.optimizer, spec.learning_rate)
-        self._trainer = Trainer(state, parameters, settings)
-        self._every = spec.evaluate_every
+        network = build_model(training.task, seed)
+        self._computer = GradientComputer(training.task, network, torch.device("cpu"))
+        model = self._computer.model
+        self._trainer = Trainer(model.state.numpy(), model.parameter_count, training.optimizer)
         self._staleness = staleness
         self._weights = {0: bytes(self._trainer.weights())}  # by version
         self._loaded = -1
-        self.curve = list[Point]()
-        self._evaluate(0, 0.0)
+        self.curve = [training.look(0, 0.0, self._trainer.weights())]
 
     def gradient(self, compute: Compute) -> Computed:
         """Compute a gradient at its weights."""
@@ -90,7 +87,7 @@ class Sgd:
         if self._loaded != version:
             self._computer.load(self._weights[version])
             self._loaded = version
-        batches = [take(self._train, self._rows(batch)) for batch in compute.batches]
+        batches = [take(self._lesson.train, self._rows(batch)) for batch in compute.batches]
         computed = self._computer.compute(batches, compute.local_rate)
         return Computed(computed.loss_sum, computed.vector)
 
@@ -100,13 +97,13 @@ class Sgd:
             self._trainer.add(round_, computed, samples)
 
     def apply(self, command: do.Apply, now: float) -> None:
-        """Make one update of the sum, and look now and then how good the model is."""
+        """Make one update of the sum."""
         update = command.update
         self._trainer.apply(command.round, command.learning_rate, update.scale or 1.0)
         self._weights[update.version] = bytes(self._trainer.weights())
         self._weights.pop(update.version - self._staleness - 1, None)
-        if update.version % self._every == 0:
-            self._evaluate(update.version, now)
+        if update.version % self._lesson.look_every == 0:
+            self.curve.append(self._lesson.look(update.version, now, self._trainer.weights()))
 
     def discard(self, round_: int) -> None:
         """Forget the sum of a round."""
@@ -119,16 +116,35 @@ class Sgd:
             parts.append(shard[np.arange(span.start, span.end) % len(shard)])
         return np.concatenate(parts)
 
-    def _evaluate(self, version: int, now: float) -> None:
-        found = evaluate(
-            self._task,
-            self._computer.model,
-            self._trainer.weights(),
-            self._held_out,
-            EVALUATED_AT_ONCE,
-        )
-        self._loaded = version
-        self.curve.append(Point(version, now, found["accuracy"], found["loss"]))
+
+def sgd_of(spec: LearningSpec, folder: Path, streams: int, staleness: int, seed: int) -> Sgd:
+    """Make a learner of what an experiment says.
+
+    Args:
+        spec: What is learned, and how.
+        folder: What the data set's file is relative to.
+        streams: As of `Sgd`, as are the next two.
+        staleness: Likewise.
+        seed: Of the split, too.
+
+    Raises:
+        UserError: If the data set cannot be read, or has fewer records than streams.
+    """
+    split = _load(spec, folder, seed)
+    train, held_out = _flat(split.train), _flat(split.held_out)
+    if (found := count(train)) < streams:
+        raise UserError(f"learning.data: {found} records cannot be shared by {streams} streams")
+    classes = 1 + int(max(part["label"].max() for part in (train, held_out)))
+    task = _task(spec, train["features"].shape[1], classes)
+    model = FlatModel(build_model(task, seed))
+
+    def look(version: int, now: float, weights: memoryview) -> Point:
+        found = evaluate(task, model, weights, held_out, EVALUATED_AT_ONCE)
+        return Point(version, now, found["accuracy"], found["loss"])
+
+    optimizer = OptimizerSettings(spec.optimizer, spec.learning_rate)
+    training = Training(task, train, optimizer, look, spec.evaluate_every)
+    return Sgd(training, streams, staleness, seed)
 
 
 def _task(spec: LearningSpec, features: int, classes: int) -> Task:

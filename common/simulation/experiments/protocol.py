@@ -243,6 +243,7 @@ class Machine:
         del self._awaited[stream.partition]
         if not self._reading:
             return
+        self.streams[stream.partition] = self.streams.pop(stream.partition)  # others go first now
         self._feed(events.Decoded(stream.read(position, self._batch_size)))
         self._await(stream)
 

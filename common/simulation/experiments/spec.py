@@ -187,7 +187,8 @@ class Experiment(Part):
     def most_staleness(self) -> int:
         """Versions since the weights of a gradient that counts, at most."""
         given = self.synchronisation or SYNCHRONOUS
-        return given.fixed_staleness + given.staleness_per_worker * self.workers
+        modes = [mode for mode, _ in given.modes(self.group_size)]
+        return max(m.fixed_staleness + m.staleness_per_worker * self.workers for m in modes)
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core.spans import Partition
 from common.simulation.experiments.arrivals import Even, Stream
 from common.simulation.experiments.protocol import (
@@ -67,7 +68,12 @@ class Bench:
     """A protocol with streams, and machines that the test starts."""
 
     def __init__(
-        self, streams: int, updates: int, gradient_s: float = 0.01, variation: float = 0.5
+        self,
+        streams: int,
+        updates: int,
+        gradient_s: float = 0.01,
+        variation: float = 0.5,
+        synchronisation: SynchronisationSpec = SYNCHRONOUS,
     ) -> None:
         self.time = VirtualTime()
         self.streams = [
@@ -77,5 +83,5 @@ class Bench:
         self.learner = Counting(streams)
         group_s = GROUP_SIZE * BATCH_SIZE / (streams * RATE_PER_S)
         times = GradientTimes(gradient_s, variation, np.random.default_rng(1))
-        job = Job(GROUP_SIZE, BATCH_SIZE, updates, group_s)
+        job = Job(GROUP_SIZE, BATCH_SIZE, updates, group_s, synchronisation)
         self.protocol = Protocol(self.time, job, self.streams, times, self.learner)

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
+from common.core.messages import WorkerId
 from common.simulation.experiments.by_protocol import Hold, Reassign
 from common.simulation.experiments.protocol import GradientTimes, VirtualTime
 from tests.unit.simulation.experiments.protocols import (
@@ -19,6 +21,10 @@ from tests.unit.simulation.experiments.protocols import (
 )
 
 if TYPE_CHECKING:
+    from collections import Counter
+
+    import numpy.typing as npt
+
     from common.simulation.experiments.protocol import Machine
 
 
@@ -82,6 +88,58 @@ def test_whatever_is_preempted_and_when_each_record_is_used_once_at_most(
     assert bench.protocol.finished
     assert bench.learner.sums == [UPDATE] * 12
     assert set(np.unique(bench.learner.used)) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        SYNCHRONOUS,
+        SynchronisationSpec(mode="stale", staleness=2),
+        SynchronisationSpec(mode="asynchronous", staleness=4, damped=True),
+    ],
+    ids=lambda given: given.mode,
+)
+def test_slots_that_fill_later_learn_from_then_on_and_each_record_once(
+    given: SynchronisationSpec,
+) -> None:
+    """Two workers of six that are provisioned for; the others' streams wait in Kafka.
+
+    seconds  0      6     8    10    12              60
+    workers  2 ─────┴3────┴4───┴5────┴6──────────────┤
+    """
+    bench = Bench(streams=6, updates=10_000, gradient_s=0.1, synchronisation=given)
+    group = Hold(bench.time, bench.streams, pause=False)
+    seen: list[tuple[int, Counter[WorkerId], npt.NDArray[np.float32]]] = []
+
+    def join(slot: int) -> None:
+        group.join(slot, bench.protocol.join(1.0))
+
+    def look() -> None:
+        protocol = bench.protocol
+        computed = protocol.computed.copy()
+        seen.append((len(protocol.update_times_s), computed, bench.learner.used.copy()))
+
+    for slot, at in enumerate((0.0, 0.0, 6.0, 8.0, 10.0, 12.0)):
+        bench.time.at(at, join, slot)
+    for at in (5.9, 30.0, 60.0):
+        bench.time.at(at, look)
+    bench.time.at(60.0, bench.time.stop)
+
+    bench.time.run()
+
+    (early, by_two, used_early), (later, by_six, _), (last, by_all, used) = seen
+    # It learns before the slots are filled: of what two streams bring, and of nothing else.
+    assert early >= 4.5 * 2 * RATE_PER_S / UPDATE
+    assert not used_early[2:].any()
+    assert set(by_two) == {"w1", "w2"}
+    # Then of all, what waited included, as fast as records come.
+    assert last - later >= 28.0 * 6 * RATE_PER_S / UPDATE
+    assert set(np.unique(used)) == {0.0, 1.0}
+    assert (used[:, : int(55 * RATE_PER_S)] == 1).all()
+    # Who came later computes, too: of four workers in six at least a third.
+    since = by_all - by_six
+    assert since.total() - since[WorkerId("w1")] - since[WorkerId("w2")] > since.total() / 3
+    assert bench.protocol.too_stale == 0
 
 
 def test_a_stream_that_is_held_waits_and_one_that_is_reassigned_goes_on() -> None:

@@ -1,0 +1,38 @@
+"""What the benchmark of synchronisation says, on less than it measures."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
+from common.learning.optimizers import OptimizerSettings
+from common.simulation.experiments.protocol import Job
+from load.harness.rows import ratings_like
+from load.synchronisation import GRADIENT_S, batches_per_s, damped_over_slots
+from load.throughput.learning import Learning
+
+
+def test_a_growing_fleet_is_faster_by_staleness_than_at_the_rate_of_all_its_slots() -> None:
+    planted = Learning(
+        "matrix-factorisation",
+        {"users": 100, "items": 60, "rank": 6, "regularisation": 0.02},
+        lambda: ratings_like(100, 60, 12_000),
+        OptimizerSettings("sgd", 1.0),
+        batch_size=32,
+        workers=8,
+        metric="squared_error",
+        target=0.9,
+        root=True,
+    )
+
+    assert damped_over_slots(planted, 1) < 0.75
+
+
+@pytest.mark.parametrize(("staleness", "gain"), [(0, 1.5), (1, 2.4)])
+def test_a_slow_worker_holds_nobody_up(staleness: int, gain: float) -> None:
+    given = SynchronisationSpec(mode="stale", staleness=staleness) if staleness else SYNCHRONOUS
+    all_slow = batches_per_s([0.25] * 8, Job(8, 1, 60, GRADIENT_S), variation=0.0)
+
+    found = batches_per_s([*[1.0] * 7, 0.25], Job(8, 1, 60, GRADIENT_S, given))
+
+    assert found > gain * all_slow
