@@ -25,8 +25,10 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import cycle
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
@@ -43,7 +45,7 @@ from load.faults.pauses import CarriedOut, read_events
 from load.faults.report import Outcome, Pace
 from load.faults.schedule import KINDS, LOSSES, Fault, draw
 from load.harness import report
-from load.harness.counting import BATCH_SIZE, CountingJob, counting_job
+from load.harness.counting import BATCH_SIZE, CountingJob, counting_job, synchronised
 from load.harness.outside import Outside
 from load.harness.producers import Producers
 from load.harness.stack import NotMeasuredError
@@ -74,6 +76,8 @@ _DRAIN_S = 120.0
 _LOOK_S = 0.02
 _STATUS_S = 5.0
 _OWNER_S = 1.0  # between looks at whether the job is held
+SWITCH_S = 20.0  # between changes of its mode
+MODES: tuple[SynchronisationMode, ...] = get_args(SynchronisationMode)
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,17 @@ class Plan:
     losses: bool = False  # Kafka loses records that it has acknowledged, too
     saturated: bool = False  # a backlog always waits
     burn: int = 0  # processes of others that use the processor
-    synchronisation: SynchronisationMode = "synchronous"
+    synchronisation: SynchronisationMode | Literal["switching"] = "synchronous"
+
+    @property
+    def switching(self) -> bool:
+        """Whether the job is changed from mode to mode."""
+        return self.synchronisation == "switching"
+
+    @property
+    def mode(self) -> SynchronisationMode:
+        """The job's, at first."""
+        return "synchronous" if self.synchronisation == "switching" else self.synchronisation
 
     @property
     def gradient_s(self) -> float:
@@ -128,7 +142,7 @@ class Run:
         self._plan = plan
         self._outside = outside
         log = open_log(outside.settings, "chaos")
-        spec = counting_job(_JOB, plan.records, plan.gradient_s, plan.synchronisation)
+        spec = counting_job(_JOB, plan.records, plan.gradient_s, plan.mode)
         self._job = CountingJob(spec, outside.settings, log, _PARTITIONS)
         self._watch = UpdatesWatch(log, _JOB)
         stack.callback(self._watch.stop)
@@ -150,7 +164,8 @@ class Run:
         self._transactions = stack.enter_context(
             Transactions(outside.settings.kafka, self._job.places, self._producers)
         )
-        self._owner = _Owner(log, _JOB) if plan.losses else None
+        owned = plan.losses or plan.switching
+        self._owner = _Owner(log, _JOB, switching=plan.switching) if owned else None
         if self._owner:
             stack.callback(self._owner.close)
         self._actions = actions_on(
@@ -205,6 +220,7 @@ class Run:
             behind="" if drained else self._behind(),
             proof=proof,
             unlearned=self._job.unlearned(proof, produced) if drained else (),
+            switching=self._plan.switching,
             unexpected=[each._replace(at_s=each.at_s - self._began) for each in unexpected],
             overran=self._workers.overran + self._coordinators.overran,
         )
@@ -315,9 +331,12 @@ class _Owner:
     Args:
         log: Kafka.
         job: Its name.
+        switching: Whether to change its mode, now and then.
     """
 
-    def __init__(self, log: Log, job: str) -> None:
+    def __init__(self, log: Log, job: str, *, switching: bool) -> None:
+        self._modes = cycle(MODES[1:] + MODES[:1])
+        self._switch_at = time.monotonic() + SWITCH_S if switching else inf
         self.resumed = 0
         self.why_held = ""
         self._book = JobStore(log)
@@ -335,6 +354,10 @@ class _Owner:
             if "--after-loss" in self.why_held:
                 self._book.resume_after_loss(self._job, "the run goes on", from_start=True)
                 self.resumed += 1
+            if time.monotonic() >= self._switch_at:
+                block = synchronised(next(self._modes))
+                self._switch_at = time.monotonic() + SWITCH_S
+                self._book.change(self._job, {"synchronisation": block}, "the run switches")
 
     def close(self) -> None:
         """Look no more."""
@@ -370,9 +393,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--synchronisation",
-        choices=get_args(SynchronisationMode),
+        choices=(*MODES, "switching"),
         default="synchronous",
-        help="the job's mode; default %(default)s",
+        help=f"the job's mode, or all in turn for {SWITCH_S:g} s each; default %(default)s",
     )
     parser.add_argument("--logs", type=Path, help="keep data and logs here; default: if it fails")
     given = parser.parse_args()

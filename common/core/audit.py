@@ -9,6 +9,7 @@ What lay above where a log was cut, or in a topic that was created anew since, i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
@@ -62,6 +63,11 @@ class Audit:
         batches = [each.batch for each in self.quarantined if each.expired]
         unread = sum(span.end - span.start for span in self.expired)
         return unread + sum(batch.samples for batch in batches)
+
+    @property
+    def switches(self) -> int:
+        """Updates that were made in another mode than the one before."""
+        return sum(before.mode != after.mode for before, after in pairwise(self.updates))
 
     @property
     def lost_records(self) -> int:

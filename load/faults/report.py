@@ -65,6 +65,7 @@ class Outcome:
     unlearned: Sequence[Unlearned]
     unexpected: Sequence[UnexpectedExit]
     overran: int
+    switching: bool = False  # whether the job's mode was changed meanwhile
 
     def failures(self) -> list[str]:
         """Why the run fails; empty where all is well."""
@@ -77,6 +78,8 @@ class Outcome:
         if self.proof.flaws:
             shown = ", ".join(f"{kind}: {where}" for kind, where in self.proof.flaws[:_SHOWN])
             found.append(f"{len(self.proof.flaws)} flaws in the audit: {shown}")
+        if self.switching and not self.proof.switches:
+            found.append("no update was made in another mode")
         return found
 
     def as_data(self) -> dict[str, Any]:
@@ -92,6 +95,7 @@ class Outcome:
             "updates_taken_back": self.proof.taken_back,
             "leads": self.leads,
             "resumed_after_loss": self.resumed,
+            "switches": self.proof.switches,
             "quarantined": len(self.proof.quarantined),
             "drained_s": self.drained_s,
             "behind": self.behind,
@@ -157,6 +161,7 @@ class Outcome:
             "taken back": self.proof.taken_back,
             "leads": self.leads,
             "resumed after a loss": self.resumed,
+            "switches of synchronisation": self.proof.switches,
             "quarantined": len(self.proof.quarantined),
             "longest pause": f"{length(longest(self._pauses)):.2f} s",
             "with what lasted": f"{length(longest(self._raw)):.2f} s",
@@ -171,7 +176,7 @@ class Outcome:
             facts["records/s, faults"] = f"{self.pace.per_s:.1f}, {self.pace.share:.2f} of that"
         print()
         for name, value in facts.items():
-            print(f"{name:<24} {value:,}" if isinstance(value, int) else f"{name:<24} {value}")
+            print(f"{name:<28} {value:,}" if isinstance(value, int) else f"{name:<28} {value}")
 
     @cached_property
     def _pauses(self) -> list[Span]:

@@ -29,6 +29,7 @@ from load.harness.stack import await_until
 if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.core.messages import SynchronisationMode, Vector
+    from common.jobs.edit import Value
     from common.jobs.spec import JobSpec
     from common.ports.servers import Log
 
@@ -70,7 +71,6 @@ def counting_job(
 
     Its streams are `<name>-a` and `<name>-b`; see `counting_spec`.
     """
-    block = {"mode": mode, "local_rate": 0.5 if mode in ("asynchronous", "averaging") else None}
     return counting_spec(
         records,
         gradient_s,
@@ -84,8 +84,15 @@ def counting_job(
         hot_snapshot={"every_s": 0.3},
         checkpoint={"every_updates": 25},
         strikes=1000,  # no batch is poison here, however many hold it when they die
-        synchronisation=None if mode == "synchronous" else block,
+        synchronisation=synchronised(mode),
     )
+
+
+def synchronised(mode: SynchronisationMode) -> Value:
+    """The block of a mode; workers take steps of their own where they may."""
+    if mode == "synchronous":
+        return None
+    return {"mode": mode} | ({} if mode == "stale" else {"local_rate": 0.5})
 
 
 class Unlearned(NamedTuple):

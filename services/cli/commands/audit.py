@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,7 +119,6 @@ def draw(job: str, audit: Audit, last: int) -> Group:
             *((update.mode, _staleness(update)) if made else ()),
             "  ".join(str(span) for span in merged(_spans(update))),
         )
-    switches = sum(one.mode != other.mode for one, other in pairwise(audit.updates))
     sums = {
         "takeovers": max(0, audit.takeovers - 1),
         "updates taken back": audit.taken_back,
@@ -133,7 +131,7 @@ def draw(job: str, audit: Audit, last: int) -> Group:
         "records claimed and not yet used": audit.unsettled,
     }
     if made:
-        sums["switches of synchronisation"] = switches
+        sums["switches of synchronisation"] = audit.switches
     lines = [Text(f"{name}: {number:,}") for name, number in sums.items()]
     quarantined = [
         Text(f"quarantined: batch {each.batch.offset}, {each.reason}", "yellow")
