@@ -5,17 +5,19 @@
 
 MLLess's comparison: the same rows, optimizer, b and K = p, until the loss on test rows is the same.
 Ours sends what is not zero of a gradient and what changes significantly of the model, through
-Redis; DDP adds up dense gradients in a ring. Both have their rows before the clock starts.
+Redis; DDP adds up dense gradients in a ring. Both have their rows before the clock starts, and both
+stand still while somebody looks at the test rows.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
@@ -42,7 +44,7 @@ from load.throughput.backlog import partitions_for, produce
 from load.throughput.learning import LOOK_EVERY, MOST_UPDATES, SETS, Judge
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from common.core.messages import ModelId
     from common.datasets.records import Records
@@ -58,6 +60,7 @@ _REQUIRED = ("clicks_like", "ratings_like")  # the small real sets are shown onl
 _DDP_S = 600.0
 _VERSION_S = 60.0  # until the next version
 _LOOK_S = 0.002  # between looks for a version
+_WARM_UP = 200  # updates of another job before: a broker's code is compiled while it is used
 
 
 class Side(NamedTuple):
@@ -170,23 +173,43 @@ class Meter:
     def mark(self) -> Mark:
         """Look at all that is counted."""
         at_s = perf_counter()
-        stats = self._redis.info("stats")
         return Mark(
             at_s,
             {name: used_s(pid) for name, pid in self._pids.items()},
-            stats["total_net_input_bytes"] + stats["total_net_output_bytes"],
+            self.redis_bytes(),
             {topic: self._log.bounds(Partition(topic, 0)).end for topic in self._topics},
         )
 
-    def sent(self, mark: Mark) -> int:
-        """Bytes up to then: in and out of Redis, and records of the job's own, written and read."""
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Let none of the processes do anything meanwhile."""
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in self._pids.values():
+                os.kill(pid, signal.SIGCONT)
+
+    def sent(self, since: int, mark: Mark) -> int:
+        """Bytes from one to another: through Redis, and records of the job's, written and read.
+
+        Args:
+            since: What Redis had sent and received when the job was submitted.
+            mark: When it is over.
+        """
         records = sum(
             size or 0
             for topic, end in mark.topics.items()
             for offset, size in read_decoded(self._log, topic, len)
             if offset < end
         )
-        return mark.redis_bytes + 2 * records
+        return mark.redis_bytes - since + 2 * records
+
+    def redis_bytes(self) -> int:
+        """What Redis has sent and received."""
+        stats = self._redis.info("stats")
+        return int(stats["total_net_input_bytes"] + stats["total_net_output_bytes"])
 
 
 def run_ours(name: str, learning: Learning, kafka: str) -> Side:
@@ -209,19 +232,25 @@ def run_ours(name: str, learning: Learning, kafka: str) -> Side:
             *(on.start("worker", f"worker-{number}") for number in range(learning.workers)),
         ]
         stack.callback(stop_all, services)
-        board = stack.enter_context(closing(open_board(on.settings, spec.name)))
-        with closing(JobStore(log)) as book:
-            book.submit(spec)
         pids = {service.name: service.pid for service in services} | on.pids
         meter = Meter(on, log, spec.name, pids)
+        _warm_up(on, log, spec, services)
+        since = meter.redis_bytes()
+        with closing(JobStore(log)) as book:
+            book.submit(spec)
+        board = stack.enter_context(closing(open_board(on.settings, spec.name)))
         judge = Judge(learning, split.test)
         known: ModelId | None = None
         first: Mark | None = None
-        looks, metric = 0, inf
+        looks, metric, still_s = 0, inf, 0.0
         while metric > learning.target:
             known, weights = _next_version(board, known, services)
             mark = meter.mark()
-            metric = judge.metric(weights)
+            mark = mark._replace(at_s=mark.at_s - still_s)
+            with meter.standing_still():
+                began_s = perf_counter()
+                metric = judge.metric(weights)
+                still_s += perf_counter() - began_s
             looks += 1
             if first is None and known.version:
                 first = mark
@@ -232,8 +261,19 @@ def run_ours(name: str, learning: Learning, kafka: str) -> Side:
         # What was left to be judged, and fetched, is ours to see: DDP is judged where it runs.
         judged = len(weights) * (known.version // LOOK_EVERY + 1 + looks)
         used = {who: s - first.processor_s[who] for who, s in mark.processor_s.items()}
-        sent = meter.sent(mark) - judged
+        sent = meter.sent(since, mark) - judged
         return Side(mark.at_s - first.at_s, sent, used, known.version, metric)
+
+
+def _warm_up(on: Servers, log: Log, spec: JobSpec, services: Sequence[Service]) -> None:
+    """Have another job like it learn for a while."""
+    other = spec.model_copy(update={"name": "warm-up"})
+    with closing(JobStore(log)) as book, closing(open_board(on.settings, other.name)) as board:
+        book.submit(other)
+        known = None
+        while known is None or known.version < _WARM_UP:
+            known, _ = _next_version(board, known, services)
+    on.stop_jobs(other.name)
 
 
 def _next_version(

@@ -128,7 +128,7 @@ def ratings(sample: Path = RATINGS) -> Split:
 
 
 def ratings_like(
-    users: int = 110_000, items: int = 22_000, rows: int = 1_000_000, seed: int = 0
+    users: int = 480_189, items: int = 17_770, rows: int = 1_000_000, seed: int = 0
 ) -> Split:
     """Draw ratings that planted rows of six numbers make; users and items are so by Zipf's law."""
     random = np.random.default_rng(seed)
