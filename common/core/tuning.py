@@ -12,13 +12,26 @@ from __future__ import annotations
 from math import ceil, inf, isfinite
 from typing import NamedTuple
 
-# Rounds that the estimate goes back, and so those before a first move, and from one to the next:
-# then most of what it knows is of the K in force, and a step's effect on G and S is in it.
-ROUNDS = 20
 # Of K, below which it shrinks, or over which it grows by as much: estimates of 20 rounds of a few
-# messages each are seldom better than that, and each move changes the step's size.
+# messages each are seldom better than that, and each move changes the size of a step.
 SHRINK = 0.75
 MOST_STEP = 2  # by which K is multiplied or divided at a move: one wrong estimate costs little
+
+
+def rate_scale(group_size: int, own: int, noise_scale: float | None) -> float:
+    """Of the learning rate, which belongs to the job's own K, for a mean of another K.
+
+    The best rate by n records is proportional to 1 / (1 + noise scale / n) (McCandlish et al.,
+    section 2.2): to K where noise is all there is, and the same for every K where there is none.
+
+    Args:
+        group_size: K.
+        own: Of the job.
+        noise_scale: In batches; None: unknown, and taken for all there is.
+    """
+    if noise_scale is None or noise_scale == inf:
+        return group_size / own
+    return (1 + noise_scale / own) / (1 + noise_scale / group_size)
 
 
 class Scatter(NamedTuple):
@@ -31,7 +44,7 @@ class Scatter(NamedTuple):
 
 
 class GroupSizeTuner:
-    """Says which K is in force, and at which rate its updates are to step.
+    """Says which K is in force.
 
     Attributes:
         group_size: K.
@@ -40,11 +53,14 @@ class GroupSizeTuner:
         group_size: K, to begin with, if it is within the bounds.
         least: Below which it never is.
         most: Above which it never is.
+        rounds: That the estimate goes back, and so those before a first move, and from one to the
+            next: then most of what it knows is of the K in force.
     """
 
-    def __init__(self, group_size: int, least: int, most: int) -> None:
+    def __init__(self, group_size: int, least: int, most: int, rounds: int) -> None:
         self.group_size = min(max(group_size, least), most)
         self._bounds = least, most
+        self._rounds = rounds
         self._noise = self._signal = 0.0  # S and G^2, smoothed each by itself: a ratio is biased
         self._batch_samples = 0.0  # mean, likewise
         self._measured = self._moved = 0  # rounds, and how many at the last move
@@ -52,7 +68,7 @@ class GroupSizeTuner:
     @property
     def noise_scale(self) -> float | None:
         """S / G², in batches; None while too little was seen."""
-        if self._measured < ROUNDS:
+        if self._measured < self._rounds:
             return None
         if self._signal <= 0:
             return inf
@@ -71,29 +87,12 @@ class GroupSizeTuner:
         # How far messages are from each other, as in an analysis of variance: of sizes that differ.
         noise = (scatter.squares - square / samples) / (scatter.messages - 1)
         self._measured += 1
-        weight = 1 / min(self._measured, ROUNDS)
+        weight = 1 / min(self._measured, self._rounds)
         self._noise += weight * (noise - self._noise)
         self._signal += weight * (square / samples**2 - noise / samples - self._signal)
         self._batch_samples += weight * (samples / scatter.batches - self._batch_samples)
-        if self._measured - self._moved >= ROUNDS:
+        if self._measured - self._moved >= self._rounds:
             self._move()
-
-    def rate_scale(self, own: int) -> float:
-        """Of the learning rate, which belongs to the job's own K, for an update of the K in force.
-
-        The best rate by n records is proportional to 1 / (1 + noise scale / n) (McCandlish et al.,
-        section 2.2): to K where noise is all there is, and the same for every K where there is
-        none. While nothing is known of it, a smaller update takes the smaller step of both.
-
-        Args:
-            own: The job's K.
-        """
-        noise = self.noise_scale
-        if noise is None:
-            return min(self.group_size / own, 1.0)
-        if noise == inf:
-            return self.group_size / own
-        return (1 + noise / own) / (1 + noise / self.group_size)
 
     def _move(self) -> None:
         noise, now = self.noise_scale or 0.0, self.group_size
