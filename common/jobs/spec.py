@@ -187,19 +187,19 @@ class TunerSpec(Part):
     group_size: tuple[Count, Count] | None = None
     """[least, most]: K by how noisy gradients are, while no rule of `synchronisation` holds, first
     after 20 updates; the learning rate is that of `group_size`, and goes with K."""
-    workers: str | None = Field(default=None, json_schema_extra={"enum": ["balanced", None]})
+    workers: Literal["balanced"] | None = None
     """`balanced`: of `provisioning.workers` as many as make time times cost least, by how long
     updates take while records wait."""
 
-    @field_validator("workers")
+    @field_validator("workers", mode="before")
     @classmethod
-    def _offered(cls, value: str | None) -> object:
+    def _offered(cls, value: object) -> object:
         if value == "cost":
             raise ValueError(
                 "cost alone is least with one worker, whatever is measured: take balanced, or"
                 " provisioning.policy: reassign, which rents as few as keep up with arrivals"
             )
-        return value if value is None else _one_of(value, ("balanced",))
+        return value
 
     @model_validator(mode="after")
     def _fits(self) -> TunerSpec:

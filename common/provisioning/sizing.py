@@ -17,8 +17,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WINDOW_S = 5.0  # of one measurement, at least
-UPDATES = 5  # likewise: one of them may have waited for a slow gradient
+WINDOW_S = 1.0  # of one measurement, at least: records are read some hundredths late
+UPDATES = 10  # likewise: one of them may have waited for a slow gradient
 SMOOTHING = 0.3  # weight of the newest measurement: the last few count
 SAVING = 0.95  # of time times cost: a smaller gain is within what measurements are off by
 

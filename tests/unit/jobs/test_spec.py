@@ -179,7 +179,7 @@ def test_a_tuner_may_choose_k_and_how_many_machines_work() -> None:
             "tuner.group_size: noise shows in the difference of two gradients of an update, and an",
         ),
         ({"workers": "cost"}, RENTED, "tuner.workers: cost alone is least with one worker"),
-        ({"workers": "fast"}, RENTED, "tuner.workers: must be one of balanced, got 'fast'"),
+        ({"workers": "fast"}, RENTED, "tuner.workers: must be 'balanced', got \"fast\""),
         ({"workers": "balanced"}, {"provisioning": None}, "without `provisioning`: add that"),
         (
             {"workers": "balanced"},
