@@ -11,7 +11,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -48,6 +50,7 @@ from common.wire.messages import encode_offer, encode_reply
 from common.wire.vectors import encode_sparse, smallest
 from load.harness import report
 from load.harness.stack import NotMeasuredError
+from load.throughput.fleets import ScaleIn, Static, Tuned, cost
 from load.throughput.learning import (
     CLICKS,
     LOOK_EVERY,
@@ -350,6 +353,48 @@ def growing_fleet() -> report.Figure:
     return report.Figure("s to target, fleet 1 to 8, damped", found, 2, most=0.75)
 
 
+# --- cost of a fleet, in virtual time -------------------------------------------------------------
+
+_FLEET = 24  # workers, and K
+_LEARNED = {
+    "clicks": replace(
+        CLICKS, batch_size=64, target=0.5005, optimizer=replace(CLICKS.optimizer, learning_rate=1.0)
+    ),
+    "ratings": replace(RATINGS, batch_size=32, target=0.8185),
+}
+
+
+@cache
+def _static_cost(name: str) -> float:
+    return cost(_LEARNED[name], Static(_FLEET))
+
+
+def _cost(name: str, manager: Static, most: float = inf) -> report.Figure:
+    share = cost(_LEARNED[name], manager) / _static_cost(name)
+    how = type(manager).__name__
+    return report.Figure(f"{name}: cost over a static fleet's, {how}", share, 2, most=most)
+
+
+def tuner_lr_cost() -> report.Figure:
+    """Clicks to test loss 0.5005, from K = p = 24 on, messages of 1.5 ms."""
+    return _cost("clicks", Tuned(_FLEET), 0.25)
+
+
+def tuner_pmf_cost() -> report.Figure:
+    """Ratings to test RMSE 0.8185, likewise."""
+    return _cost("ratings", Tuned(_FLEET), 1.0)
+
+
+def mlless_lr_cost() -> report.Figure:
+    """By MLLess's scale-in, to compare."""
+    return _cost("clicks", ScaleIn(_FLEET))
+
+
+def mlless_pmf_cost() -> report.Figure:
+    """Likewise of ratings."""
+    return _cost("ratings", ScaleIn(_FLEET))
+
+
 def audit_stale() -> report.Figure:
     """In all runs of the others.
 
@@ -368,6 +413,7 @@ FIGURES = {
         *(traffic_lr_mb, traffic_pmf_mb),
         *(slow_worker_s0, slow_worker_s1, fleet_32_share, fleet_32_link),
         *(growing_fleet, switches),
+        *(tuner_lr_cost, tuner_pmf_cost, mlless_lr_cost, mlless_pmf_cost),
         audit_stale,
     )
 }
@@ -381,6 +427,7 @@ def main() -> int:
     parser.add_argument("--only", choices=FIGURES, nargs="+", default=list(FIGURES))
     given = parser.parse_args()
     machine = report.machine()
+    torch.set_num_threads(1)  # batches are too small for more
     found = {name: FIGURES[name]() for name in track(given.only, "figures", transient=True)}
     answer = report.Found("Synchronisation", list(found.values()), {})
     answer.draw()

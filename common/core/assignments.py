@@ -37,6 +37,7 @@ class Compute(msgspec.Struct, frozen=True):
     weights: bytes | None  # where they travelled inside the trigger
     reply_to: str = ""  # the replica that asked
     local_rate: float = 0.0  # at which a copy of the weights is moved between the batches
+    squared: bool = False  # the gradient is to say how large it is
 
 
 class Assignments:
@@ -98,7 +99,7 @@ class Assignments:
                     self._add(
                         Compute(
                             *(trigger.model, order.batches, None, trigger.reply_to),
-                            order.local_rate,
+                            *(order.local_rate, order.squared),
                         )
                     )
 

@@ -164,6 +164,7 @@ class Apply(msgspec.Struct, frozen=True):
     round: int
     update: UpdateApplied
     learning_rate: float | None  # None: as the trainer was made
+    measured: bool = False  # tell how large the sum was: `Summed`
 
 
 class DiscardSum(msgspec.Struct, frozen=True):

@@ -110,7 +110,7 @@ class Coordinator:
                 times.append(self._alive_at + self._settings.alive_s)
         return min(times)
 
-    def _on(  # noqa: C901, PLR0912 -- one case per event, each a line or two
+    def _on(  # noqa: C901, PLR0912, PLR0915 -- one case per event, each a line or two
         self, event: CoordinatorEvent, now: float
     ) -> Iterator[CoordinatorCommand]:
         leader = self._leader
@@ -155,6 +155,8 @@ class Coordinator:
                 yield from self._hold(reason, "") if reason else leader.streams_seen(event)
             case events.RepliesRead(replies) if leader is not None:
                 yield from leader.replies_read(replies, now)
+            case events.Summed() if leader is not None:
+                yield from leader.summed(event, now)
             case events.WorkersSeen(statuses) if leader is not None:
                 yield from leader.workers_seen(statuses, now)
             case events.BoardWiped() if leader is not None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         AuditRecord,
         ControlRecord,
         LeaderStatus,
+        ModelId,
         Reply,
         Unsettled,
         WorkerId,
@@ -223,6 +224,13 @@ class RepliesRead(msgspec.Struct, frozen=True):
     replies: tuple[Reply, ...]
 
 
+class Summed(msgspec.Struct, frozen=True):
+    """How large the sum of gradients was that made a model: of an `Apply` that asks for it."""
+
+    model: ModelId
+    square: float  # |gradient summed over all samples|^2
+
+
 class WorkersSeen(msgspec.Struct, frozen=True):
     """Every worker with a valid beat, and its status."""
 
@@ -271,6 +279,7 @@ CoordinatorEvent: TypeAlias = (
     | ControlRead
     | StreamsSeen
     | RepliesRead
+    | Summed
     | WorkersSeen
     | BoardWiped
     | OrdersLost

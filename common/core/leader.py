@@ -7,6 +7,7 @@ synchronous rule, there is one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -38,15 +39,23 @@ from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition
 from common.core.stop_rule import StopRule
 from common.core.switching import Switch
+from common.core.tuning import GroupSizeTuner, Scatter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from common.core.commands import CoordinatorCommand
-    from common.core.events import StreamsSeen, Wanted
+    from common.core.events import StreamsSeen, Summed, Wanted
     from common.core.history import History
     from common.core.losses import Parted
-    from common.core.messages import AuditRecord, Batch, ControlRecord, Failed, Reply
+    from common.core.messages import (
+        AuditRecord,
+        Batch,
+        ControlRecord,
+        Failed,
+        Reply,
+        Synchrony,
+    )
     from common.core.rounds import Round
     from common.core.settings import CoordinatorSettings, Mode, Rule
     from common.core.spans import Partition
@@ -107,6 +116,8 @@ class Leader:
         self._rounds = Rounds(self._suspects, GradientTimes(settings.deadline_floor_s))
         self._switch = Switch(settings, snapshot.synchrony)
         self._synchrony = snapshot.synchrony  # of the last update; None: the job's own K, s = 0
+        self._tuner = _tuner(settings, snapshot.synchrony)
+        self._scatters = dict[int, Scatter]()  # of updates, until their sum is known
         self._liveness = Liveness(settings.heartbeats_grace_s)
         self._publisher = SnapshotSchedule(settings, snapshot, history, now)
         self._settled = snapshot.settled
@@ -142,8 +153,16 @@ class Leader:
 
     @property
     def mode(self) -> Mode:
-        """How a round is made that begins now: as the rule says that holds, else as the job."""
-        return self._settings.mode if self._rule is None else self._rule.mode
+        """How a round is made that begins now: as the rule says that holds, else as the job.
+
+        It is the tuner's K then, if there is one.
+        """
+        rule, own = self._rule, self._settings.mode
+        if rule is not None:
+            return rule.mode
+        if self._tuner is None or self._tuner.group_size == own.group_size:
+            return own
+        return replace(own, group_size=self._tuner.group_size, learning_rate=None)
 
     @property
     def _rule(self) -> Rule | None:
@@ -267,6 +286,14 @@ class Leader:
             else:
                 yield from self._failed(reply)
         yield from self._advance(now)
+
+    def summed(self, event: Summed, now: float) -> Iterator[CoordinatorCommand]:
+        """Learn how large the sum of an update was: K may be another one from now on."""
+        own = event.model.epoch == self._epoch
+        scatter = self._scatters.pop(event.model.version, None) if own else None
+        if scatter is not None and self._tuner is not None:
+            self._tuner.observe(scatter, event.square)
+            yield from self._advance(now)
 
     def workers_seen(
         self, statuses: Mapping[WorkerId, str], now: float
@@ -393,6 +420,8 @@ class Leader:
         self, settings: CoordinatorSettings, now: float
     ) -> Iterator[CoordinatorCommand]:
         """Go by the changed settings from the next round on."""
+        if _tuned(settings) != _tuned(self._settings):
+            self._tuner = _tuner(settings)
         self._settings, self._changed = settings, None
         self._goal.change(settings)
         if reason := self._goal.reached(self._progress, now):
@@ -492,15 +521,20 @@ class Leader:
     def _apply(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
         self._rounds.end(round_)
         self._moved_at = now
+        tuner = self._tuner
+        noise_scale = None if tuner is None else tuner.noise_scale
         self._progress += round_.share
-        update = round_.update(self._epoch, self._made.version + 1, self._progress)
+        update = round_.update(self._epoch, self._made.version + 1, self._progress, noise_scale)
         self._made = ModelId(update.epoch, update.version)
         self._samples += update.samples
         self._synchrony = update.synchrony or None
         self._returned.difference_update(batch.offset for batch in update.batches)
         self._goal.observe(update.loss, round_.share)
         self._poison.applied(len(update.batches))
-        yield do.Apply(round_.number, update, round_.learning_rate)
+        measured = tuner is not None and self._rule is None
+        if measured:
+            self._scatters[update.version] = round_.scatter
+        yield do.Apply(round_.number, update, round_.learning_rate, measured)
         yield self._publisher.append(update)
         yield do.PublishModel(self.model, whole=False)
         if reason := self._goal.reached(self._progress, now):
@@ -673,3 +707,18 @@ class Leader:
             if isinstance(command, do.PublishSnapshot) and command.checkpoint:
                 self._settled = command.snapshot.settled
             yield command
+
+
+def _tuned(settings: CoordinatorSettings) -> tuple[object, ...]:
+    """What a tuner is made by."""
+    return settings.group_sizes, settings.mode.group_size
+
+
+def _tuner(
+    settings: CoordinatorSettings, synchrony: Synchrony | None = None
+) -> GroupSizeTuner | None:
+    """Tune K, where the job's owner wants that, from the last update's on."""
+    if settings.group_sizes is None:
+        return None
+    group_size = settings.mode.group_size if synchrony is None else synchrony.group_size
+    return GroupSizeTuner(group_size, *settings.group_sizes, settings.rule_rounds)

@@ -344,6 +344,7 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: WorkerId
     batches: tuple[Batch, ...]
     local_rate: float = 0.0  # see `Synchrony`
+    squared: bool = False  # its gradient is to say how large it is
 
 
 class Unsettled(NamedTuple):
@@ -393,6 +394,8 @@ class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
     vector: Any = None
     # At which the copy was moved between its batches; left out: it was not.
     local_rate: float | UnsetType = UNSET
+    # |its (P,) gradient|^2, where the order asks for it
+    square: float | UnsetType = UNSET
 
 
 FailedReason: TypeAlias = Literal[

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
 from common.core.messages import Assignment, Batch, Synchrony, UpdateApplied, WorkerId
+from common.core.tuning import Scatter, rate_scale
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -183,6 +185,7 @@ class Round:
         self.short = ""  # why it is applied with fewer than K, once that is decided
         self.parts = list[int]()  # how many batches each gradient message was of
         self.samples = 0
+        self._squares = 0.0  # see `Scatter`
         self.seconds = 0.0  # of all gradients counted
         self.loss_sum = 0.0
         self.metric_sums = dict[str, float]()
@@ -218,10 +221,17 @@ class Round:
         version = gradient.model.version
         self.base = version if self.base is None else min(self.base, version)
         self.samples += gradient.samples
+        square = nan if gradient.square is UNSET else gradient.square
+        self._squares += square / gradient.samples
         self.seconds += gradient.seconds
         self.loss_sum += gradient.loss_sum
         for name, value in gradient.metric_sums.items():
             self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+
+    @property
+    def scatter(self) -> Scatter:
+        """What its gradients say of noise; NaN where not all of them say how large they are."""
+        return Scatter(len(self.parts), len(self.counted), self.samples, self._squares)
 
     @property
     def averages(self) -> bool:
@@ -236,14 +246,15 @@ class Round:
         own = self.mode.learning_rate
         return self.settings.mode.learning_rate if own is None else own
 
-    def _scale(self, staleness: int) -> float:
+    def _scale(self, staleness: int, noise_scale: float | None) -> float:
         scale = 1.0
         if self.averages:
             # With m = K / p steps of a worker, a step at rate m x local rate by the mean of all
             # gradients is the mean of the workers' copies.
             scale = len(self.counted) / len(self.parts)
         elif self.mode.learning_rate is None and self.settings.rate_by_group:
-            scale = self.share
+            own = self.settings.mode.group_size
+            scale = rate_scale(self.mode.group_size, own, noise_scale)
         return scale / (1 + staleness) if self.mode.damped else scale
 
     @property
@@ -251,20 +262,23 @@ class Round:
         """As how many updates of the job's own K it counts, short or not."""
         return self.mode.group_size / self.settings.mode.group_size
 
-    def update(self, epoch: int, version: int, progress: float) -> UpdateApplied:
+    def update(
+        self, epoch: int, version: int, progress: float, noise_scale: float | None = None
+    ) -> UpdateApplied:
         """The update that its counted batches make.
 
         Args:
             epoch: Of the leader.
             version: J, after it.
             progress: Updates of the job's own K, likewise.
+            noise_scale: Of gradients, in batches, where that is known.
         """
         skipped = Counter[str]()
         for batch in self.counted.values():
             for left_out in batch.skipped:
                 skipped[left_out.topic] += left_out.records
         base = version - 1 if self.base is None else self.base
-        scale = self._scale(version - 1 - base)
+        scale = self._scale(version - 1 - base, noise_scale)
         plain = self.synchrony == Synchrony(self.settings.mode.group_size)
         return UpdateApplied(
             epoch=epoch,
@@ -435,7 +449,8 @@ class Rounds:
                     )
                 )
                 rate = round_.synchrony.local_rate
-                orders.append(Assignment(worker, tuple(batches), rate))
+                squared = round_.settings.group_sizes is not None
+                orders.append(Assignment(worker, tuple(batches), rate, squared))
         return tuple(orders)
 
     def count(self, gradient: Gradient, version: int) -> tuple[Round | None, str]:

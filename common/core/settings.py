@@ -79,8 +79,9 @@ class CoordinatorSettings:
     # to be busy.
     rule_rounds: int = 20
     reduction: Literal["mean", "sum"] = "mean"  # what is done with the sum of an update
-    # The learning rate is that of the job's own K: by a rule with another one, K' / K of it.
+    # The learning rate is that of the job's own K: by another one, `tuning.rate_scale` of it.
     rate_by_group: bool = False
+    group_sizes: tuple[int, int] | None = None  # within which K is tuned while no rule holds
     group_linger_s: float | None = None  # apply fewer than K after this; None: never (the paper)
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
     deadline_floor_s: float = 0.5  # shortest time that a worker gets for its part of a round

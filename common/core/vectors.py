@@ -47,6 +47,15 @@ def dense(vector: Vector | SparseVector) -> Vector:
     return whole
 
 
+def squared_norm(vector: Vector | SparseVector, count: int) -> float:
+    """|its first `count` numbers|^2; finite where they are."""
+    if isinstance(vector, SparseVector):
+        numbers = vector.values.ravel()[vector.indices < count]
+    else:
+        numbers = vector[:count]
+    return float(np.einsum("i,i->", numbers, numbers, dtype=np.float64))
+
+
 def add_to(total: Vector, vector: Vector | SparseVector) -> None:
     """Add a vector in place, with the bits that the sum of dense ones has.
 

@@ -181,6 +181,39 @@ class CompressionSpec(Part):
         return self
 
 
+class TunerSpec(Part):
+    """What is chosen by what is measured while the job runs; without it, nothing is."""
+
+    group_size: tuple[Count, Count] | None = None
+    """[least, most]: K by how noisy gradients are, while no rule of `synchronisation` holds, first
+    after 20 updates; the learning rate is that of `group_size`, and goes with K."""
+    workers: Literal["balanced"] | None = None
+    """`balanced`: of `provisioning.workers` as many as make time times cost least, by how long
+    updates take while records wait."""
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _offered(cls, value: object) -> object:
+        if value == "cost":
+            raise ValueError(
+                "cost alone is least with one worker, whatever is measured: take balanced, or"
+                " provisioning.policy: reassign, which rents as few as keep up with arrivals"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> TunerSpec:
+        if self.group_size is None and self.workers is None:
+            raise ValueError("needs group_size or workers, or both")
+        least, most = self.group_size or (2, 2)
+        if not 2 <= least <= most:
+            raise ValueError(
+                "group_size: must be [least, most] and least 2 or more, as noise shows in the"
+                f" difference of two gradients, got [{least}, {most}]"
+            )
+        return self
+
+
 class OptimizerSpec(Part):
     """The rule that turns a gradient into a step (Algorithm 4, line 10)."""
 
@@ -345,6 +378,8 @@ class JobSpec(Part):
         default=None, exclude_if=lambda value: value is None
     )
     """Which changes of the model workers are told; models up to 64 KB always travel whole."""
+    tuner: TunerSpec | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What is chosen by what is measured while it runs."""
     reduction: Literal["mean", "sum"] = "mean"
     """Of the samples of an update, before the step."""
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -398,7 +433,7 @@ class JobSpec(Part):
         alone its stream would stand still during every round. And K for each further round that may
         be in flight for all workers together. Where rules name other modes, the most of any.
         """
-        return self.waiting_batches or self.synchronised.batches_held(self.group_size)
+        return self.waiting_batches or self.synchronised.batches_held(self._most_tuned)
 
     @property
     def mode(self) -> SynchronisationMode:
@@ -418,8 +453,17 @@ class JobSpec(Part):
 
     @property
     def largest_group(self) -> int:
-        """K, or that of a rule that has a larger one."""
-        return max(k for _, k in self.synchronised.modes(self.group_size))
+        """K, or that of a rule that has a larger one, or the most that it is tuned to."""
+        return max(k for _, k in self.synchronised.modes(self._most_tuned))
+
+    @property
+    def group_sizes(self) -> tuple[int, int] | None:
+        """Within which K is tuned; None where it is not."""
+        return None if self.tuner is None else self.tuner.group_size
+
+    @property
+    def _most_tuned(self) -> int:
+        return self.group_size if self.group_sizes is None else self.group_sizes[1]
 
     @property
     def synchronised(self) -> SynchronisationSpec:
@@ -450,7 +494,8 @@ class JobSpec(Part):
     @property
     def format(self) -> int:
         """Of its record: 2 where older programs would read over what it says, and must not."""
-        return 1 if self.synchronisation is None and self.compression is None else 2
+        later = (self.synchronisation, self.compression, self.tuner)
+        return 1 if all(part is None for part in later) else 2
 
     @property
     def task_options(self) -> dict[str, Any]:
@@ -524,6 +569,35 @@ class JobSpec(Part):
         return self
 
     @model_validator(mode="after")
+    def _can_be_tuned(self) -> JobSpec:
+        least, most = self.group_sizes or (self.group_size, self.group_size)
+        if not least <= self.group_size <= most:
+            raise ValueError(
+                f"tuner.group_size: must be around group_size ({self.group_size}), with which the"
+                f" job begins, got [{least}, {most}]"
+            )
+        if self.group_sizes and self.mode == "asynchronous":
+            raise ValueError(
+                "tuner.group_size: noise shows in the difference of two gradients of an update, and"
+                " an asynchronous one has one: leave it out, or take synchronisation.mode: stale"
+            )
+        if self.tuner is None or self.tuner.workers is None:
+            return self
+        if self.provisioning is None:
+            raise ValueError("tuner.workers: nobody rents them without `provisioning`: add that")
+        if self.on_preemption == "hold":
+            raise ValueError(
+                "tuner.workers: nobody would read the streams of a worker that is given back: add"
+                " `on_preemption: reassign`"
+            )
+        if self.stop.deadline_s is not None:
+            raise ValueError(
+                "tuner.workers: which machines a deadline needs is for provisioning.policy to say:"
+                " leave this out, or stop.deadline_s"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
         largest = self.largest_group
         if self.waiting_batches is not None and self.waiting_batches < largest:
@@ -561,7 +635,7 @@ class JobSpec(Part):
             rule.learning_rate or own * (rule.group_size or self.group_size) / self.group_size
             for rule in self.synchronised.rules
         ]
-        return max([own, *by_group])
+        return max([own * self._most_tuned / self.group_size, *by_group])
 
 
 _START_WORDS = ("earliest", "latest")

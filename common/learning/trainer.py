@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from common.core.vectors import SparseVector, add_to, numbers_in
+from common.core.vectors import SparseVector, add_to, numbers_in, squared_norm
 from common.errors import CorruptError
 from common.learning.checkpoint import pack, unpack
 from common.learning.errors import NotFiniteError
@@ -146,6 +146,10 @@ class Trainer:
         if part := self._sums.pop(round_, None):
             part.vector[part.where()] = 0
             self._spare.append(part.vector)
+
+    def square(self, round_: int) -> float:
+        """|gradient summed over the samples of a round|^2."""
+        return squared_norm(self._sums[round_].vector, self._split)
 
     def apply(self, round_: int, learning_rate: float | None = None, scale: float = 1.0) -> None:
         """Make one update of all that was added to a round.

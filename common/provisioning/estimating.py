@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import UNSET
 
 from common.core.history import History
 from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
@@ -20,6 +21,7 @@ from common.core.stop_rule import LOSS_WINDOW
 from common.policies.policy import ON_DEMAND
 from common.provisioning.availability import Availability
 from common.provisioning.records import Ended, EstimateRecord, Started
+from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
 from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.theory.losses import LossTally
 from common.theory.streams import StreamTally
@@ -43,6 +45,7 @@ HEADROOM = 1.25  # capacity over arrivals, as in `common.policies.reassign`
 BATCHES = 2
 GRADIENT_HALF_LIFE_S = 600.0  # machines change; a minute's updates are enough to know the mean
 RATE_HALF_LIFE_S = 600.0  # arrivals drift; at a record per second this is still good to 3 %
+BACKLOG = 2  # updates whose records wait: then the next one need not wait for records
 ORPHANED_S = 60.0  # by then a partition whose worker died has found another one
 VERSIONS_KEPT = 1000  # a new leader goes back by seconds
 FIT_AGAIN = 1.05  # updates over those of the last fit, which takes a tenth of a second
@@ -85,6 +88,8 @@ class Estimator:
         self._arrived: int | None = None  # records, by the streams' ends
         self._availability = Availability()
         self._running = 0  # machines
+        self._round_times = RoundTimes()
+        self._group_size = settings.group_size  # K, of the last update
         self._on: dict[int, int] = {}  # likewise, by slot
         self._slots = {f"{settings.job}-w{slot}": slot for slot in range(settings.workers)}
 
@@ -118,6 +123,10 @@ class Estimator:
                 self._made.append(_Made(record.version, samples, record.progress))
                 del self._made[:-VERSIONS_KEPT]
                 self._losses.add(record.progress, record.loss)
+                synchrony = record.synchrony
+                self._group_size = (
+                    self.settings.group_size if synchrony is UNSET else synchrony.group_size
+                )
                 batches = len(record.batches)
                 if record.gradient_s > 0 and batches:
                     self._timed = True
@@ -125,6 +134,14 @@ class Estimator:
             elif isinstance(record, Lead):
                 self._take_back(record.base)
             self._history.forget_before(self._made[0].version)
+        if self.settings.balanced:
+            self._round_times.observe(
+                Fleet(self._running, self._group_size),
+                self.version,
+                float(self.gradient(now_s).value),
+                now_s,
+                backlog=(self.waiting or 0) > BACKLOG,
+            )
 
     def fleet(self, record: PlanRecord, ledger: FleetLedger) -> None:
         """Take in a record of the plans topic that counts, after the ledger did."""
@@ -196,6 +213,16 @@ class Estimator:
         rounds = math.ceil(settings.group_size / max(settings.workers // 2, 1))
         guess_s = interval_s / HEADROOM / rounds
         return Estimate(guess_s, guess_s, "log")
+
+    def workers_wanted(self, most: int, now_s: float) -> int:
+        """How many workers are worth their cost, of at most so many; as many as now if unknown."""
+        now, group_size = self.settings.workers, self._group_size
+        update_s = self._round_times.update_s(group_size, float(self.gradient(now_s).value))
+        if update_s is None:
+            return min(now, most)
+        known, arrivals = self.arrivals_known(now_s), float(self.arrivals(now_s).value)
+        updates_per_s = arrivals / group_size / self.settings.batch_size if known else 0.0
+        return workers_wanted(update_s, now, most, updates_per_s)
 
     def updates_to_loss(self) -> float | None:
         """Estimate after how many more updates the job stops at its loss.

@@ -11,7 +11,7 @@ carries out commands in order and reports back by events.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from common.provisioning import commands as do
@@ -72,6 +72,7 @@ class Provisioner:
         self.ledger = FleetLedger(settings.minimum_billing_s)
         estimator = Estimator(settings)
         self._known = Known(settings, self.ledger, estimator, Backoff(), wanted, reason)
+        self._most = settings.workers
         self._caught_up = False
         self._candidacies = 0
         self._candidacy: _Candidacy | None = None
@@ -129,6 +130,7 @@ class Provisioner:
                 self._caught_up |= caught_up
             case events.UpdatesRead(records):
                 known.estimator.updates(records, now_s)
+                self._balance(now_s)
             case events.ClaimsRead(claims):
                 known.estimator.claims(claims, now_s)
             case events.StreamsSeen(records):
@@ -136,13 +138,34 @@ class Provisioner:
             case events.WantedChanged(wanted, reason):
                 known.wanted, known.reason = wanted, reason
             case events.SettingsChanged(settings):
+                size = self._size(settings)
                 known.settings = known.estimator.settings = settings
+                self._resize(size)
+                event = events.SettingsChanged(known.settings)
             case _:
                 pass  # an answer to what was asked by whoever is in charge
         if self._term is not None:
             self._term.on(event, now_s)
         if known.wanted != "running":
             known.estimator.unwanted(now_s)
+
+    def _size(self, settings: ProvisionerSettings) -> int:
+        """For how many workers to decide: as until now, unless the job's owner wants others."""
+        asked, self._most = self._most, settings.workers
+        kept = settings.balanced and settings.workers == asked
+        return self._known.settings.workers if kept else settings.workers
+
+    def _balance(self, now_s: float) -> None:
+        """Decide for as many workers as are worth their cost, where the owner wants that."""
+        known, term = self._known, self._term
+        if known.settings.balanced and term is not None:
+            self._resize(known.estimator.workers_wanted(self._most, now_s))
+            term.on(events.SettingsChanged(known.settings), now_s)
+
+    def _resize(self, workers: int) -> None:
+        """Decide for so many workers from now on, as if the job's owner wanted no more."""
+        known = self._known
+        known.settings = known.estimator.settings = replace(known.settings, workers=workers)
 
     def _tick(self, now_s: float) -> Iterator[ProvisionerCommand]:
         if self._candidacy is not None and now_s - self._candidacy.since_s > CANDIDACY_S:
@@ -180,6 +203,9 @@ class Provisioner:
             yield from self._step_down(f"{lead.candidate} provisions from offset {offset}")
         elif own and counts:
             self._candidacy = None
+            plan = self.ledger.plan
+            if self._known.settings.balanced and plan is not None:
+                self._resize(min(len(plan.places), self._most))
             self._term = Term(self._known, now_s)
             yield do.BecameLeader(offset)
         elif own:

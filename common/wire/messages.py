@@ -341,6 +341,7 @@ def check_reply(reply: Reply) -> None:
         _check_metrics("metric_sums", reply.metric_sums)
         _check_seconds("seconds", reply.seconds)
         _check_rate("local_rate", reply.local_rate or 0.0)
+        _check_rate("square", reply.square or 0.0)
     if isinstance(reply, Failed):
         length = len(reply.traceback)
         _need(length <= MOST_TRACEBACK, "traceback", length, f"at most {MOST_TRACEBACK} characters")

@@ -25,7 +25,7 @@ from common.checkpoints.store import CheckpointStore
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import RENEWALS
-from common.core.messages import Lead
+from common.core.messages import Lead, ModelId
 from common.errors import (
     BrokenWriterError,
     ConflictError,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.commands import CoordinatorCommand, Finish
-    from common.core.messages import AuditRecord, LeaderStatus, ModelId, Opened, UpdateTrigger
+    from common.core.messages import AuditRecord, LeaderStatus, Opened, UpdateTrigger
     from common.core.snapshots import Snapshot
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
@@ -267,7 +267,10 @@ class Effects:
                 self._post(trigger)
             case do.AddGradient(number, gradient):
                 self.trainer.add(number, gradient.vector, gradient.samples)
-            case do.Apply(number, update, learning_rate):
+            case do.Apply(number, update, learning_rate, measured):
+                if measured:
+                    model = ModelId(update.epoch, update.version)
+                    yield events.Summed(model, self.trainer.square(number))
                 self.trainer.apply(number, learning_rate, update.scale or 1.0)
                 self._progress = self._progress[1], update.progress
             case do.DiscardSum(number):

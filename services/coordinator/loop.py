@@ -230,6 +230,7 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         reduction=spec.reduction,
         # The sum of fewer samples is a smaller step by itself, and adam's does not depend on them.
         rate_by_group=spec.reduction == "mean" and spec.optimizer.name != "adam",
+        group_sizes=spec.group_sizes,
         group_linger_s=spec.group_linger_s,
         on_missing=spec.on_missing,
         deadline_floor_s=spec.deadline_floor_s,

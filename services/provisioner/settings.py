@@ -48,6 +48,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         policy=spec.policy,
         probability=asked.probability,
         review_s=asked.review_s,
+        balanced=spec.tuner is not None and spec.tuner.workers is not None,
         lease_ttl_s=_LEASE_TTL_S[market.fleet],
         look_s=_LOOK_S[market.fleet],
         prices_s=_PRICES_S[market.fleet],

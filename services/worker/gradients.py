@@ -12,10 +12,11 @@ from contextlib import suppress
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from common.core.assignments import Assignments
 from common.core.messages import MOST_TRACEBACK, Failed, Gradient
+from common.core.vectors import squared_norm
 from common.errors import (
     CorruptError,
     ExpiredError,
@@ -246,6 +247,10 @@ class GradientLoop:
         except UserError as error:  # the module replaces its buffers
             raise _NoGradientError("task", compute.batches, str(error)) from error
         self._measures.took("gradient", self._times.add("gradient", started))
+        vector = smallest(result.sparse) if self._may_be_sparse else result.vector
+        square: float | UnsetType = UNSET
+        if compute.squared:
+            square = squared_norm(vector, self._computer.model.parameter_count)
         return Gradient(
             worker=self._id,
             model=compute.model,
@@ -254,8 +259,9 @@ class GradientLoop:
             loss_sum=result.loss_sum,
             metric_sums=result.metric_sums,
             seconds=result.seconds,
-            vector=smallest(result.sparse) if self._may_be_sparse else result.vector,
+            vector=vector,
             local_rate=compute.local_rate or UNSET,
+            square=square,
         )
 
     def _change(self, trigger: UpdateTrigger) -> None:

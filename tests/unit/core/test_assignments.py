@@ -39,6 +39,15 @@ def test_a_worker_takes_its_own_orders_in_order() -> None:
     assert orders.next() is None
 
 
+def test_an_order_may_ask_how_large_its_gradient_is() -> None:
+    orders, heard = Assignments(A), trigger(0, 1, 5, a=(1,))
+    order = replace(heard.orders[0], squared=True)
+    orders.hear([replace(heard, orders=(order,))])
+    compute = orders.next()
+    assert compute is not None
+    assert compute.squared
+
+
 def test_a_trigger_that_comes_again_or_late_is_not_heard_again() -> None:
     # ids     0-1   0-3   0-2   0-3
     # heard   0-1   0-3   -     -

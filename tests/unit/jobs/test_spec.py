@@ -150,8 +150,60 @@ def test_rules_from_the_narrow_to_the_wide_all_count() -> None:
     assert len(parse_job(with_rules(MANY, fewer)).synchronised.rules) == 2
 
 
-def test_a_job_without_the_block_is_written_as_programs_that_do_not_know_it_read_it() -> None:
-    assert "synchronisation" not in parse_job(TEXT).model_dump_json()
+RENTED = {"provisioning": {"workers": 8}, "stop": {}}
+
+
+def with_tuner(tuner: object, **fields: object) -> str:
+    return json.dumps(yaml.safe_load(TEXT) | {"tuner": tuner} | fields)
+
+
+def test_a_tuner_may_choose_k_and_how_many_machines_work() -> None:
+    spec = parse_job(with_tuner({"group_size": [2, 24], "workers": "balanced"}, **RENTED))
+    assert spec.group_sizes == (2, 24)
+    assert (spec.waiting_bound, spec.largest_group, spec.format) == (48, 24, 2)
+    assert job_from_json(spec.model_dump_json()) == spec
+    assert parse_job(with_tuner({"workers": "balanced"}, **RENTED)).group_sizes is None
+
+
+@pytest.mark.parametrize(
+    ("tuner", "fields", "message"),
+    [
+        ({}, {}, "tuner: needs group_size or workers, or both"),
+        ({"group_size": [24, 2]}, {}, "least 2 or more, as noise shows in the difference of two"),
+        ({"group_size": [1, 24]}, {}, "got [1, 24]"),
+        ({"group_size": [2, 19]}, {}, "must be around group_size (20), with which the job begins"),
+        ({"group_size": [2, 24]}, {"waiting_batches": 23}, "must be at least group_size (24)"),
+        (
+            {"group_size": [2, 24]},
+            {"synchronisation": {"mode": "asynchronous"}},
+            "tuner.group_size: noise shows in the difference of two gradients of an update, and an",
+        ),
+        ({"workers": "cost"}, RENTED, "tuner.workers: cost alone is least with one worker"),
+        ({"workers": "fast"}, RENTED, "tuner.workers: must be 'balanced', got \"fast\""),
+        ({"workers": "balanced"}, {"provisioning": None}, "without `provisioning`: add that"),
+        (
+            {"workers": "balanced"},
+            RENTED | {"on_preemption": "hold"},
+            "tuner.workers: nobody would read the streams of a worker that is given back: add",
+        ),
+        (
+            {"workers": "balanced"},
+            RENTED | {"stop": {"deadline_s": 60.0}},
+            "tuner.workers: which machines a deadline needs is for provisioning.policy to say",
+        ),
+    ],
+)
+def test_a_tuner_that_makes_no_sense_is_refused(
+    tuner: object, fields: dict[str, object], message: str
+) -> None:
+    told = refusal(with_tuner(tuner, **fields))
+    assert message in told, told
+
+
+def test_a_job_without_the_blocks_is_written_as_programs_that_do_not_know_them_read_it() -> None:
+    written = parse_job(TEXT).model_dump_json()
+    assert "synchronisation" not in written
+    assert "tuner" not in written
 
 
 def test_what_was_called_sync_is_read_still() -> None:

@@ -207,6 +207,13 @@ def test_sums_of_sparse_gradients_have_the_bits_of_dense_ones(
         assert weights_of(subjects[1]).tobytes() == weights_of(subjects[0]).tobytes()
 
 
+def test_how_large_a_rounds_sum_is_leaves_buffers_out() -> None:
+    subject = trainer()
+    subject.add(ROUND, np.full(PARAMETERS + BUFFERS, 2, np.float32), 5)
+    subject.add(ROUND, np.full(PARAMETERS + BUFFERS, 1, np.float32), 3)
+    assert subject.square(ROUND) == 9 * PARAMETERS
+
+
 def test_what_was_added_can_be_discarded() -> None:
     subject, undisturbed = trainer(), trainer()
     subject.add(ROUND, np.full(PARAMETERS + BUFFERS, 9, np.float32), 5)

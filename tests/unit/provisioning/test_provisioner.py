@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import pytest
 
+from common.core.messages import GENESIS, UpdateApplied
+from common.core.messages import Lead as Leads
 from common.ports.machines import LaunchRequest
 from common.provisioning import commands as do
 from common.provisioning import events
@@ -21,6 +23,7 @@ from common.provisioning.records import (
     client_token,
 )
 from common.provisioning.term import UNREAD_S
+from tests.unit.core.examples import batch
 from tests.unit.provisioning.desk import ProviderThread, Street
 from tests.unit.provisioning.examples import SETTINGS, T0, lead, ordered, planned, priced
 
@@ -318,3 +321,68 @@ def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
     desk.run(10)
 
     assert [(m.slot, m.pool) for m in street.fleet.rented] == [(0, "on-demand"), (1, "spot")]
+
+
+# --- fewer machines, where they are worth more ----------------------------------------------------
+
+
+BALANCED = replace(SETTINGS, balanced=True, updates=None, deadline_at_s=None)
+
+
+def make_updates(desk: ProviderThread) -> None:
+    """An update a second, of gradients of 0.1 s: most of the time is spent on messages."""
+    for version in range(1, 31):
+        desk.run(1)
+        made = UpdateApplied(0, version, (batch(version),), 40, 1.0, gradient_s=0.1)
+        desk.on(events.UpdatesRead(((version, made),)))
+
+
+def sizes(street: Street) -> list[int]:
+    return [len(plan.places) for plan in street.written(Planned)]
+
+
+def test_machines_whose_messages_outweigh_their_work_are_given_back(street: Street) -> None:
+    desk = ProviderThread(street, BALANCED)
+    desk.run(10)
+    desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c")),)))
+    desk.on(events.StreamsSeen(1_000_000))  # records that wait
+
+    make_updates(desk)
+    assert sizes(street)[-1] == 1  # 0.9 s of messages of four, as far as is known
+    assert street.written(Planned)[-1].why.startswith("workers from 4 to 1")
+    assert [machine.ended_s is None for machine in street.fleet.rented].count(True) == 1
+
+    desk.on(events.SettingsChanged(replace(BALANCED, probability=0.9)))
+    assert sizes(street)[-1] == 1  # its owner changed something else
+
+    successor = ProviderThread(street, BALANCED, "p2")
+    desk.holds_lease = False
+    desk.run(10)
+    successor.run(30)
+    assert successor.provisioner.is_leader
+    assert sizes(street)[-1] == 1
+
+
+def test_where_nothing_waits_or_nobody_asked_machines_stay(street: Street) -> None:
+    for settings, waits in ((BALANCED, 0), (replace(BALANCED, balanced=False), 1_000_000)):
+        street = Street()
+        desk = ProviderThread(street, settings)
+        desk.run(10)
+        desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c")),)))
+        desk.on(events.StreamsSeen(waits))
+        make_updates(desk)
+        assert set(sizes(street)) == {4}
+
+
+def test_an_owner_who_wants_more_machines_gets_them_until_they_are_measured(
+    street: Street,
+) -> None:
+    desk = ProviderThread(street, BALANCED)
+    desk.run(10)
+    desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c")),)))
+    desk.on(events.StreamsSeen(1_000_000))
+    make_updates(desk)
+    assert sizes(street)[-1] == 1
+    desk.on(events.SettingsChanged(replace(BALANCED, workers=6)))
+    desk.run(5)
+    assert sizes(street)[-1] == 6

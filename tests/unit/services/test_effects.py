@@ -174,6 +174,16 @@ def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
         bench.carry_out(do.Apply(2, update, -1.0))
 
 
+def test_how_large_the_sum_of_an_update_was_is_told_where_that_is_asked(bench: Bench) -> None:
+    bench.have_weights()
+    trainer, update = bench.effects.trainer, UpdateApplied(3, 1, (), 1, 0.0)
+    vector = np.full(len(trainer.weights()) // 4, 2, np.float32)
+    gradient = Gradient(WorkerId("a"), ModelId(3, 0), (0,), 1, 1.0, {}, 0.1, vector=vector)
+    bench.carry_out(do.AddGradient(1, gradient))
+    told = list(bench.effects.do(do.Apply(1, update, 0.25, measured=True)))
+    assert told == [events.Summed(ModelId(3, 1), 4.0 * trainer.parameter_count)]
+
+
 def test_what_a_leader_tells_carries_its_epoch_until_it_steps_down(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,9 +82,15 @@ class World:
         """What was sent to the leader."""
         return [reply for _, reply in self.boards.replies(REPLICA).pop(10, timeout_s)]
 
-    def order(self, *batches: Batch, number: int = 1, weights: bytes | None = None) -> Reply:
+    def order(
+        self,
+        *batches: Batch,
+        number: int = 1,
+        weights: bytes | None = None,
+        squared: bool = False,
+    ) -> Reply:
         """Order a gradient, carry it out, and return what came of it."""
-        order = Assignment(W, batches)
+        order = Assignment(W, batches, squared=squared)
         self.board.post_trigger(
             UpdateTrigger(TriggerId(3, number), MODEL, (order,), weights, REPLICA)
         )
@@ -306,6 +312,14 @@ def test_a_gradient_is_sent_sparse_while_the_leader_says_that_it_reads_it(world:
         assert isinstance(reply, Gradient)
         found.append(type(reply.vector))
     assert found == [np.ndarray, SparseVector, np.ndarray]
+
+
+def test_a_gradient_says_how_large_it_is_where_its_order_asks(world: World) -> None:
+    publish(world)
+    plain, squared = world.order(batch(0, 2)), world.order(batch(0, 3), number=2, squared=True)
+    assert isinstance(plain, Gradient)
+    assert isinstance(squared, Gradient)
+    assert (plain.square, squared.square) == (UNSET, 3.0)  # a counter of each record: 1 or 0
 
 
 def test_a_small_model_travels_inside_the_trigger(world: World) -> None:

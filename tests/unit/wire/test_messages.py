@@ -672,6 +672,11 @@ NONSENSE = {
         Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, -0.1, VECTOR),
         "Gradient.seconds",
     ),
+    "less than no gradient": (
+        "reply",
+        with_(GRADIENT, square=-1.0),
+        "Gradient.square",
+    ),
     "a gradient without a vector": (
         "reply",
         Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, 0.1),

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.core.messages import Gradient, ModelId, Vector, WorkerId
-from common.core.vectors import SparseVector, add_to, numbers_in
+from common.core.vectors import SparseVector, add_to, numbers_in, squared_norm
 from common.errors import WireError
 from common.wire.messages import decode_reply, encode_reply
 from common.wire.vectors import decode_sparse, encode_sparse, smallest
@@ -199,3 +199,14 @@ def test_a_damaged_sparse_vector_is_refused_or_is_another(
         count, width = back.vector.values.shape
         assert len(back.vector.blocks) == count
         assert (back.vector.blocks < back.vector.size // width).all()
+
+
+@given(vectors(), st.integers(0, 1800))
+def test_a_vector_is_as_large_sparse_as_dense(vector: Vector, count: int) -> None:
+    whole = np.nan_to_num(vector, posinf=1.0, neginf=-1.0)
+    expected = float((whole[:count].astype(np.float64) ** 2).sum())
+    assert squared_norm(smallest(whole), count) == pytest.approx(expected)
+
+
+def test_the_largest_numbers_have_a_square_still() -> None:
+    assert squared_norm(np.full(3, 3e38, np.float32), 3) == pytest.approx(2.7e77)

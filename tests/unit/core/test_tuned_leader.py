@@ -1,0 +1,163 @@
+"""A leader whose K is tuned: what it asks for, when K moves, and what its updates say then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec import UNSET, structs
+
+from common.core import commands as do
+from common.core import events
+from common.core.messages import ModelId, Synchrony
+from common.core.settings import Mode, Rule
+from common.core.tuning import rate_scale
+from tests.unit.core.bench import QUIET, Bench, changed
+from tests.unit.core.examples import SAMPLES, A, B, answer, of_kind, the
+from tests.unit.core.test_leader import leading
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.core.messages import UpdateApplied
+
+ROUNDS = 3
+NOISE = 1.0  # noise scale, in batches: two of them will do
+TUNED = replace(
+    QUIET,
+    mode=Mode(4, learning_rate=0.5),
+    bound=16,
+    rule_rounds=ROUNDS,
+    rate_by_group=True,
+    group_sizes=(2, 8),
+    hot_every_updates=1,
+)
+
+
+def square(batches: int, noise: float = NOISE) -> float:
+    """|gradient summed over so many batches|^2, as it is on average where |G| is 1."""
+    samples = batches * SAMPLES
+    return samples**2 + samples * noise * SAMPLES
+
+
+def step(
+    bench: Bench, batches: int = 4, *, says: bool = True, noise: float = NOISE
+) -> UpdateApplied:
+    """A round of two workers, whose sum is told of."""
+    bench.announce(*[A, B] * (batches // 2))
+    said = bench.feed(
+        events.RepliesRead(
+            tuple(
+                structs.replace(
+                    answer(order, bench.model),
+                    square=square(len(order.batches), noise) if says else UNSET,
+                )
+                for order in bench.orders
+            )
+        )
+    )
+    apply = the(said, do.Apply)
+    if apply.measured:
+        model = ModelId(apply.update.epoch, apply.update.version)
+        bench.feed(events.Summed(model, square(len(apply.update.batches), noise)))
+    return apply.update
+
+
+def sizes(updates: Sequence[UpdateApplied]) -> list[int]:
+    return [len(update.batches) for update in updates]
+
+
+def moved() -> Bench:
+    """A leader whose K has been tuned from 4 to 2."""
+    bench = leading(TUNED, A, B)
+    assert sizes([step(bench) for _ in range(ROUNDS)]) == [4] * ROUNDS
+    return bench
+
+
+def test_k_is_that_of_the_tuner_once_it_is_sure_and_the_update_says_so() -> None:
+    bench = moved()
+    update = step(bench, 2)
+    assert update.synchrony == Synchrony(2)
+    assert update.scale == pytest.approx(rate_scale(2, 4, NOISE))
+    assert of_kind(bench.said, do.Apply)[-1].learning_rate == 0.5
+
+
+def test_where_the_rate_does_not_go_with_k_it_stays() -> None:
+    bench = leading(replace(TUNED, rate_by_group=False), A, B)
+    for _ in range(ROUNDS):
+        step(bench)
+    assert step(bench, 2).scale is UNSET
+
+
+def test_workers_are_asked_how_large_gradients_are_only_by_such_a_job() -> None:
+    for settings, squared in ((TUNED, True), (replace(TUNED, group_sizes=None), False)):
+        bench = leading(settings, A, B)
+        bench.announce(A, B, A, B)
+        assert {order.squared for order in bench.orders} == {squared}
+        assert the(bench.compute(), do.Apply).measured is squared
+
+
+def test_k_moves_at_once_where_enough_batches_wait_for_it() -> None:
+    bench = leading(TUNED, A, B)
+    for _ in range(ROUNDS - 1):
+        step(bench)
+    bench.announce(A, B)  # with the four of `step`, two more than a round takes
+    assert step(bench).version == ROUNDS
+    assert sum(len(order.batches) for order in bench.orders) == 2
+
+
+def test_what_is_told_twice_or_of_another_leader_does_not_count() -> None:
+    bench = leading(TUNED, A, B)
+    for _ in range(ROUNDS - 1):
+        update = step(bench)
+    for model in (
+        ModelId(update.epoch, update.version),
+        ModelId(update.epoch + 1, update.version),
+        ModelId(update.epoch, update.version + 9),
+    ):
+        bench.feed(events.Summed(model, square(4)))
+    assert bench.machine.leader is not None
+    assert bench.machine.leader.mode == TUNED.mode
+
+
+def test_a_worker_that_does_not_say_how_large_gradients_are_leaves_k_as_it_is() -> None:
+    bench = leading(TUNED, A, B)
+    assert sizes([step(bench, says=False) for _ in range(2 * ROUNDS)]) == [4] * 2 * ROUNDS
+
+
+def test_while_a_rule_holds_k_is_the_rules_and_the_tuner_waits() -> None:
+    many = Rule(Mode(4, staleness=1), workers_from=2)
+    bench = leading(replace(TUNED, rules=(many,)), A, B)
+    for _ in range(2 * ROUNDS):
+        step(bench)
+    assert bench.machine.leader is not None
+    assert bench.machine.leader.mode == many.mode
+    assert {apply.measured for apply in of_kind(bench.said, do.Apply)} == {False}
+
+
+def test_who_takes_over_goes_on_with_the_k_of_the_last_update_and_measures_anew() -> None:
+    one = moved()
+    step(one, 2)
+    one.read_updates()
+    two = Bench(TUNED, updates=one.updates, control=one.control, name="c2")
+    two.lead(one.published[-1])
+    two.see(A, B)
+    update = step(two, 2, noise=100.0)
+    assert update.synchrony == Synchrony(2)
+    assert update.scale == 0.5  # K' / K: of the noise it knows nothing yet
+    for _ in range(ROUNDS - 1):
+        step(two, 2, noise=100.0)
+    assert sizes([step(two, 4, noise=100.0)]) == [4]
+
+
+def test_an_owner_who_changes_k_or_its_bounds_begins_anew() -> None:
+    for settings in (changed(TUNED, group_size=6), replace(TUNED, group_sizes=(4, 8))):
+        bench = moved()
+        bench.feed(events.SettingsChanged(replace(settings, revision=1)))
+        assert bench.machine.leader is not None
+        assert bench.machine.leader.mode == settings.mode
+    bench = moved()
+    bench.feed(events.SettingsChanged(replace(TUNED, revision=1, stop_updates=99)))
+    assert bench.machine.leader is not None
+    assert bench.machine.leader.mode.group_size == 2
