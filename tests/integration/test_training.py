@@ -101,6 +101,31 @@ def test_every_record_is_used_once_however_workers_are_synchronised(
         assert any(max(update.parts or (1,)) > 1 for update in audit.updates)
 
 
+def test_every_record_is_used_once_though_a_rule_holds_for_a_while(make: Make) -> None:
+    # workers   w1 ██████████████████████████
+    #           w2 w3 ██████████████ killed, and the leader
+    # updates   K=2, stale               K=4, synchronous
+    block = "{rules: [{when: {workers_from: 2}, mode: stale, group_size: 2}]}"
+    cluster = make("rules", 3000, f"synchronisation: {block}", seconds=0.01)
+    for each in ("c1", "c2", "w1", "w2", "w3"):
+        cluster.start("coordinator" if each.startswith("c") else "worker", each)
+    cluster.produce(1500)
+    await_condition(lambda: cluster.version() >= 40, "updates, most by the rule")
+    for each in ("c1" if cluster.has_led("c1") else "c2", "w2", "w3"):
+        cluster.kill(each)
+    cluster.produce(1500)
+    await_condition(cluster.drained, "everything is settled")
+
+    assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
+    audit = cluster.audit()
+    assert (audit.flaws, audit.trained, audit.unsettled) == ((), 3000, 0)
+    whole = [update for update in audit.updates if not update.short]
+    made = {(len(each.batches), bool(each.synchrony)) for each in whole}
+    assert made == {(2, True), (4, False)}
+    counted = sum(0.5 if update.synchrony else 1 for update in audit.updates)
+    assert audit.updates[-1].progress == counted
+
+
 def test_every_record_is_used_once_though_workers_are_told_only_what_changes(make: Make) -> None:
     cluster = make("changes", 20_000, "compression: {significance: 1.5}")
     train_through_deaths(cluster)
