@@ -63,7 +63,7 @@ class ModeSpec(Part):
     @property
     def fixed_staleness(self) -> int:
         """s; 0 where nothing is stale, and where it grows with the workers that live."""
-        return self.staleness or (self.mode == "stale")
+        return self.staleness or int(self.mode == "stale")
 
     @property
     def staleness_per_worker(self) -> int:
