@@ -47,7 +47,7 @@ export class Headline {
     this.#put("Expired", atLeast(progress.expired, progress.whole), "records deleted before they were trained");
     this.#put("Lost", atLeast(progress.lost, progress.whole), "records trained, then lost by Kafka");
     const { mode, group_size: k, staleness } = progress.synchrony;
-    if (mode !== "synchronous" || job.spec.synchronisation) {
+    if (mode !== "synchronous" || job.spec.synchronisation || job.spec.tuner) {
       const behind = newest?.stale ?? progress.stale;
       const note = `K = ${count(k)}` + (staleness > 0 ? `, s = ${count(staleness)}; the newest update ${count(behind)} behind` : "");
       this.#put("Synchronisation", mode, note);
