@@ -76,6 +76,11 @@ class Progress(Answer):
     """How far a job is."""
 
     version: Count = Field(description="J, updates made so far.", examples=[412])
+    updates: float = Field(
+        description="Of the job's own K that these come to, whatever K they were made with: what"
+        " `stop.updates` counts.",
+        examples=[412.0],
+    )
     samples: Count = Field(description="Records trained.", examples=[2109440])
     loss: float | None = Field(description="Mean per sample over the last updates.")
     metrics: Metrics = Field(description="Likewise, such as prequential accuracy.")

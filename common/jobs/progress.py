@@ -117,7 +117,7 @@ class Look(NamedTuple):
     unable: Mapping[str, str] = {}  # why a coordinator cannot lead the job, by its name
 
 
-# --- effective updates, as compact columns: about 85 bytes for each -------------------------------
+# --- effective updates, as compact columns: about 95 bytes for each -------------------------------
 
 KEPT = 1_000_000
 KEPT_SWITCHES = 200
@@ -141,6 +141,7 @@ class Row(NamedTuple):
     metrics: dict[str, float]
     mode: SynchronisationMode
     stale: int  # updates between the oldest of its gradients and itself
+    progress: float  # updates of the job's own K that it and those before come to
 
 
 class Switched(NamedTuple):
@@ -183,6 +184,7 @@ class Columns:
         self._short = array("B")
         self._mode = array("B")
         self._stale = array("q")
+        self._progress = array("d")
         self.switches = deque[Switched](maxlen=KEPT_SWITCHES)
         self._metrics: dict[str, array[float]] = {}
         self._offsets = {stream: array("q") for stream in self._streams}
@@ -229,6 +231,7 @@ class Columns:
             self.switches.append(Switched(update.version, at_s, update.mode))
         self._mode.append(mode)
         self._stale.append(update.staleness)
+        self._progress.append(update.progress)
         self._take_metrics(update.metrics)
         offsets = _lengths(span for batch in update.batches for span in batch.address)
         for stream, column in self._offsets.items():
@@ -285,6 +288,7 @@ class Columns:
             {name: value for name, value in metrics.items() if not isnan(value)},
             _MODES[self._mode[index]],
             self._stale[index],
+            self._progress[index],
         )
 
     def _take_metrics(self, metrics: dict[str, float]) -> None:
@@ -308,7 +312,8 @@ class Columns:
         )
         for numbers in (*counts, *self._offsets.values()):
             del numbers[first:end]
-        for values in (self._at_s, self._loss, self._gradient_s, *self._metrics.values()):
+        measured = (self._at_s, self._loss, self._gradient_s, self._progress)
+        for values in (*measured, *self._metrics.values()):
             del values[first:end]
 
 
@@ -662,6 +667,7 @@ class Numbers(NamedTuple):
     """How far a job is; None is what is not known."""
 
     version: int  # J
+    updates: float  # of the job's own K that these come to: what its stop rule counts
     samples: int  # trained
     loss: float | None  # mean per sample of the last updates
     metrics: dict[str, float]  # likewise
@@ -800,10 +806,11 @@ class JobProgress:
         """How far the job is."""
         rates = self._recent.rates(now)
         loss, metrics = self._means()
-        look = self.seen
+        look, newest = self.seen, self.newest()
         workers = None if look.statuses is None else len(look.statuses)
         return Numbers(
             version=self.version,
+            updates=float(self.version) if newest is None else newest.progress,
             samples=self.columns.samples,
             loss=loss,
             metrics=metrics,
@@ -819,7 +826,7 @@ class JobProgress:
             whole=self.whole,
             workers=workers,
             synchrony=self._synchrony(),
-            stale=None if (newest := self.newest()) is None else newest.stale,
+            stale=None if newest is None else newest.stale,
             note=window_note(self.record.spec, workers),
             led=look.led,
             last_update_s=self.columns.last_at_s,

@@ -289,12 +289,16 @@ def test_a_switch_of_synchronisation_is_seen_with_what_is_in_force(site: Site) -
     version = site.get("/v1/jobs/fraud")["progress"]["version"] + 1
     stale = Synchrony(10, staleness=1)
 
-    site.service.next_update("fraud", synchrony=stale, base=version - 2, revision=1)
+    site.service.next_update(
+        "fraud", synchrony=stale, base=version - 2, revision=1, equivalent=version - 50.0
+    )
 
     shown = page.locator('.tile[data-name="Synchronisation"]')
     expect(shown.locator(".value")).to_have_text("stale")
     expect(shown.locator(".note")).to_have_text("K = 10, s = 1; the newest update 1 behind")
     expect(page.locator(".subtitle")).to_contain_text("K = 10 batches of b = 256")
+    note = page.locator('.tile[data-name="Version"] .note')
+    expect(note).to_contain_text(f"count as {version - 50:,} of 9,000")
     expect(page.locator(".log")).to_contain_text(f"Updates are stale from version {version:,} on.")
 
 

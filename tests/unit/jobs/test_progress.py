@@ -419,10 +419,11 @@ def test_columns_take_back_what_batches_they_had() -> None:
 
 
 def test_switches_are_known_and_taken_back() -> None:
-    stale = {"synchrony": Synchrony(2, staleness=1), "base": 0}
+    stale = {"synchrony": Synchrony(1, staleness=1), "base": 0, "equivalent": 1.5}
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     made = (update(0, 1, batch(0)), update(0, 2, batch(1)), update(0, 3, batch(2)))
+    assert view.numbers(NOW).updates == 0
     for offset, (record, more) in enumerate(zip(made, ({}, stale, {}), strict=True), 1):
         view.feed_update(offset, replace(record, **more), NOW, NOW)
     assert view.columns.switches == deque([(2, NOW, "stale"), (3, NOW, "synchronous")])
@@ -430,7 +431,7 @@ def test_switches_are_known_and_taken_back() -> None:
     assert (row.mode, row.stale) == ("stale", 1)
     view.feed_update(4, lead(0, base=ModelId(0, 2)), NOW, NOW)
     assert view.columns.switches == deque([(2, NOW, "stale")])
-    assert view.numbers(NOW).stale == 1
+    assert (view.numbers(NOW).stale, view.numbers(NOW).updates) == (1, 1.5)
 
 
 def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> None:

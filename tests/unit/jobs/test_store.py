@@ -465,6 +465,10 @@ def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
     assert record.changes[-1].changed == {"synchronisation": stale, "compression": exact}
     assert (record.spec.mode, record.spec.synchronised.fixed_staleness) == ("stale", 2)
     assert (record.spec.format, record.spec.waiting_bound) == (2, 80)
+    tuner = {"group_size": [10, 40]}
+    record = book.change("digits", {"tuner": tuner}, "")
+    assert record.changes[-1].changed == {"tuner": tuner}
+    assert book.change("digits", {"tuner": None}, "").spec.tuner is None
     asynchronous = {"mode": "asynchronous", "damped": True}
     record = book.change("digits", {"synchronisation": asynchronous, "compression": exact}, "")
     assert record.changes[-1].changed == {"synchronisation": asynchronous}

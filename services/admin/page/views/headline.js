@@ -31,7 +31,8 @@ export class Headline {
     const progress = job.progress;
     const stop = job.spec.stop ?? {};
     const version = newest?.version ?? progress.version;
-    this.#put("Version", count(version), versionNote(version, stop.updates), share(version, stop.updates));
+    const counted = progress.updates + version - progress.version;
+    this.#put("Version", count(version), versionNote(version, counted, stop.updates), share(counted, stop.updates));
     this.#put("Loss", short(progress.loss), newestNote(short(newest?.loss ?? null), stop.loss));
     const metric = mainMetric(progress.metrics);
     if (metric !== null) {
@@ -46,7 +47,7 @@ export class Headline {
     this.#put("Expired", atLeast(progress.expired, progress.whole), "records deleted before they were trained");
     this.#put("Lost", atLeast(progress.lost, progress.whole), "records trained, then lost by Kafka");
     const { mode, group_size: k, staleness } = progress.synchrony;
-    if (mode !== "synchronous" || job.spec.synchronisation) {
+    if (mode !== "synchronous" || job.spec.synchronisation || job.spec.tuner) {
       const behind = newest?.stale ?? progress.stale;
       const note = `K = ${count(k)}` + (staleness > 0 ? `, s = ${count(staleness)}; the newest update ${count(behind)} behind` : "");
       this.#put("Synchronisation", mode, note);
@@ -85,12 +86,14 @@ export class Headline {
   }
 }
 
-function versionNote(version, updates) {
-  return updates ? `of ${count(updates)} · ${percent(Math.min(1, version / updates), 0)}` : "updates made";
+function versionNote(version, counted, updates) {
+  if (!updates) return "updates made";
+  const came = Math.abs(counted - version) < 1 ? "" : `count as ${count(Math.round(counted))} `; // others were of another K
+  return `${came}of ${count(updates)} · ${percent(Math.min(1, counted / updates), 0)}`;
 }
 
-function share(version, updates) {
-  return updates ? Math.min(1, version / updates) : null;
+function share(counted, updates) {
+  return updates ? Math.min(1, counted / updates) : null;
 }
 
 function newestNote(text, stopAt = null) {

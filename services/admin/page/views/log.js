@@ -36,11 +36,11 @@ function changed(change) {
   return { atS: change.at_s, kind: "job", text: `Changed: ${what.join(", ")}. ${change.reason}` };
 }
 
-/** A value in words: of a block what it says, of a list how many it has. */
+/** A value in words: of a block what it says, of a list its numbers, or how many it has. */
 function setting(value) {
   if (value === null) return "none";
   if (typeof value === "number") return short(value);
-  if (Array.isArray(value)) return count(value.length);
+  if (Array.isArray(value)) return value.every(Number.isFinite) ? value.map(short).join(" to ") : count(value.length);
   if (typeof value !== "object") return String(value);
   return Object.entries(value)
     .map(([name, each]) => (name === "mode" ? each : `${name.replaceAll("_", " ")} ${setting(each)}`))
