@@ -50,6 +50,7 @@ from common.wire.messages import encode_offer, encode_reply
 from common.wire.vectors import encode_sparse, smallest
 from load.harness import report
 from load.harness.stack import NotMeasuredError
+from load.throughput import slow_worker
 from load.throughput.fleets import ScaleIn, Static, Tuned, cost
 from load.throughput.learning import (
     CLICKS,
@@ -150,6 +151,7 @@ GRADIENT_S = 0.05  # of one batch
 _ROUNDS = 400
 _ROUNDS_EACH = 60  # of one worker, where groups are of one
 _BEGINNING = 0.2  # of the updates: until then not everybody is at work
+_PAIRS = 3
 _JITTER = 0.2  # standard deviation of a gradient's time over its mean
 _PLENTY_PER_S = 1e5  # records: of a backlog
 _LINK_S = 0.004  # of a message
@@ -197,6 +199,12 @@ def _per_worker(size: int) -> float:
     walks = SynchronisationSpec(mode="asynchronous", local_rate=0.1)
     job = Job(4, 1, max(_ROUNDS, _ROUNDS_EACH * size), GRADIENT_S, walks)
     return batches_per_s([1.0] * size, job, link_s=_LINK_S) / size
+
+
+def slow_worker_real() -> report.Figure:
+    """The same on eight real processes whose gradients sleep."""
+    found = slow_worker.gain("apache", _PAIRS)
+    return report.Figure("batches/s, one slow, s = 1, processes", found, 2, least=1.5)
 
 
 def fleet_32_share() -> report.Figure:
@@ -411,7 +419,7 @@ FIGURES = {
     each.__name__: each
     for each in (
         *(traffic_lr_mb, traffic_pmf_mb),
-        *(slow_worker_s0, slow_worker_s1, fleet_32_share, fleet_32_link),
+        *(slow_worker_s0, slow_worker_s1, slow_worker_real, fleet_32_share, fleet_32_link),
         *(growing_fleet, switches),
         *(tuner_lr_cost, tuner_pmf_cost, mlless_lr_cost, mlless_pmf_cost),
         audit_stale,

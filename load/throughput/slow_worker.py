@@ -1,0 +1,114 @@
+"""One of eight worker processes is four times slower: what `stale` brings where gradients sleep."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from common.embedded.services import stop_all
+from common.jobs.store import JobStore
+from common.runtime.connect import open_board, open_log
+from common.testing.costless import CostlessTask
+from load.harness.counting import spec_of
+from load.harness.stack import Servers, servers
+from load.harness.updates import UpdatesMeter
+from load.throughput.backlog import check_left, produce
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+ENTRYPOINT = "load.throughput.slow_worker:SleepingTask"
+_TOPIC, _WORKERS, _SLOWER = "records", 8, 4.0
+_GRADIENT_S = 0.15
+_MEASURED_S, _JOIN_S = 8.0, 120.0
+_RECORDS = 20_000
+
+
+class SleepingTask(CostlessTask):
+    """A gradient that takes a timed wait, longer in processes that a file names.
+
+    Args:
+        weights: As of `CostlessTask`.
+        seconds: Of the wait, for each record.
+        slow: The file: ids of slow processes.
+    """
+
+    def __init__(self, weights: int, seconds: float, slow: str) -> None:
+        super().__init__(weights)
+        self._seconds, self._slow = seconds, Path(slow)
+
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+        """As of `CostlessTask`, a while later."""
+        slow = str(os.getpid()) in self._slow.read_text().split()
+        batches = len(records["x"])  # of one record: small ones share a pass
+        time.sleep(batches * self._seconds * (_SLOWER if slow else 1.0))
+        return super().forward(module, records)
+
+
+def gain(kafka: str, pairs: int) -> float:
+    """Batches/s with s = 1 over those of a fleet that waits for the slow one, in the median.
+
+    Where each batch goes to whoever holds it, all are as slow as the slow one, K = 8: so that is
+    what is measured, by making all of them slow.
+
+    Args:
+        kafka: As of `servers`.
+        pairs: How many runs of each; the order changes from pair to pair.
+
+    Raises:
+        NotMeasuredError: If the job did not run.
+    """
+    gains = list[float]()
+    with servers(kafka, tasks=(ENTRYPOINT,), forks=True) as on:
+        slow = on.logs / "slow"
+        slow.touch()
+        with closing(open_log(on.settings, "load")) as log:
+            produce(log, _TOPIC, _WORKERS, [bytes(4)], _RECORDS)
+        coordinator = on.start("coordinator", "coordinator")
+        workers = [on.start("worker", f"worker-{number}") for number in range(_WORKERS)]
+        pids = [str(worker.pid) for worker in workers]
+        try:
+            for pair in range(pairs):
+                modes = {"synchronous": pids, "stale": pids[:1]}
+                found = dict[str, float]()
+                for mode in sorted(modes, reverse=bool(pair % 2)):
+                    slow.write_text(" ".join(modes[mode]))
+                    names = {worker.name for worker in workers}
+                    found[mode] = _batches_per_s(on, f"{mode}-{pair}", mode, slow, names)
+                gains.append(found["stale"] / found["synchronous"])
+        finally:
+            stop_all([coordinator, *workers])
+    return median(gains)
+
+
+def _batches_per_s(on: Servers, name: str, mode: str, slow: Path, workers: set[str]) -> float:
+    spec = spec_of(
+        {"x": {"dtype": "float32"}},
+        name=name,
+        streams=[_TOPIC],
+        task={
+            "entrypoint": ENTRYPOINT,
+            "weights": 100,
+            "seconds": _GRADIENT_S,
+            "slow": str(slow),
+        },
+        optimizer={"name": "sgd", "learning_rate": 1e-6},
+        synchronisation={"mode": mode},
+        batch_size=1,
+        group_size=_WORKERS,
+    )
+    with closing(open_log(on.settings, "load")) as log, closing(JobStore(log)) as book:
+        book.submit(spec)
+        with closing(UpdatesMeter(log, name)) as meter:
+            meter.await_workers(workers, 0, _JOIN_S)
+            pace = meter.measure(_MEASURED_S)
+        with closing(open_board(on.settings, name)) as board:
+            check_left(board, _RECORDS)
+        book.want(name, "stopped", "measured")
+    return pace.samples_per_s
