@@ -28,7 +28,7 @@ from common.errors import ConflictError, UnavailableError, UserError
 from common.jobs.check import check_submission
 from common.jobs.edit import BLOCKS, CHANGEABLE, changed_spec, plain
 from common.jobs.progress import JobProgress
-from common.jobs.spec import CompressionSpec, JobSpec, check_options
+from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
 from common.planning.replan import check_given_back, read_ledger
 from services.admin.live.followers import followed
 from services.admin.middleware.access import OPERATOR, Operator
@@ -114,6 +114,12 @@ class JobPatch(TypedDict, total=False):
         CompressionSpec | None,
         Field(
             description="The whole block, likewise; null: none.", examples=[{"significance": 1.5}]
+        ),
+    ]
+    tuner: Annotated[
+        TunerSpec | None,
+        Field(
+            description="The whole block, likewise; null: none.", examples=[{"group_size": [2, 24]}]
         ),
     ]
     revision: Annotated[

@@ -222,6 +222,10 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         str | None,
         typer.Option(metavar="BLOCK|none", help='As in a job file: "{significance: 1.5}".'),
     ] = None,
+    tuner: Annotated[
+        str | None,
+        typer.Option(metavar="BLOCK|none", help='As in a job file: "{workers: balanced}".'),
+    ] = None,
     reason: Reason = "changed by a person",
 ) -> None:
     """Change a job, running or not, from its next update on: K, deadline, synchronisation, ...
@@ -239,11 +243,8 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         "learning_rate": learning_rate,
     }
     changed: dict[str, Value] = {n: value for n, value in given.items() if value is not None}
-    changed |= {
-        name: _block(name, text)
-        for name, text in (("synchronisation", synchronisation), ("compression", compression))
-        if text is not None
-    }
+    blocks = {"synchronisation": synchronisation, "compression": compression, "tuner": tuner}
+    changed |= {name: _block(name, text) for name, text in blocks.items() if text is not None}
     if no_deadline:
         if deadline is not None:
             raise UserError("either --deadline or --no-deadline, not both")
@@ -251,7 +252,7 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     if not changed:
         raise UserError(
             "nothing to change: give --deadline, --no-deadline, --group-size, --batch-size,"
-            " --learning-rate, --synchronisation or --compression"
+            " --learning-rate, --synchronisation, --compression or --tuner"
         )
     from common.jobs.notes import notes_on
 
