@@ -224,9 +224,9 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "yield do.Apply(round_.number, update, round_.learning_rate)",
+                "yield do.Apply(round_.number, update, round_.learning_rate, measured)",
                 "yield do.Apply(round_.number, update, (self._changed or"
-                " self._settings).mode.learning_rate)",
+                " self._settings).mode.learning_rate, measured)",
             ),
         ),
     ),
