@@ -258,7 +258,11 @@ def test_what_is_changed_is_told_and_the_rest_stays(digits: World) -> None:
 
 def test_a_block_is_changed_whole(digits: World) -> None:
     block = {"mode": "stale", "staleness": 2}
-    patch = {"synchronisation": block, "compression": {"significance": 1.5}}
+    patch = {
+        "synchronisation": block,
+        "compression": {"significance": 1.5},
+        "tuner": {"group_size": [2, 40]},
+    }
     told = digits.ask("PATCH", "/v1/jobs/digits", json=patch).json()
     assert told["changes"][0]["changed"] == patch
     assert told["spec"]["synchronisation"]["staleness"] == 2
@@ -277,6 +281,7 @@ def test_a_block_is_changed_whole(digits: World) -> None:
             "local_rate: averaging needs one, such as 0.1",
         ),
         ({"compression": {"changes": 2}}, "body.compression.changes", "must be at most 1"),
+        ({"tuner": {"workers": "cost"}}, "body.tuner.workers", "cost alone is least with one"),
     ],
 )
 def test_a_block_that_makes_no_sense_is_refused_by_its_field(

@@ -137,6 +137,10 @@ def test_a_jobs_blocks_are_changed(world: World) -> None:
             ("--synchronisation", "none", "--compression", "{significance: 1.5}"),
             'synchronisation none, compression {"significance": 1.5}',
         ),
+        (
+            ("--group-size", "4", "--tuner", "{group_size: [2, 40]}"),
+            'group_size 4, tuner {"group_size": [2, 40]}',
+        ),
     ):
         assert f"changed: {told} (rev" in world.run("job", "change", "digits", *options).stdout
     shown = json.loads(world.run("job", "show", "digits").stdout)

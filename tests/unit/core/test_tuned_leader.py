@@ -42,7 +42,12 @@ def square(batches: int, noise: float = NOISE) -> float:
 
 
 def step(
-    bench: Bench, batches: int = 4, *, says: bool = True, noise: float = NOISE
+    bench: Bench,
+    batches: int = 4,
+    *,
+    says: bool = True,
+    told: bool = True,
+    noise: float = NOISE,
 ) -> UpdateApplied:
     """A round of two workers, whose sum is told of."""
     bench.announce(*[A, B] * (batches // 2))
@@ -58,7 +63,7 @@ def step(
         )
     )
     apply = the(said, do.Apply)
-    if apply.measured:
+    if apply.measured and told:
         model = ModelId(apply.update.epoch, apply.update.version)
         bench.feed(events.Summed(model, square(len(apply.update.batches), noise)))
     return apply.update
@@ -111,14 +116,14 @@ def test_what_is_told_twice_or_of_another_leader_does_not_count() -> None:
     bench = leading(TUNED, A, B)
     for _ in range(ROUNDS - 1):
         update = step(bench)
-    for model in (
-        ModelId(update.epoch, update.version),
-        ModelId(update.epoch + 1, update.version),
-        ModelId(update.epoch, update.version + 9),
-    ):
-        bench.feed(events.Summed(model, square(4)))
+    last = ModelId(update.epoch, update.version)
+    waiting = step(bench, told=False)
     assert bench.machine.leader is not None
-    assert bench.machine.leader.mode == TUNED.mode
+    for model in (last, last._replace(version=99), ModelId(update.epoch + 1, waiting.version)):
+        bench.feed(events.Summed(model, square(4)))
+        assert bench.machine.leader.mode == TUNED.mode
+    bench.feed(events.Summed(ModelId(waiting.epoch, waiting.version), square(4)))
+    assert bench.machine.leader.mode.group_size == 2
 
 
 def test_a_worker_that_does_not_say_how_large_gradients_are_leaves_k_as_it_is() -> None:

@@ -660,7 +660,10 @@ def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
         decode_job(b"digits", encode_job(record))
 
 
-@pytest.mark.parametrize("block", ["synchronisation: {mode: stale}", "compression: {changes: 1}"])
+@pytest.mark.parametrize(
+    "block",
+    ["synchronisation: {mode: stale}", "compression: {changes: 1}", "tuner: {group_size: [2, 99]}"],
+)
 def test_a_job_that_older_programs_would_misread_is_left_alone_by_them(block: str) -> None:
     spec = parse_job(f"{TEXT}\n{block}\n")
     record = JobRecord(spec, "running", {A: 0, B: 0}, "", 0.0)
