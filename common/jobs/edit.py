@@ -32,6 +32,9 @@ CHANGEABLE = (*_PATHS, *BLOCKS)
 def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
     """The specification with these values instead.
 
+    A learning rate belongs to its K: where K changes alone, and a step is by the mean of a group,
+    the rate changes with it.
+
     Raises:
         UserError: Naming the field that cannot be changed, or cannot be so.
     """
@@ -46,6 +49,9 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
         for parent in parents:
             part = part[parent]
         part[last] = value
+    group_size = changed.get("group_size")
+    if isinstance(group_size, int) and "learning_rate" not in changed and spec.rate_by_group:
+        tree["optimizer"]["learning_rate"] *= group_size / spec.group_size
     try:
         return JobSpec.model_validate_json(json.dumps(tree))
     except ValidationError as error:

@@ -466,6 +466,14 @@ class JobSpec(Part):
         return self.group_size if self.group_sizes is None else self.group_sizes[1]
 
     @property
+    def rate_by_group(self) -> bool:
+        """Whether the learning rate goes with K.
+
+        The sum of fewer samples is a smaller step by itself, and adam's does not depend on them.
+        """
+        return self.reduction == "mean" and self.optimizer.name != "adam"
+
+    @property
     def synchronised(self) -> SynchronisationSpec:
         """`synchronisation`, or what is meant without it."""
         return self.synchronisation or SYNCHRONOUS

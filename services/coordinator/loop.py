@@ -228,8 +228,7 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         revision=record.revision,
         rules=spec.synchronised.core_rules(spec.group_size),
         reduction=spec.reduction,
-        # The sum of fewer samples is a smaller step by itself, and adam's does not depend on them.
-        rate_by_group=spec.reduction == "mean" and spec.optimizer.name != "adam",
+        rate_by_group=spec.rate_by_group,
         group_sizes=spec.group_sizes,
         group_linger_s=spec.group_linger_s,
         on_missing=spec.on_missing,

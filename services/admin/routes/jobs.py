@@ -95,7 +95,14 @@ class JobPatch(TypedDict, total=False):
         ),
     ]
     group_size: Annotated[
-        int, Field(ge=1, le=_MOST, description="K, batches per update.", examples=[20])
+        int,
+        Field(
+            ge=1,
+            le=_MOST,
+            description="K, batches per update. With sgd and momentum of the mean the learning rate"
+            " changes in proportion, unless one is given.",
+            examples=[20],
+        ),
     ]
     batch_size: Annotated[
         int, Field(ge=1, le=_MOST, description="b, records per batch.", examples=[256])

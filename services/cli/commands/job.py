@@ -230,7 +230,8 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
 ) -> None:
     """Change a job, running or not, from its next update on: K, deadline, synchronisation, ...
 
-    A new b takes effect at each worker's next batch. A block replaces the one before whole.
+    A new b takes effect at each worker's next batch. A block replaces the one before whole. With K
+    the learning rate changes in proportion, unless one is given, with sgd and momentum of the mean.
 
     Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
 
@@ -262,7 +263,8 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     if record.revision == before:
         typer.echo(f"job {job} has these settings already: nothing was changed")
         return
-    told = ", ".join(f"{name} {_value(value)}" for name, value in changed.items())
+    differs = record.changes[-1].changed
+    told = ", ".join(f"{name} {_value(value)}" for name, value in differs.items())
     typer.echo(f"job {job} changed: {told} (revision {record.revision}): {reason}")
     _tell(notes_on(record.spec))
 

@@ -216,7 +216,7 @@ def test_settings_are_changed_and_a_stopped_job_deleted_as_directly(submitted: B
     said = submitted.remote(*change, "--group-size", "3", "--deadline", "100").stdout
     assert said == "job digits changed: deadline_s 100, group_size 3 (revision 1): why\n"
     said = submitted.remote(*change, "--no-deadline", "--learning-rate", "0.1").stdout
-    assert said == "job digits changed: learning_rate 0.1, deadline_s none (revision 2): why\n"
+    assert said == "job digits changed: deadline_s none, learning_rate 0.1 (revision 2): why\n"
     assert "has these settings already" in submitted.same(*change, "--group-size", "3")
     for run in submitted.ways:
         shown = json.loads(run("job", "show", "digits").stdout)

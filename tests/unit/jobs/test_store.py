@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from common.core.spans import LogPosition, Partition
 from common.errors import (
@@ -431,6 +432,29 @@ def test_whoever_writes_after_me_is_no_conflict() -> None:
     book.change("digits", {"group_size": 4}, "fewer workers")
     JobStore(log).change("digits", {"group_size": 5}, "one more")
     assert book.get("digits").spec.group_size == 5
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reduction", "given", "rate"),
+    [
+        ("sgd", "mean", {}, 0.4),
+        ("momentum", "mean", {}, 0.4),
+        ("sgd", "mean", {"learning_rate": 0.3}, 0.3),
+        ("sgd", "sum", {}, 0.1),  # of twice the samples: twice the step by itself
+        ("adam", "mean", {}, 0.1),
+    ],
+)
+def test_a_learning_rate_goes_with_its_group_size(
+    log: MemoryLog, optimizer: str, reduction: str, given: dict[str, Value], rate: float
+) -> None:
+    tree = yaml.safe_load(TEXT)
+    tree |= {"optimizer": {"name": optimizer, "learning_rate": 0.1}, "reduction": reduction}
+    book = JobStore(log)
+    submitted = book.submit(parse_job(yaml.safe_dump(tree))).spec
+    changed: dict[str, Value] = {"group_size": 4 * submitted.group_size, **given}
+    record = book.change("digits", changed, "more workers")
+    assert record.spec.optimizer.learning_rate == pytest.approx(rate)
+    assert book.change("digits", changed, "again") == record
 
 
 def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
