@@ -58,8 +58,15 @@ class DemandMeter:
         self._unserved_since: float | None = None
         self._number = 0
 
-    def demand(
-        self, spec: JobSpec, leader_status: LeaderStatus, ends: Positions, now: float, *, runs: bool
+    def demand(  # noqa: PLR0913 -- what is known of a job
+        self,
+        spec: JobSpec,
+        leader_status: LeaderStatus,
+        ends: Positions,
+        now: float,
+        group_size: int,
+        *,
+        runs: bool,
     ) -> JobDemand:
         """What the job needs now.
 
@@ -68,13 +75,14 @@ class DemandMeter:
             leader_status: The leader's newest.
             ends: Of all its partitions.
             now: Seconds that never go back.
+            group_size: K that may be in force.
             runs: Neither paused nor held.
         """
         claimed = _between(self._first, leader_status.claimed)
         arrived = _between(self._first, ends)
         unclaimed = max(arrived - claimed, 0)
         self._measure(spec, leader_status.live, claimed, unclaimed, now)
-        backlog = backlog_of(spec, unclaimed, leader_status.waiting)
+        backlog = backlog_of(spec, unclaimed, leader_status.waiting, group_size)
         if not (runs and backlog) or leader_status.live:
             self._unserved_since = None
         elif self._unserved_since is None:
@@ -111,7 +119,7 @@ class DemandMeter:
             self._trained = self._trained * fades + max(claimed - claimed_before, 0)
 
 
-def backlog_of(spec: JobSpec, unclaimed: int, waiting: int) -> int:
+def backlog_of(spec: JobSpec, unclaimed: int, waiting: int, group_size: int) -> int:
     """Records of which an update can be made without any further ones.
 
     Fewer than a group wait for more to come, unless the job does not wait for that.
@@ -120,10 +128,11 @@ def backlog_of(spec: JobSpec, unclaimed: int, waiting: int) -> int:
         spec: The job.
         unclaimed: Records in no batch yet.
         waiting: Batches that are not settled.
+        group_size: K that may be in force.
     """
     records = unclaimed + waiting * spec.batch_size
     if spec.group_linger_s is None:
-        least = spec.batch_size * spec.group_size
+        least = spec.batch_size * group_size
     else:
         least = spec.batch_size if spec.batch_linger_s is None else 1
     return records if records >= least else 0

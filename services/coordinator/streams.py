@@ -194,8 +194,11 @@ class _Watched:
         leader_status, metrics = self._measuring.leader_status, self._measuring.metrics
         if leader_status is None or self._ends is None:
             return None
-        runs = not (metrics.paused or metrics.held)
-        return self._meter.demand(self._measuring.spec, leader_status, self._ends, now, runs=runs)
+        runs, spec = not (metrics.paused or metrics.held), self._measuring.spec
+        newest = None if metrics.leading is None else metrics.leading.synchrony
+        # Rules and tuner name others than the job's own: the smaller one may be in force.
+        group_size = min(spec.group_size, newest.group_size if newest else spec.group_size)
+        return self._meter.demand(spec, leader_status, self._ends, now, group_size, runs=runs)
 
     @property
     def _way_out(self) -> str:

@@ -32,7 +32,7 @@ def ends(arrived: int) -> dict[Partition, int]:
 
 def test_a_leader_says_what_its_job_is_and_how_far_behind() -> None:
     job = spec(weight=2.5)
-    demand = DemandMeter(FIRST).demand(job, leader_status(40), ends(100), 7.0, runs=True)
+    demand = DemandMeter(FIRST).demand(job, leader_status(40), ends(100), 7.0, 2, runs=True)
 
     assert (demand.job, demand.backlog, demand.weight, demand.runs) == ("digits", 60, 2.5, True)
     assert (demand.most_workers, demand.target, demand.task) == (2, 0, "image-classifier")
@@ -42,7 +42,8 @@ def test_a_leader_says_what_its_job_is_and_how_far_behind() -> None:
 def test_each_publication_has_a_number_of_its_own() -> None:
     meter = DemandMeter(FIRST)
     numbers = [
-        meter.demand(spec(), leader_status(0), ends(0), now, runs=True).number for now in (0.0, 1.0)
+        meter.demand(spec(), leader_status(0), ends(0), now, 2, runs=True).number
+        for now in (0.0, 1.0)
     ]
 
     assert numbers == [1, 2]
@@ -66,7 +67,14 @@ def test_what_no_update_can_be_made_of_needs_nobody(
     batch_linger_s, group_linger_s = lingers
     job = spec(batch_linger_s=batch_linger_s, group_linger_s=group_linger_s)
 
-    assert backlog_of(job, unclaimed, waiting) == backlog
+    assert backlog_of(job, unclaimed, waiting, 2) == backlog
+
+
+def test_a_smaller_group_in_force_than_the_jobs_own_is_enough() -> None:
+    job = spec(group_size=24)
+
+    assert backlog_of(job, unclaimed=0, waiting=4, group_size=24) == 0
+    assert backlog_of(job, unclaimed=0, waiting=4, group_size=4) == 8
 
 
 def test_arrivals_are_those_of_the_last_seconds() -> None:
@@ -74,7 +82,7 @@ def test_arrivals_are_those_of_the_last_seconds() -> None:
     # arrived  0   500  500      a burst, and then nothing
     meter = DemandMeter(FIRST)
     rates = [
-        meter.demand(spec(), leader_status(0), ends(arrived), now, runs=True).arrivals_per_s
+        meter.demand(spec(), leader_status(0), ends(arrived), now, 2, runs=True).arrivals_per_s
         for now, arrived in [(0.0, 0), (1.0, 500), *((float(n), 500) for n in range(2, 13))]
     ]
 
@@ -86,7 +94,9 @@ def test_arrivals_are_those_of_the_last_seconds() -> None:
 def test_what_one_worker_manages_is_measured_while_there_is_more_than_it_can_claim() -> None:
     meter = DemandMeter(FIRST)
     demands = [
-        meter.demand(spec(), leader_status(200 * now, live=2), ends(100_000), float(now), runs=True)
+        meter.demand(
+            spec(), leader_status(200 * now, live=2), ends(100_000), float(now), 2, runs=True
+        )
         for now in range(6)
     ]
 
@@ -98,7 +108,7 @@ def test_workers_that_wait_for_records_are_not_slow() -> None:
     meter = DemandMeter(FIRST)
     for now in range(10):
         demand = meter.demand(
-            spec(), leader_status(50 * now, live=4), ends(50 * now + 12), float(now), runs=True
+            spec(), leader_status(50 * now, live=4), ends(50 * now + 12), float(now), 2, runs=True
         )
 
     assert demand.worker_records_per_s == 0.0
@@ -111,7 +121,7 @@ def test_a_job_says_for_how_long_it_has_had_work_and_nobody_for_it() -> None:
     meter = DemandMeter(FIRST)
     unserved_s = [
         meter.demand(
-            spec(), leader_status(0, live=live), ends(100), float(now), runs=runs
+            spec(), leader_status(0, live=live), ends(100), float(now), 2, runs=runs
         ).unserved_s
         for now, (live, runs) in enumerate(
             [(1, True), (0, True), (0, True), (0, True), (1, True), (0, False)]
@@ -119,12 +129,14 @@ def test_a_job_says_for_how_long_it_has_had_work_and_nobody_for_it() -> None:
     ]
 
     assert unserved_s == [0.0, 0.0, 1.0, 2.0, 0.0, 0.0]
-    drained = meter.demand(spec(), leader_status(100, live=0), ends(100), 9.0, runs=True)
+    drained = meter.demand(spec(), leader_status(100, live=0), ends(100), 9.0, 2, runs=True)
     assert drained.unserved_s == 0.0
 
 
 def test_a_job_that_rents_machines_says_how_many_its_owner_wants() -> None:
     text = JOB + "provisioning: {workers: 3}\nstop: {updates: 9, deadline_s: 60}\n"
-    demand = DemandMeter(FIRST).demand(parse_job(text), leader_status(0), ends(9), 0.0, runs=True)
+    demand = DemandMeter(FIRST).demand(
+        parse_job(text), leader_status(0), ends(9), 0.0, 2, runs=True
+    )
 
     assert demand.target == 3
