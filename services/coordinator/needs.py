@@ -58,7 +58,7 @@ class DemandMeter:
         self._unserved_since: float | None = None
         self._number = 0
 
-    def demand(  # noqa: PLR0913 -- what is known of a job
+    def demand(
         self,
         spec: JobSpec,
         leader_status: LeaderStatus,
