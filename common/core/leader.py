@@ -33,7 +33,8 @@ from common.core.messages import (
     WorkerId,
     WorkerLeaving,
 )
-from common.core.rounds import GradientTimes, PoisonLimits, Rounds, Suspects, judge
+from common.core.poison import PoisonLimits, Suspects
+from common.core.rounds import GradientTimes, Rounds, judge
 from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition

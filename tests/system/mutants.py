@@ -657,7 +657,7 @@ MUTANTS = (
     Mutant(
         "poison is quarantined in the end",
         100,
-        (Edit(CORE + "rounds.py", "return self._strikes[offset] > self._limit", "return False"),),
+        (Edit(CORE + "poison.py", "return self._strikes[offset] > self._limit", "return False"),),
     ),
     Mutant(
         "a suspect travels alone, and only then is struck",
@@ -670,7 +670,7 @@ MUTANTS = (
                 "            if False:",
             ),
             Edit(
-                CORE + "rounds.py",
+                CORE + "poison.py",
                 "self._strikes.get(offset, 0) + alone",
                 "self._strikes.get(offset, 0) + 1",
             ),

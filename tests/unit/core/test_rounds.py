@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.core.messages import Assignment, Batch, Gradient, ModelId, WorkerId
-from common.core.rounds import GradientTimes, Round, Rounds, Suspects, fits
+from common.core.poison import Suspects
+from common.core.rounds import GradientTimes, Round, Rounds, fits
 from common.core.settings import CoordinatorSettings, Mode
 from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 

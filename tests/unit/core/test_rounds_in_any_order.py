@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from common.core.messages import Assignment, Batch, Gradient, ModelId, WorkerId
-from common.core.rounds import GradientTimes, Rounds, Suspects
+from common.core.poison import Suspects
+from common.core.rounds import GradientTimes, Rounds
 from common.core.settings import CoordinatorSettings, Mode
 from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
