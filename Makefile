@@ -28,7 +28,8 @@ demo: $(INSTALLED)  ## train on a live stream, kill a worker half-way, prove tha
 	$(BIN)/doll demo --out out/demo
 
 test: $(INSTALLED)  ## everything that this machine can check, but for what `make nightly` adds
-	$(MAKE) --jobs=3 --output-sync=line lint unit servers
+	$(MAKE) --jobs=2 --output-sync=target lint unit & rest=$$!; \
+		$(MAKE) servers; servers=$$?; wait $$rest && exit $$servers
 	$(MAKE) alone
 
 lint: $(INSTALLED)  ## style, types, architecture
