@@ -88,8 +88,7 @@ def test_the_lease_of_a_process_that_ended_is_taken_at_once(server: Server) -> N
     #  two      refused    told that it holds, though nobody asked again
     one, two = server.boards().exchange(), server.boards().exchange()
     held, told = _Told(), _Told()
-    one.hold_lease("digits", "one", LONG_S * 10, held.put, soon=True)
-    assert held.next() is True
+    _hold(one, held, "digits")
     _see(two, "two", told)
 
     one.close()
@@ -102,8 +101,7 @@ def test_the_lease_of_a_process_that_ended_is_taken_at_once(server: Server) -> N
 def test_whoever_gave_the_lease_back_is_not_told_of_an_end(server: Server) -> None:
     one, two = server.boards().exchange(), server.boards().exchange()
     held, told = _Told(), _Told()
-    one.hold_lease("digits", "one", LONG_S * 10, held.put, soon=True)
-    assert held.next() is True
+    _hold(one, held, "digits")
     _see(two, "two", told)
 
     two.release_lease("digits", "two")
@@ -120,8 +118,7 @@ def test_of_many_who_see_the_holder_end_one_has_its_lease(server: Server) -> Non
     one, told = server.boards().exchange(), {f"c{number}": _Told() for number in range(5)}
     held = _Told()
     others = [server.boards().exchange() for _ in told]
-    one.hold_lease("digits", "one", LONG_S * 10, held.put, soon=True)
-    assert held.next() is True
+    _hold(one, held, "digits")
     for other, (name, answers) in zip(others, told.items(), strict=True):
         _see(other, name, answers)
 
@@ -148,13 +145,11 @@ def test_a_holder_that_never_listened_keeps_its_lease(boards: Boards, exchange: 
 def test_a_holder_whose_connection_breaks_keeps_its_lease(embedded_redis: EmbeddedRedis) -> None:
     one, two = (RedisBoards(embedded_redis.url).exchange() for _ in range(2))
     held, told = _Told(), _Told()
-    one.hold_lease("broken", "one", LONG_S * 10, held.put, soon=True)
-    assert held.next() is True
+    _hold(one, held, "broken")
     _see(two, "two", told, "broken")
     with redis.Redis.from_url(embedded_redis.url) as client:
         client.client_kill_filter(_type="pubsub")  # of all, as a failover does
-        one.hold_lease("broken", "one", LONG_S * 10, held.put, soon=True)
-        assert held.next() is True
+        _hold(one, held, "broken")
         eventually(lambda: _listeners(client, "one") == 1)
     time.sleep(4 * LOOK_S)
     assert told.empty()
@@ -168,8 +163,7 @@ def test_one_who_seemed_to_have_ended_is_not_deposed_again(embedded_redis: Embed
     one, two = boards.exchange(), RedisBoards(embedded_redis.url).exchange()
     held, told = _Told(), _Told()
     for seems in (True, False):
-        one.hold_lease("twice", "one", LONG_S * 10, held.put, soon=True)
-        assert held.next() is True
+        _hold(one, held, "twice")
         _see(two, "two", told, "twice")
         one.close()  # its process goes on: it asks again, and listens
         if seems:
@@ -180,6 +174,13 @@ def test_one_who_seemed_to_have_ended_is_not_deposed_again(embedded_redis: Embed
     assert boards.board("twice").hold_lease("one", LONG_S)
     one.close()
     two.close()
+
+
+def _hold(exchange: Exchange, told: _Told, job: str) -> None:
+    """Be the lease's holder for long, and be heard by whoever looks from now on."""
+    exchange.hold_lease(job, "one", LONG_S * 10, told.put, soon=True)
+    assert told.next() is True
+    _await_turn(exchange, told, job)
 
 
 def _see(exchange: Exchange, name: str, told: _Told, job: str = "digits") -> None:
