@@ -51,7 +51,7 @@ def main() -> int:
 
 def _ways(outcomes: list[Outcome]) -> dict[str, int]:
     """How many updates were made in each way that is not the paper's, or not as the one before."""
-    ways = ("stale", "lone", "walked", "switched", "changed")
+    ways = ("stale", "lone", "walked", "switched", "changed", "tuned")
     return {way: sum(getattr(o, way) for o in outcomes) for way in ways}
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from common.core import events
-from common.core.messages import GENESIS, Gradient, Replayed, Requeued, Synchrony, WorkerId
+from common.core.messages import GENESIS, Gradient, Replayed, Requeued, WorkerId
 from common.simulation.faults.checks import (
     Violation,
     check_audit,
@@ -63,6 +63,7 @@ class Outcome:
     walked: int  # with gradients of which some were taken on a walk
     switched: int  # by a rule, of another synchrony than the one before
     changed: int  # likewise, by a change of the job
+    tuned: int  # of a K that the tuner found
     seconds: float  # virtual
 
 
@@ -103,9 +104,11 @@ class Cluster:
             kind, failure = "raised", repr(error)
         updates, quarantined = effective_updates(self.world)
         revisions = self.world.revisions
+        own = [[mode.synchrony() for mode in sizes.modes] for sizes in revisions]
+        tuned = [u.synchrony is not UNSET and u.synchrony not in own[u.revision] for u in updates]
         made = [
-            (u.revision, u.synchrony or Synchrony(revisions[u.revision].group_size))
-            for u in updates
+            (u.revision, own[u.revision][0] if is_tuned else u.synchrony or own[u.revision][0])
+            for u, is_tuned in zip(updates, tuned, strict=True)
         ]
         switches = [(one, two) for one, two in pairwise(made) if one[1] != two[1]]
         return Outcome(
@@ -122,6 +125,7 @@ class Cluster:
             walked=sum(max(update.parts or (1,)) > 1 for update in updates),
             switched=sum(one[0] == two[0] for one, two in switches),
             changed=sum(one[0] != two[0] for one, two in switches),
+            tuned=sum(tuned),
             seconds=self.world.now,
         )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from common.core.settings import Mode, Rule
 
 if TYPE_CHECKING:
+    from common.core.messages import Synchrony
     from common.core.spans import Address
 
 FaultKind: TypeAlias = Literal[
@@ -106,6 +107,8 @@ LONE = 0.4  # share of the modes in which a group is one worker's
 DAMPED = 0.3  # share of the modes in which stale gradients make a smaller step
 BUSY = 0.5  # share of the rules that hold while workers are not busy; others, while so many live
 BY_GROUP = 0.5  # share of the jobs whose learning rate goes with K
+TUNED = 0.8  # share of the jobs whose K is tuned, of those in which it can be
+LEAST_TUNED, MOST_TUNED = 2, 2 * MOST  # noise shows in the difference of two gradients
 SOON_AGAIN = 0.3  # share of the changes that another one follows soon
 
 
@@ -135,10 +138,22 @@ class Sizes:
         own = replace(way.mode, group_size=self.group_size)
         return (own, *(rule.mode for rule in way.rules))
 
+    def modes_of(self, synchrony: Synchrony) -> list[Mode]:
+        """Those by which a round may have been made so, of whatever K the job's own may be."""
+        (own, *ruled), (least, most) = self.modes, self._group_sizes
+        if least <= synchrony.group_size <= most:
+            own = replace(own, group_size=synchrony.group_size)
+        return [mode for mode in (own, *ruled) if mode.synchrony() == synchrony]
+
+    @property
+    def _group_sizes(self) -> tuple[int, int]:
+        tuned = None if self.way is None else self.way.group_sizes
+        return tuned or (self.group_size, self.group_size)
+
     @property
     def largest_group(self) -> int:
         """K of the mode that has the largest."""
-        return max(mode.group_size for mode in self.modes)
+        return max(self._group_sizes[1], *(mode.group_size for mode in self.modes))
 
     @property
     def most_stale(self) -> int:
@@ -157,6 +172,7 @@ class Way:
     reduction: Literal["mean", "sum"] = "sum"
     rules: tuple[Rule, ...] = ()
     rate_by_group: bool = False
+    group_sizes: tuple[int, int] | None = None  # within which K is tuned; around the job's own
 
 
 def sizes_of(number: int, *, modes: bool) -> Sizes:
@@ -164,20 +180,27 @@ def sizes_of(number: int, *, modes: bool) -> Sizes:
     group_size = 1 + number % MOST
     bound = group_size + number // MOST**2 % 3
     name = f"mode {number}"
-    way = _way(random.Random(name), name) if modes else None  # noqa: S311 -- reproducible
+    draw = random.Random(name)  # noqa: S311 -- reproducible
+    way = _way(draw, name, group_size) if modes else None
     return _with_room(Sizes(group_size, 1 + number // MOST % MOST, bound, way))
 
 
 def _with_room(sizes: Sizes) -> Sizes:
-    """A worker may hold the batches of the largest group that a rule may ask for."""
+    """A worker may hold the batches of the largest group that it may be asked for."""
     return replace(sizes, bound=max(sizes.bound, sizes.largest_group))
 
 
-def _way(draw: random.Random, name: str) -> Way:
+def _way(draw: random.Random, name: str, group_size: int) -> Way:
     apart = random.Random(f"rules of {name}")  # noqa: S311 -- reproducible, and apart
     rules = tuple(_rule(apart) for _ in range(apart.choice([0, 1, 1, 2])))
     reductions: tuple[Literal["mean", "sum"], ...] = ("mean", "sum")
-    return Way(_mode(draw), draw.choice(reductions), rules, rate_by_group=apart.random() < BY_GROUP)
+    mode, reduction, by_group = _mode(draw), draw.choice(reductions), apart.random() < BY_GROUP
+    tuner = random.Random(f"tuner of {name}")  # noqa: S311 -- likewise
+    tuned = group_size >= LEAST_TUNED and not mode.lone and tuner.random() < TUNED
+    bounds = tuner.choice([LEAST_TUNED, group_size]), tuner.choice([group_size, MOST_TUNED])
+    return Way(
+        mode, reduction, rules, rate_by_group=by_group, group_sizes=bounds if tuned else None
+    )
 
 
 def _mode(draw: random.Random) -> Mode:
@@ -306,7 +329,7 @@ def from_seed(seed: int) -> Scenario:
     modes = random.Random(f"modes {seed}")  # noqa: S311 -- likewise
     if modes.random() >= MODES:
         return scenario
-    way = _way(modes, f"modes {seed}")
+    way = _way(modes, f"modes {seed}", group_size)
     return replace(scenario, way=way, workers=modes.randint(1, MOST_WORKERS))
 
 

@@ -367,6 +367,7 @@ class SimulatedWorker:
             gradient = Gradient(
                 *(self.id, compute.model, offsets, samples, 1.0, {}, seconds),
                 local_rate=rate or UNSET,
+                square=world.square(samples) if compute.squared else UNSET,
             )
             self._push(gradient, Taken(token, rate))
 

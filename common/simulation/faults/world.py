@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 TOPICS = ("s", "t")  # of the partitions, in turn
 HEARD = 0.15  # how often a process that looks at the jobs topic finds what is new there
 CLOCK_ERROR_S = 5.0  # between machines: a successor's clock may be behind
+NOISES = (0.0, 4.0, 64.0)  # of a gradient: K goes up by some messages, and down by others
 LATE_S = 3.0  # how late a late message may be: several takeovers
 
 Content: TypeAlias = tuple[Partition, int, int, str]  # offset, leader epoch, topic's id
@@ -91,6 +92,7 @@ class World:
         self.losses = random.Random(f"losses of {scenario.seed}")  # noqa: S311 -- likewise
         self.cuts = random.Random(f"cuts of {scenario.seed}")  # noqa: S311 -- likewise
         self.leases = random.Random(f"leases {scenario.seed}")  # noqa: S311 -- likewise
+        self.noise = random.Random(f"noise {scenario.seed}")  # noqa: S311 -- likewise
         self.now = 0.0
         self.calm = False
         self._tell = tell
@@ -164,6 +166,10 @@ class World:
         """A number for an epoch: of a process whose clock may be wrong by some seconds."""
         clock_s = max(self.now + self._numbers.uniform(-CLOCK_ERROR_S, CLOCK_ERROR_S), 0.0)
         return unused_number(clock_s, self._numbers.randrange(4096))
+
+    def square(self, samples: int) -> float:
+        """|gradient summed over so many samples|^2, where the gradient's own length is 1."""
+        return samples * (samples + self.noise.choice(NOISES))
 
     @property
     def lossy(self) -> float:
