@@ -634,6 +634,38 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "K is tuned within its bounds",
+        100,
+        (
+            Edit(
+                CORE + "tuning.py",
+                "wanted = max(ceil(min(noise, most)), least)",
+                "wanted = max(ceil(min(noise, 2 * most)), 1)",
+            ),
+        ),
+    ),
+    Mutant(
+        "while a rule holds K is the rule's, not the tuner's",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "            return rule.mode\n        if self._tuner is None or",
+                "            own = rule.mode\n        if self._tuner is None or",
+            ),
+        ),
+    ),
+    Mutant(
+        "a change of K or of its bounds begins another tuner",
+        100,
+        (Edit(CORE + "leader.py", "if _tuned(settings) != _tuned(self._settings):", "if False:"),),
+    ),
+    Mutant(
+        "a new leader goes on with the K of the last update",
+        600,
+        (Edit(CORE + "leader.py", "_tuner(settings, snapshot.synchrony)", "_tuner(settings)"),),
+    ),
+    Mutant(
         "in a snapshot the batches of all rounds in flight still wait",
         100,
         (

@@ -347,7 +347,18 @@ class SimulatedCoordinator:
         self._read_back = self._published = snapshot.made.version
         self._sums, self._oldest = {}, (None, 0)
         self._chain = {snapshot.made.version: self._token}
+        self._check_beginning(snapshot)
         self._look_at_streams(self.takeovers)
+
+    def _check_beginning(self, snapshot: Snapshot) -> None:
+        """It goes on with the K of the last update, if that was made by no rule."""
+        leader, made = self.machine.leader, snapshot.synchrony
+        sizes = self.world.revisions[self._revision]
+        modes = [] if made is None else sizes.modes_of(made)
+        if leader is None or not modes or modes[0] in sizes.modes[1:]:
+            return
+        if leader.mode.synchrony() != made:
+            raise Violation("begins otherwise", f"by {leader.mode}, after {made}")
 
     def _look_at_streams(self, leadership: int) -> None:
         """Ask which partitions there are, again and again while it leads."""
