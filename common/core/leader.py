@@ -718,8 +718,11 @@ def _tuned(settings: CoordinatorSettings) -> tuple[object, ...]:
 def _tuner(
     settings: CoordinatorSettings, synchrony: Synchrony | None = None
 ) -> GroupSizeTuner | None:
-    """Tune K, where the job's owner wants that, from the last update's on."""
+    """Tune K, where the job's owner wants that: from the last update's on, if no rule made it."""
     if settings.group_sizes is None:
         return None
-    group_size = settings.mode.group_size if synchrony is None else synchrony.group_size
-    return GroupSizeTuner(group_size, *settings.group_sizes, settings.rule_rounds)
+    mode = settings.mode
+    if synchrony is not None:
+        last = replace(mode, group_size=synchrony.group_size)
+        mode = last if last.makes(synchrony) else mode
+    return GroupSizeTuner(mode.group_size, *settings.group_sizes, settings.rule_rounds)

@@ -156,6 +156,24 @@ def test_who_takes_over_goes_on_with_the_k_of_the_last_update_and_measures_anew(
     assert sizes([step(two, 4, noise=100.0)]) == [4]
 
 
+def test_who_takes_over_while_a_rule_holds_tunes_from_the_jobs_own_k() -> None:
+    many = Rule(Mode(2, staleness=1), workers_from=2)
+    settings = replace(TUNED, rules=(many,))
+    one = leading(settings, A, B)
+    for _ in range(2):  # as much as one of the job's own K
+        assert step(one, 2).synchrony == many.mode.synchrony()
+        one.read_updates()
+    two = Bench(settings, updates=one.updates, control=one.control, name="c2")
+    two.lead(one.published[-1])
+    two.see(A)  # so few that the rule ends, once it was kept for long enough
+    leader = two.machine.leader
+    assert leader is not None
+    for _ in range(ROUNDS - 1):
+        assert leader.mode == many.mode
+        step(two, 2)
+    assert leader.mode == settings.mode
+
+
 def test_an_owner_who_changes_k_or_its_bounds_begins_anew() -> None:
     for settings in (changed(TUNED, group_size=6), replace(TUNED, group_sizes=(4, 8))):
         bench = moved()
