@@ -426,12 +426,9 @@ class _TailConsumer:
         for place, group in groupby(messages, key=place_of):
             partition = Partition(*place)
             tail = self._reading.get(partition)
-            if tail is None or partition not in self._assigned or partition in self._unsought:
+            if tail is None or partition not in self._assigned:
                 continue
-            run, end = list(group), None
-            if any(message.error() is not None for message in run):
-                end = end_in(run)
-                run = self._without_errors(tail, run)
+            run, end = self._that_count(tail, list(group))
             before = tail.cursor.position
             first, last, again = tail.cursor.take([message.offset() for message in run])
             if end is not None and not again:
@@ -448,6 +445,15 @@ class _TailConsumer:
                 tail.is_full = True
                 if tail.has_room():  # whoever reads has read meanwhile, and knew nothing of it
                     self._refill(tail)
+
+    def _that_count(self, tail: KafkaTail, run: list[Record]) -> tuple[list[Record], int | None]:
+        """The records among what came, and where the log ends if that was said."""
+        end = None
+        if any(message.error() is not None for message in run):
+            end = end_in(run)
+            # Before a seek, too: where the client has stopped it seeks no more, and says so once.
+            run = self._without_errors(tail, run)
+        return ([], None) if tail.partition in self._unsought else (run, end)
 
     def _without_errors(self, tail: KafkaTail, run: list[Record]) -> list[Record]:
         for message in run:

@@ -1,0 +1,91 @@
+"""What a tail makes of what its client says, in whatever order that comes."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from contextlib import closing
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from common.adapters.kafka import KafkaSettings, tail
+from common.core.spans import LogPosition, Partition
+from common.errors import ExpiredError, OutsideError, TruncatedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PARTITION, END = Partition("a", 0), 6
+PATIENCE_S = 20.0
+
+
+class Ends(AdminClient):
+    """A client that says where the log begins and ends: both are `END`."""
+
+    def list_offsets(  # type: ignore[override]
+        self, wanted: Mapping[TopicPartition, object], **_: object
+    ) -> dict[TopicPartition, Future[Any]]:
+        """One answer for each."""
+        answers = {place: Future[Any]() for place in wanted}
+        for answer in answers.values():
+            answer.set_result(SimpleNamespace(offset=END, leader_epoch=0))
+        return answers
+
+
+class Stopped:
+    """A consumer whose fetch was out of range before it let anybody seek."""
+
+    def __init__(self, _: object) -> None:
+        self._says = list[Any]()
+        self._has_stopped = False
+
+    def incremental_assign(self, targets: list[TopicPartition]) -> None:
+        """It fetches at once."""
+        [target] = targets
+        error = KafkaError(KafkaError.OFFSET_OUT_OF_RANGE)
+        said = {"topic": target.topic, "partition": target.partition, "offset": target.offset}
+        message = {name: lambda value=value: value for name, value in said.items()}
+        self._says = [SimpleNamespace(error=lambda: error, **message)]
+
+    def seek(self, _: TopicPartition) -> None:
+        """Too early; and what has stopped never seeks."""
+        if not self._has_stopped:
+            raise KafkaException(KafkaError(KafkaError._STATE))  # noqa: SLF001 -- the library's name
+
+    def consume(self, *_: object) -> list[Any]:
+        """It says so once."""
+        said, self._says = self._says, []
+        self._has_stopped |= bool(said)
+        return said
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+@pytest.mark.parametrize(("position", "fault"), [(4, ExpiredError), (10, TruncatedError)])
+def test_a_tail_that_is_out_of_range_before_it_can_seek_is_told(
+    monkeypatch: pytest.MonkeyPatch, position: int, fault: type[OutsideError]
+) -> None:
+    monkeypatch.setattr(tail, "Consumer", Stopped)
+    admin = Ends({"bootstrap.servers": "127.0.0.1:1", "log_level": 2})
+    known, deadline = LogPosition(position, "", 0), time.monotonic() + PATIENCE_S
+    with (
+        closing(tail.Tails(KafkaSettings("127.0.0.1:1"), lambda: admin)) as tails,
+        closing(tails.open(PARTITION, known, None)) as opened,
+    ):
+        while not (found := _fault(opened)):
+            assert time.monotonic() < deadline, "nobody is told"
+
+    assert isinstance(found, fault)
+
+
+def _fault(opened: tail.KafkaTail) -> OutsideError | None:
+    try:
+        opened.read(1, 0.05)
+    except OutsideError as error:
+        return error
+    return None
