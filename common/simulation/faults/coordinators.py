@@ -427,7 +427,9 @@ class SimulatedCoordinator:
                 f"claimed at {leader_status.control_position}: {known}, {leader_status.claimed}",
             )
         leader = self.machine.leader
-        if self._replays and leader is not None:
+        if self._replays and leader is None:  # it held the job at once: all is what it began with
+            self._put_back = leader_status.waiting
+        elif self._replays and leader is not None:
             self._replays = leader_status.control_position < self._replayed_at
             self._put_back = sum(batch.offset < self._replayed_at for batch in leader.batches)
         if (
