@@ -127,10 +127,10 @@ class JobCoordinator:
             self._want("paused")
 
     def _see_workers(self) -> None:
-        """Tell how busy they are, and log it when they have become too few for the job's mode."""
+        """Tell how busy they are, and K; log it when they have become too few for the mode."""
         leader, leading = self._machine.leader, self._measuring.metrics.leading
         if leader is not None and leading is not None:
-            leading.busy = leader.busy
+            leading.busy, leading.group_size = leader.busy, leader.mode.group_size
         leader_status = self._measuring.leader_status
         live = None if leader_status is None else leader_status.live
         if self._changes("live", (live, self._record.revision)):

@@ -195,9 +195,9 @@ class _Watched:
         if leader_status is None or self._ends is None:
             return None
         runs, spec = not (metrics.paused or metrics.held), self._measuring.spec
-        newest = None if metrics.leading is None else metrics.leading.synchrony
-        # Rules and tuner name others than the job's own: the smaller one may be in force.
-        group_size = min(spec.group_size, newest.group_size if newest else spec.group_size)
+        in_force = None if metrics.leading is None else metrics.leading.group_size
+        # A rule or the tuner may name another than the job's own; a change is not in force at once.
+        group_size = min(spec.group_size, in_force or spec.group_size)
         return self._meter.demand(spec, leader_status, self._ends, now, group_size, runs=runs)
 
     @property

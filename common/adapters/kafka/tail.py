@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -199,11 +199,18 @@ class Tails:
     Args:
         settings: Where Kafka is.
         admin: Gives the client that knows what partitions hold.
+        consumer: Makes a client that reads.
     """
 
-    def __init__(self, settings: KafkaSettings, admin: Callable[[], AdminClient]) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        admin: Callable[[], AdminClient],
+        consumer: Callable[[dict[str, Any]], Consumer] = Consumer,
+    ) -> None:
         self._settings = settings
         self._admin = admin
+        self._made_consumer = consumer
         self._lock = threading.Lock()
         self._consumers: list[_TailConsumer] = []
 
@@ -222,7 +229,9 @@ class Tails:
                     break
             else:
                 consumer = _TailConsumer(
-                    self._settings, self._admin, self._lock, self._forget, prompt=prompt
+                    *(self._settings, self._admin, self._made_consumer),
+                    *(self._lock, self._forget),
+                    prompt=prompt,
                 )
                 self._consumers.append(consumer)
             tail = KafkaTail(consumer, partition, known, on_ready)
@@ -247,6 +256,7 @@ class _TailConsumer:
     Args:
         settings: Where Kafka is.
         admin: Gives the client that knows what partitions hold.
+        consumer: Makes the client that reads.
         lock: Of `Tails`; guards which partitions are taken.
         forget: Gives it no more tails; called with the lock held.
         prompt: Whether it is for tails that must begin promptly.
@@ -256,6 +266,7 @@ class _TailConsumer:
         self,
         settings: KafkaSettings,
         admin: Callable[[], AdminClient],
+        consumer: Callable[[dict[str, Any]], Consumer],
         lock: threading.Lock,
         forget: Callable[[_TailConsumer], None],
         *,
@@ -289,7 +300,7 @@ class _TailConsumer:
         self._empty_since_s = self._busy_s = time.monotonic()
         self._misses_topics = False  # the client has said that some topic is not there
         self._complaints = Complaints()
-        self._client = made(Consumer, tail_properties(settings) | {"error_cb": self._hear})
+        self._client = made(consumer, tail_properties(settings) | {"error_cb": self._hear})
         self._thread = threading.Thread(target=self._run, name="kafka-tails", daemon=True)
         self._thread.start()
 

@@ -83,6 +83,7 @@ class Leading:
     synchrony: Synchrony | None = None  # of the newest update
     staleness: int | None = None  # likewise
     busy: float | None = None  # share of their time that workers computed
+    group_size: int | None = None  # K of an update that would begin now
     gradients: deque[RecentGradient] = field(default_factory=lambda: deque(maxlen=RECENT_GRADIENTS))
     streams: StreamFigures | None = None
 

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future
 from contextlib import closing
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -18,6 +18,8 @@ from common.errors import ExpiredError, OutsideError, TruncatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from confluent_kafka import Consumer
 
 PARTITION, END = Partition("a", 0), 6
 PATIENCE_S = 20.0
@@ -68,13 +70,13 @@ class Stopped:
 
 @pytest.mark.parametrize(("position", "fault"), [(4, ExpiredError), (10, TruncatedError)])
 def test_a_tail_that_is_out_of_range_before_it_can_seek_is_told(
-    monkeypatch: pytest.MonkeyPatch, position: int, fault: type[OutsideError]
+    position: int, fault: type[OutsideError]
 ) -> None:
-    monkeypatch.setattr(tail, "Consumer", Stopped)
     admin = Ends({"bootstrap.servers": "127.0.0.1:1", "log_level": 2})
+    consumer = cast("Callable[[dict[str, Any]], Consumer]", Stopped)
     known, deadline = LogPosition(position, "", 0), time.monotonic() + PATIENCE_S
     with (
-        closing(tail.Tails(KafkaSettings("127.0.0.1:1"), lambda: admin)) as tails,
+        closing(tail.Tails(KafkaSettings("127.0.0.1:1"), lambda: admin, consumer)) as tails,
         closing(tails.open(PARTITION, known, None)) as opened,
     ):
         while not (found := _fault(opened)):

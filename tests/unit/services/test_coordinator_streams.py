@@ -351,6 +351,23 @@ def test_what_each_job_needs_is_published_every_second(bench: Bench) -> None:
     assert second == msgspec.structs.replace(first, number=first.number + 1)
 
 
+def test_less_is_work_where_updates_are_made_of_less_than_the_jobs_own_group(bench: Bench) -> None:
+    bench.lead()
+    bench.measuring.spec = spec = bench.measuring.spec.model_copy(update={"group_size": 4})
+    leading, records = bench.measuring.metrics.leading, spec.batch_size
+    assert leading is not None
+    bench.stand(claimed=0, live=0)
+    bench.produce(records)
+    backlogs = []
+    for group_size in (spec.group_size, 1):
+        leading.group_size = group_size  # as a rule or the tuner has it
+        bench.watch.turn()
+        backlogs += [each.backlog for each in bench.roster.read() if isinstance(each, JobDemand)]
+        bench.clock.advance(PUBLISH_S)
+
+    assert backlogs == [0, records]
+
+
 def test_a_paused_job_says_that_it_does_not_run(bench: Bench) -> None:
     bench.lead()
     bench.stand(claimed=3, live=1)
