@@ -608,7 +608,7 @@ class Effects:
             self._tell_at = monotonic() + TELL_S
 
     def _finish(self, end: Finish) -> None:
-        self._log.info("job_finished", reason=end.reason)
+        self._log.info("job_ends", reason=end.reason)
         if self._evaluation:
             try:
                 self._offer()  # the last version is worth judging, whatever its number
@@ -642,15 +642,17 @@ class Effects:
     def _write_end(self, ending: _Ending) -> None:
         try:
             record = self._record()
-            if record is None or record.wanted == "stopped":
-                return
-            if ending.stopped:
-                self._log.info("job_goes_on", reason="its owner wants it again")
-            elif record.revision == ending.revision:
+            if record is not None and record.wanted != "stopped":
+                if ending.stopped:
+                    self._log.info("job_goes_on", reason="its owner wants it again")
+                    return
+                if record.revision != ending.revision:
+                    # Its deadline may be another: whoever begins with it anew decides.
+                    self._log.info("job_goes_on", reason="it was changed meanwhile")
+                    return
                 self._book.finish(self._job, ending.reason)
-            else:  # its deadline may be another: whoever begins with it anew decides
-                self._log.info("job_goes_on", reason="it was changed meanwhile")
-        except ConflictError as error:  # likewise
+            self._log.info("job_finished", reason=ending.reason)
+        except ConflictError as error:  # it was changed at that moment
             self._log.warning("end_not_written", reason=str(error))
 
     def _record(self) -> JobRecord | None:

@@ -167,8 +167,11 @@ class Processes:
         self.schedule.outages_s[launch] = (0.0, math.inf)  # a launch's slot has its number here
 
     def fail(self, launch: int) -> None:
-        """Kill a machine."""
-        self.running()[launch].kill()
+        """Kill a machine; one that was just started has its environment in a moment."""
+        deadline = time.monotonic() + 20.0
+        while launch not in (running := self.running()):
+            assert time.monotonic() < deadline, f"launch {launch} has no process"
+        running[launch].kill()
 
     def refuse(self) -> None:
         """Take all slots down."""
