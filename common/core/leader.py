@@ -513,11 +513,15 @@ class Leader:
         return True
 
     def _overtaken(self, staleness: int) -> int | None:
-        """The batch that has waited longest, if it was that for more than so many updates."""
-        oldest, version = self._grouper.oldest, self._made.version
+        """The batch that has waited longest, if more updates than so many go before it."""
+        oldest, since = self._see_oldest()
+        return oldest if self._made.version + len(self._rounds) - since > staleness else None
+
+    def _see_oldest(self) -> tuple[int | None, int]:
+        oldest = self._grouper.oldest
         if self._oldest[0] != oldest:
-            self._oldest = oldest, version
-        return oldest if version - self._oldest[1] > staleness else None
+            self._oldest = oldest, self._made.version
+        return self._oldest
 
     def _apply(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
         self._rounds.end(round_)
@@ -527,6 +531,7 @@ class Leader:
         self._progress += round_.share
         update = round_.update(self._epoch, self._made.version + 1, self._progress, noise_scale)
         self._made = ModelId(update.epoch, update.version)
+        self._see_oldest()  # several rounds may be applied before the next one begins
         self._samples += update.samples
         self._synchrony = update.synchrony or None
         self._returned.difference_update(batch.offset for batch in update.batches)

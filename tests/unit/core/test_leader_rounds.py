@@ -307,6 +307,17 @@ def test_what_is_overtaken_too_often_goes_first() -> None:
     assert following == [[2], [3], [1], [4]]
 
 
+def test_what_is_overtaken_by_rounds_that_end_together_goes_first() -> None:
+    # b's 3 waits while 0, 1 and 2 are computed, whose gradients come in one look at the board:
+    # they and a's 4 were before it, so that c is asked for it, and not for its own
+    bench = leading(changed(LONE, staleness=2), A, B, C)
+    bench.announce(A, B, C, B, A, A, A, C, C)
+    offsets = {A: 0, B: 1, C: 2}
+    replies = [gradient(worker, bench.model, [batch(offsets[worker])]) for worker in offsets]
+    said = bench.feed(events.RepliesRead(tuple(replies)))
+    assert asked(said) == {A: [4], C: [3], B: [5]}
+
+
 def test_staleness_may_grow_with_the_workers_that_live() -> None:
     bench = leading(changed(LONE, staleness=0, staleness_per_worker=4), A, B)
     bench.announce(A)
