@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from msgspec import UNSET
 
 from common.core.messages import Gradient, ModelId, TriggerId, WorkerId
 from common.jobs.store import JobStore
