@@ -125,7 +125,9 @@ def member_properties(
         "topic.metadata.refresh.interval.ms": 5_000,
     }
     if settings.group_protocol == "consumer" and not hold:
-        return {**properties, "group.protocol": "consumer"}
+        # Whose answer to the order to give partitions up was lost keeps them from the others so
+        # long: seen once in hours of faults, when it was the default of 5 min. We poll always.
+        return {**properties, "group.protocol": "consumer", "max.poll.interval.ms": 30_000}
     session_timeout_ms = settings.hold_timeout_ms if hold else settings.session_timeout_ms
     properties |= {
         "group.protocol": "classic",
