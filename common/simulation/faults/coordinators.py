@@ -171,6 +171,7 @@ class SimulatedCoordinator:
             and leader_status is not None
             and leader_status.control_position == self._control_at.offset
             and leader_status.waiting < enough
+            and not any(round_.todo for round_ in leader.rounds)
         )
 
     # --- inputs -------------------------------------------------------------------------------
