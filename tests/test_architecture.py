@@ -39,7 +39,10 @@ OUTSIDE = {  # of the standard library: clocks, chance, the machine
 HOMES = {  # a client library has one home
     "confluent_kafka": ("common/adapters/kafka/", "common/embedded/"),
     "redis": ("common/adapters/redis/", "common/embedded/redis.py"),
-    "boto3": ("common/adapters/blobs/s3.py", "common/adapters/ec2/"),
+    "aws_msk_iam_sasl_signer": ("common/adapters/kafka/msk.py",),
+    "boto3": (
+        *("common/adapters/blobs/s3.py", "common/adapters/ec2/", "common/adapters/kafka/msk.py"),
+    ),
     "fastapi": ("services/admin/",),
     "uvicorn": ("services/admin/",),
     "psutil": ("common/adapters/local/table.py",),

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from common.config.kafka_properties import property_of, refusal_of, variable_of, variables
 from common.config.secret_files import SUFFIX, resolve_files
 from common.config.validation import complaint, nearest
 from common.errors import UserError
@@ -73,11 +74,6 @@ def _is_whole(value: str) -> bool:
 
 
 _PREFIX = "DOLL_"
-_SECURITY = re.compile(r"DOLL_KAFKA_((SECURITY|SASL|SSL)_\w+)")
-# Settings of the Kafka client that name files themselves, as all its `_LOCATION`s do.
-_FILES_OF_THE_CLIENT = re.compile(
-    r"DOLL_KAFKA_SASL_OAUTHBEARER_ASSERTION_(FILE|JWT_TEMPLATE_FILE|PRIVATE_KEY_FILE)"
-)
 _EMBEDDED = "embedded:"
 _BLOBS = re.compile(r"(file:///.*|s3://[^/@]+(/.*)?)?")
 _API = re.compile(r"(https?://[^/@?#\s]+(/[^@?#\s]*)?)?")
@@ -142,10 +138,13 @@ class Settings(BaseModel):
     """`classic`, or `consumer` from Kafka 4 on."""
     kafka_replication: int = -1
     """Replicas of topics that we create; -1: the broker's."""
+    kafka_client_rack: str = ""
+    """Where this process runs, as the brokers' `broker.rack` says it: streams are read from the
+    replicas there. `auto`: the id of its zone, from the metadata service."""
     # By the client's names. May hold passwords, like the URL of Redis: neither is ever shown.
-    kafka_security: dict[str, str] = Field(default={}, repr=False)
-    """Passed on to the Kafka client by its names, and so are SASL and SSL:
-    DOLL_KAFKA_SASL_USERNAME as `sasl.username`."""
+    kafka_properties: dict[str, str] = Field(default={}, repr=False)
+    """Properties of the Kafka client by their names, DOLL_KAFKA_SASL_USERNAME for `sasl.username`:
+    see [security](../howto/security.md#kafka)."""
     redis: Annotated[str, AfterValidator(check_redis_url)] = Field(
         default="redis://localhost:6379", repr=False
     )
@@ -270,20 +269,16 @@ class Settings(BaseModel):
 
     def environ(self) -> dict[str, str]:
         """The variables from which `read_settings` makes these settings in a child process."""
-        security = {
-            f"{_PREFIX}KAFKA_{name.upper().replace('.', '_')}": value
-            for name, value in self.kafka_security.items()
-        }
-        others = self.model_dump(exclude={"kafka_security"}, exclude_defaults=True)
-        return security | {
+        properties = {variable_of(name): value for name, value in self.kafka_properties.items()}
+        others = self.model_dump(exclude={"kafka_properties"}, exclude_defaults=True)
+        return properties | {
             _PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
             for name, value in others.items()
         }
 
 
-# By the client's names are those of its security.
 _VARIABLES = {
-    _PREFIX + name.upper(): name for name in Settings.model_fields if name != "kafka_security"
+    _PREFIX + name.upper(): name for name in Settings.model_fields if name != "kafka_properties"
 }
 
 
@@ -299,10 +294,10 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     values: dict[str, object] = {
         name: given[variable] for variable, name in _VARIABLES.items() if given.get(variable)
     }
-    values["kafka_security"] = {
-        match[1].lower().replace("_", "."): value
-        for name, value in given.items()
-        if not _names_a_file(name) and (match := _SECURITY.fullmatch(name)) and value
+    values["kafka_properties"] = {
+        name: value
+        for variable, value in given.items()
+        if value and (name := property_of(variable))
     }
     try:
         return Settings.model_validate(values)
@@ -320,17 +315,12 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     for variable, value in sorted(environ.items()):
         known = _is_ours(variable) or _is_ours(variable.removesuffix(SUFFIX))
         if variable.startswith(_PREFIX) and value and not known:
-            raise UserError(
-                f"{variable}: unknown setting ({nearest(variable, sorted(_VARIABLES))})"
+            why = refusal_of(variable) or (
+                f"unknown setting ({nearest(variable, sorted([*_VARIABLES, *variables()]))})"
             )
+            raise UserError(f"{variable}: {why}")
 
 
 def _is_ours(variable: str) -> bool:
     """Whether it holds a setting."""
-    security = _SECURITY.fullmatch(variable) and not _names_a_file(variable)
-    return variable in _VARIABLES or bool(security)
-
-
-def _names_a_file(variable: str) -> bool:
-    """Whether it stands for the variable of its name without the end."""
-    return variable.endswith(SUFFIX) and not _FILES_OF_THE_CLIENT.fullmatch(variable)
+    return variable in _VARIABLES or bool(property_of(variable))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
 _FIRST_NODE = 1
+_ALLOWED_URLS = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"  # where a broker may ask
 _START_TIMEOUT_S = 60.0
 _STOP_GRACE_S = 20.0
 # How a record batch (of format 2) begins: base offset, length, then after leader epoch, format,
@@ -80,11 +81,22 @@ log.cleaner.dedupe.buffer.size=4194304
 _SAFE_PROPERTIES = """\
 listener.name.safe.ssl.keystore.type=PEM
 listener.name.safe.ssl.keystore.location={keystore}
-listener.name.safe.sasl.enabled.mechanisms=SCRAM-SHA-512
+listener.name.safe.sasl.enabled.mechanisms={mechanisms}
 listener.name.safe.scram-sha-512.sasl.jaas.config=\
 org.apache.kafka.common.security.scram.ScramLoginModule required;
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS
+"""
+
+# Of that listener, for those who come with what an issuer signed.
+_ISSUER_PROPERTIES = """\
+listener.name.safe.oauthbearer.sasl.server.callback.handler.class=\
+org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler
+listener.name.safe.oauthbearer.sasl.jaas.config=\
+org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;
+sasl.oauthbearer.expected.issuer={issuer}
+sasl.oauthbearer.expected.audience={audience}
+sasl.oauthbearer.jwks.endpoint.url={issuer}/jwks
 """
 
 _LOGGING = """\
@@ -99,11 +111,12 @@ rootLogger.appenderRef.file.ref = file
 """
 
 
-def resolve(fetching: Callable[[], object] = lambda: None) -> Path:
+def resolve(fetching: Callable[[], object] = lambda: None, folder: Path = _POM_FOLDER) -> Path:
     """Find Kafka's jars in this checkout; let Maven fetch them the first time.
 
     Args:
         fetching: Called before Maven begins, which may take minutes.
+        folder: Its `pom.xml` says what is fetched, if not Kafka.
 
     Returns:
         The folder of the jars.
@@ -113,22 +126,22 @@ def resolve(fetching: Callable[[], object] = lambda: None) -> Path:
     """
     if shutil.which("java") is None:
         raise UserError("no Java here: install a JRE of version 17 or later")
-    jars, done = _POM_FOLDER / "target" / "lib", _POM_FOLDER / "target" / "resolved"
-    pom = _POM_FOLDER / "pom.xml"
+    jars, done = folder / "target" / "lib", folder / "target" / "resolved"
+    pom = folder / "pom.xml"
     if not pom.is_file():
         raise UserError(f"no {pom}: Apache Kafka can only be started from a checkout")
     try:
         done.parent.mkdir(exist_ok=True)
         lock = (done.parent / "lock").open("w")
     except OSError as error:
-        raise UserError(f"no place for Apache Kafka in {done.parent}: {error}") from error
+        raise UserError(f"no place for jars in {done.parent}: {error}") from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may come here at once
         if done.exists() and done.read_text() == pom.read_text():
             return jars
         maven = shutil.which("mvn")
         if maven is None:
-            raise UserError("no Maven here to fetch Apache Kafka: install Maven 3")
+            raise UserError(f"no Maven here to fetch what {pom} names: install Maven 3")
         fetching()
         shutil.rmtree(jars, ignore_errors=True)
         ended = subprocess.run(  # noqa: S603 -- our own command line, no shell
@@ -139,7 +152,7 @@ def resolve(fetching: Callable[[], object] = lambda: None) -> Path:
         )
         if ended.returncode != 0:
             said = (ended.stdout + ended.stderr).strip()[-800:]
-            raise UserError(f"Maven could not fetch Apache Kafka: {said}")
+            raise UserError(f"Maven could not fetch what {pom} names: {said}")
         done.write_text(pom.read_text())
     return jars
 
@@ -151,6 +164,8 @@ class Safe:
     keystore: Path  # key, then chain of certificates, in PEM
     username: str
     password: str
+    issuer: str = ""  # URL of whose tokens let in, too, whoever they name; empty: none do
+    audience: str = ""  # for whom such a token must be
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +300,13 @@ class ApacheKafka:
         if self._safe:
             names, protocols = [*names, "SAFE"], [*protocols, "SAFE:SASL_SSL"]
             own = [self._safe_port]
-            more = _SAFE_PROPERTIES.format(keystore=self._safe.keystore)
+            mechanisms = "SCRAM-SHA-512"
+            if self._safe.issuer:
+                mechanisms += ",OAUTHBEARER"
+                more = _ISSUER_PROPERTIES.format(
+                    issuer=self._safe.issuer, audience=self._safe.audience
+                )
+            more += _SAFE_PROPERTIES.format(keystore=self._safe.keystore, mechanisms=mechanisms)
         listeners = _listeners(names, (self._port, *self.proxied, *own))
         controller = f",CONTROLLER://127.0.0.1:{self._controller_port}"
         text = _PROPERTIES.format(
@@ -340,6 +361,7 @@ class ApacheKafka:
             "-Xms128m",
             "-XX:+UseSerialGC",
             "-XX:TieredStopAtLevel=1",
+            *([f"{_ALLOWED_URLS}={self._safe.issuer}/jwks"] if self._safe else []),
             f"-Dlog4j2.configurationFile={self._data / 'log4j2.properties'}",
             "-cp",
             self._classpath,

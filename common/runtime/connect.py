@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from common.config.servers import Outside
-from common.errors import UserError
+from common.errors import OutsideError, UserError
 from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
 from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.adapters.kafka.settings import KafkaSettings, MakeToken
     from common.adapters.redis.access import RedisAccess
     from common.config.market_file import Market
     from common.config.settings import Settings
@@ -51,23 +54,66 @@ def open_log(settings: Settings, client_id: str = "doll") -> Log:
 
     Raises:
         UnavailableError: If the settings name an embedded broker that is gone.
+        UserError: If they name Amazon MSK and what signs for it is not installed.
     """
-    from common.adapters.kafka import KafkaLog, KafkaSettings  # noqa: PLC0415 -- see above
+    from common.adapters.kafka import KafkaLog  # noqa: PLC0415 -- see above
+
+    return KafkaLog(kafka_settings(settings, client_id))
+
+
+def kafka_settings(settings: Settings, client_id: str) -> KafkaSettings:
+    """What the clients of Kafka are told; where `auto` is our rack, its zone is looked up.
+
+    Raises:
+        UnavailableError: If the settings name an embedded broker that is gone.
+        UserError: If they name Amazon MSK and what signs for it is not installed.
+    """
+    from common.adapters.kafka import KafkaSettings  # noqa: PLC0415 -- see above
 
     if settings.embedded_kafka:
         from common.embedded.kafka import embedded_settings  # noqa: PLC0415 -- see above
 
-        embedded = embedded_settings(settings.embedded_kafka)
-        return KafkaLog(replace(embedded, client_id=client_id))
-    return KafkaLog(
-        KafkaSettings(
-            bootstrap=settings.kafka,
-            client_id=client_id,
-            group_protocol=settings.kafka_group_protocol,
-            replication_factor=settings.kafka_replication,
-            security=settings.kafka_security,
-        )
+        return replace(embedded_settings(settings.embedded_kafka), client_id=client_id)
+    properties, token = _identity(settings)
+    return KafkaSettings(
+        bootstrap=settings.kafka,
+        client_id=client_id,
+        group_protocol=settings.kafka_group_protocol,
+        replication_factor=settings.kafka_replication,
+        rack=_rack(settings),
+        properties=properties,
+        token=token,
     )
+
+
+def _rack(settings: Settings) -> str:
+    if settings.kafka_client_rack != "auto":
+        return settings.kafka_client_rack
+    from common.adapters.ec2.metadata import InstanceMetadata  # noqa: PLC0415 -- see above
+
+    logger = event_logger("kafka")
+    try:
+        rack = InstanceMetadata(settings.metadata_endpoint).zone_id()
+    except OutsideError as error:  # reading from another zone costs money, and nothing else
+        logger.warning("client_rack_unknown", reason=str(error))
+        return ""
+    logger.info("client_rack", zone_id=rack)
+    return rack
+
+
+def _identity(settings: Settings) -> tuple[Mapping[str, str], MakeToken | None]:
+    """Who we are to Kafka: what the client is told of it, and who makes its tokens."""
+    properties = settings.kafka_properties
+    if properties.get("sasl.mechanism") != "AWS_MSK_IAM":
+        return properties, None
+    try:
+        from common.adapters.kafka.msk import MskToken  # noqa: PLC0415 -- see above
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "DOLL_KAFKA_SASL_MECHANISM: what signs for Amazon MSK is not installed here:"
+            " pip install 'doll[msk]'"
+        ) from error
+    return {**properties, "sasl.mechanism": "OAUTHBEARER"}, MskToken(settings.kafka)
 
 
 def open_board(settings: Settings, job: str) -> Board:
@@ -130,9 +176,10 @@ def open_notices(settings: Settings) -> Notices | None:
     """Open where this machine hears of its end, or None; it is not asked before the first look."""
     if settings.notices == "none":
         return None
+    from common.adapters.ec2.metadata import InstanceMetadata  # noqa: PLC0415 -- see above
     from common.adapters.ec2.notice import Ec2Notices  # noqa: PLC0415 -- see above
 
-    return Ec2Notices(settings.metadata_endpoint)
+    return Ec2Notices(InstanceMetadata(settings.metadata_endpoint))
 
 
 def open_tracer(settings: Settings, service: str, name: str) -> Tracer:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TOKEN = "/latest/api/token"  # noqa: S105 -- the path to ask at
 INTERRUPTION = "/latest/meta-data/spot/instance-action"
+ZONE_ID = "/latest/meta-data/placement/availability-zone-id"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 _TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 -- a header's name
 _TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
@@ -58,6 +59,10 @@ class MetadataServer:
     def recommend_rebalance(self, at_s: float) -> None:
         """Say that the machine is likely to go, as of then."""
         self.answer(REBALANCE, _json(noticeTime=_instant(at_s)))
+
+    def place(self, zone_id: str) -> None:
+        """Say in which zone the machine is."""
+        self.answer(ZONE_ID, zone_id.encode())
 
     def talk_nonsense(self) -> None:
         """Say something that is no notice, where an interruption would stand."""

@@ -90,7 +90,7 @@ def _settings() -> Iterator[str]:
     yield _SETTINGS
     yield from ("", "| variable | value | default | means |", "| --- | --- | --- | --- |")
     for name, field in Settings.model_fields.items():
-        variable = "DOLL_" + name.upper() + ("_*" if name == "kafka_security" else "")
+        variable = "DOLL_" + name.upper() + ("_*" if name == "kafka_properties" else "")
         yield f"| `{variable}` | {_value(field)} | {_default(field)} | {_cell(field.description)} |"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.adapters.ec2.metadata import InstanceMetadata
 from common.adapters.ec2.notice import Ec2Notices
 from common.errors import UnavailableError
 from common.ports.servers import Notice
@@ -39,7 +40,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
         yield Machine(memory, memory)
         return
     with MetadataServer() as server:
-        yield Machine(server, Ec2Notices(server.endpoint, PATIENCE_S))
+        yield Machine(server, Ec2Notices(InstanceMetadata(server.endpoint, PATIENCE_S)))
 
 
 def test_no_notice_stands_at_first(machine: Machine) -> None:

@@ -56,7 +56,8 @@ _REFUSED = frozenset(
 _ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 -- likewise
 _SHUT_OUT = {  # and what to do about it
     KafkaError._AUTHENTICATION: (  # noqa: SLF001 -- likewise
-        "check DOLL_KAFKA_SASL_MECHANISM, DOLL_KAFKA_SASL_USERNAME and DOLL_KAFKA_SASL_PASSWORD"
+        "check DOLL_KAFKA_SASL_MECHANISM, DOLL_KAFKA_SASL_USERNAME and DOLL_KAFKA_SASL_PASSWORD,"
+        " or with tokens DOLL_KAFKA_SASL_OAUTHBEARER_*"
     ),
     KafkaError._SSL: (  # noqa: SLF001 -- likewise
         "check DOLL_KAFKA_SECURITY_PROTOCOL and, with certificates, DOLL_KAFKA_SSL_CA_LOCATION"
@@ -146,9 +147,7 @@ def made(make: Callable[[dict[str, Any]], T], properties: dict[str, Any]) -> T:
         return make(properties)
     except KafkaException as raised:
         text = _QUOTED_VALUE.sub("value", cause_of(raised).str())
-        raise UserError(
-            f"DOLL_KAFKA_SECURITY_*, DOLL_KAFKA_SASL_* or DOLL_KAFKA_SSL_*: {text}"
-        ) from None
+        raise UserError(f"DOLL_KAFKA_*: {text}") from None
 
 
 def cause_of(raised: KafkaException) -> KafkaError:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+# Gets `sasl.oauthbearer.config`; returns a token and until when it is valid, in s since 1970.
+MakeToken: TypeAlias = "Callable[[str], tuple[str, float]]"
 
 
 class TopicMaker(Protocol):
@@ -42,9 +45,9 @@ class KafkaSettings:
     topic_maker: TopicMaker | None = None  # None: the admin API
     time_index: bool = True  # False: the broker cannot look up offsets by time, so we search
     topic_ids: bool = True  # False: the broker tells none, and cannot describe topics
-    security: Mapping[str, str] = field(
-        default_factory=dict
-    )  # passed on: security.protocol, sasl.*
+    rack: str = ""  # where we are, as the brokers' `broker.rack` says it; empty: not known
+    properties: Mapping[str, str] = field(default_factory=dict)  # passed on by the client's names
+    token: MakeToken | None = None  # for SASL/OAUTHBEARER, where `properties` cannot tell
 
 
 _TAIL_FETCH_WAIT_MS = 100
@@ -76,7 +79,8 @@ def client_properties(settings: KafkaSettings) -> dict[str, Any]:
         # way is asked of the partition's new leader after this. The default is 60 s; who is alive
         # answers within milliseconds, or, to a fetch, `fetch.wait.max.ms` later.
         "socket.timeout.ms": 10_000,
-        **settings.security,
+        **settings.properties,
+        **({"oauth_cb": settings.token} if settings.token else {}),
     }
 
 
@@ -84,6 +88,7 @@ def reader_properties(settings: KafkaSettings) -> dict[str, Any]:
     """Properties of every consumer, in a group or not."""
     return {
         **client_properties(settings),
+        "client.rack": settings.rack,
         "group.id": f"{settings.client_id}.alone",  # demanded; only members of a group join theirs
         "allow.auto.create.topics": False,
         "auto.offset.reset": "error",  # a position comes from the ledger or from nowhere
@@ -105,6 +110,9 @@ def tail_properties(settings: KafkaSettings) -> dict[str, Any]:
         # A tail that is opened beside others waits for the fetch that waits for them.
         "fetch.wait.max.ms": min(settings.fetch_wait_ms, _TAIL_FETCH_WAIT_MS),
         **_PROPAGATION,  # what is said of a topic then is looked into
+        # A replica nearby has a record some milliseconds later than the leader, an update waits for
+        # what tails read, and that is little: nothing that a bill between zones would show.
+        "client.rack": "",
         # Offsets at the end of a log may hold no record: of a transaction that was aborted, and the
         # marker of each.
         "enable.partition.eof": True,
@@ -153,4 +161,5 @@ def writer_properties(settings: KafkaSettings) -> dict[str, Any]:
         "queue.buffering.max.messages": 0,
         "partitioner": "murmur2_random",  # what Java clients do with a key
         "sticky.partitioning.linger.ms": 0,  # without a key: spread record by record
+        **settings.properties,
     }

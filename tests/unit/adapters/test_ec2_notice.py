@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from common.adapters.ec2.metadata import InstanceMetadata
 from common.adapters.ec2.notice import Ec2Notices
 from common.errors import OutsideError, UnavailableError
 from common.ports.servers import Notice
@@ -42,7 +43,7 @@ def server(clock: ManualClock) -> Iterator[MetadataServer]:
 
 @pytest.fixture
 def notices(server: MetadataServer, clock: ManualClock) -> Ec2Notices:
-    return Ec2Notices(server.endpoint, PATIENCE_S, clock)
+    return Ec2Notices(InstanceMetadata(server.endpoint, PATIENCE_S, clock))
 
 
 def test_one_token_serves_many_looks(server: MetadataServer, notices: Ec2Notices) -> None:
@@ -131,7 +132,7 @@ def test_a_notice_may_say_more_than_we_know(server: MetadataServer, notices: Ec2
 
 def test_a_service_that_does_not_answer_in_time_is_away(server: MetadataServer) -> None:
     server.freeze()
-    impatient = Ec2Notices(server.endpoint, timeout_s=0.02)
+    impatient = Ec2Notices(InstanceMetadata(server.endpoint, timeout_s=0.02))
     with pytest.raises(UnavailableError, match="timed out"):
         impatient.look()
     server.come_back()
@@ -141,7 +142,7 @@ def test_a_port_where_nobody_listens_is_away() -> None:
     with MetadataServer() as server:
         endpoint = server.endpoint
     with pytest.raises(UnavailableError, match="refused"):
-        Ec2Notices(endpoint).look()
+        Ec2Notices(InstanceMetadata(endpoint)).look()
 
 
 def test_no_proxy_is_asked(notices: Ec2Notices, monkeypatch: pytest.MonkeyPatch) -> None:

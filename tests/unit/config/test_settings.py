@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import traceback
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -12,13 +14,13 @@ from hypothesis import strategies as st
 from common.config.settings import Settings, read_settings
 from common.errors import UserError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parents[3]
 FULL = {
     "DOLL_KAFKA": "a:9092,b:9092",
     "DOLL_KAFKA_GROUP_PROTOCOL": "consumer",
     "DOLL_KAFKA_REPLICATION": "3",
+    "DOLL_KAFKA_CLIENT_RACK": "eu-west-1a",
+    "DOLL_KAFKA_COMPRESSION_TYPE": "zstd",
     "DOLL_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
     "DOLL_KAFKA_SASL_USERNAME": "doll",
     "DOLL_KAFKA_SASL_PASSWORD": "secret",
@@ -48,7 +50,8 @@ def test_every_variable_has_its_place() -> None:
     settings = read_settings(FULL)
     assert settings.kafka == "a:9092,b:9092"
     assert settings.kafka_replication == 3
-    assert settings.kafka_security == {
+    assert settings.kafka_properties == {
+        "compression.type": "zstd",
         "security.protocol": "SASL_SSL",
         "sasl.username": "doll",
         "sasl.password": "secret",
@@ -229,7 +232,7 @@ def test_a_value_is_given_in_one_way(tmp_path: Path) -> None:
         read_settings(both)
     (tmp_path / "password").write_text("b")
     settings = read_settings({**both, "DOLL_KAFKA_SASL_PASSWORD": ""})
-    assert settings.kafka_security == {"sasl.password": "b"}
+    assert settings.kafka_properties == {"sasl.password": "b"}
 
 
 def test_files_that_the_kafka_client_reads_itself_are_left_to_it() -> None:
@@ -239,7 +242,7 @@ def test_files_that_the_kafka_client_reads_itself_are_left_to_it() -> None:
         "DOLL_KAFKA_SASL_OAUTHBEARER_ASSERTION_PRIVATE_KEY_FILE": "/key",
     }
     settings = read_settings(names)
-    assert settings.kafka_security == {
+    assert settings.kafka_properties == {
         "ssl.ca.location": "/ca.pem",
         "sasl.oauthbearer.assertion.file": "/assertion",
         "sasl.oauthbearer.assertion.private.key.file": "/key",
@@ -255,9 +258,12 @@ def test_files_of_variables_that_are_not_ours_are_not_read() -> None:
     ("variable", "hint"),
     [
         ("DOLL_REDIS_URL", 'did you mean "DOLL_REDIS"?'),
-        ("DOLL_KAFKA_SERVERS", 'did you mean "DOLL_KAFKA"?'),
+        ("DOLL_KAFKA_HOST", 'did you mean "DOLL_KAFKA"?'),
+        ("DOLL_KAFKA_RACK", 'did you mean "DOLL_KAFKA_CLIENT_RACK"?'),
+        ("DOLL_KAFKA_COMPRESSION", 'did you mean "DOLL_KAFKA_COMPRESSION_TYPE"?'),
         ("DOLL_BLOB_FILE", 'did you mean "DOLL_BLOBS"?'),
-        ("DOLL_KAFKA_SECURITY", 'did you mean "DOLL_KAFKA"?'),
+        ("DOLL_KAFKA_SECURITY", 'did you mean "DOLL_KAFKA_SECURITY_PROTOCOL"?'),
+        ("DOLL_KAFKA_COMPRESSION_TYPE_FILES", 'did you mean "DOLL_KAFKA_COMPRESSION_TYPE"?'),
         ("DOLL_XYZZY", "allowed are DOLL_API, "),
     ],
 )
@@ -269,6 +275,43 @@ def test_an_unknown_variable_is_refused_with_what_was_probably_meant(
     assert hint in str(caught.value)
     assert "secret" not in str(caught.value)
     assert read_settings({variable: ""}) == Settings()
+
+
+def test_whatever_deployments_and_documents_set_is_known() -> None:
+    listed = subprocess.run(
+        ["git", "grep", "-ohE", r"\bDOLL_[A-Z][A-Z0-9_]*[A-Z0-9]\b", "--", ":!tests", ":!*.md"],  # noqa: S607 -- of this checkout
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    told = (path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    written = re.findall(r"\bDOLL_[A-Z][A-Z0-9_]*[A-Z0-9](?=[=:\s`])", "".join(told))
+    names = {*listed.split(), *written}
+    assert len(names) > 50
+    for name in names:
+        try:
+            read_settings({name: "1"})
+        except UserError as error:
+            assert "unknown setting" not in str(error)  # noqa: PT017 -- what it may hold is not asked
+
+
+@pytest.mark.parametrize(
+    ("variable", "why"),
+    [
+        ("DOLL_KAFKA_ISOLATION_LEVEL", "that each record counts once rests on it"),
+        ("DOLL_KAFKA_ACKS_FILE", "that each record counts once rests on it"),
+        ("DOLL_KAFKA_GROUP_ID", "members and their names come from the job"),
+        ("DOLL_KAFKA_FETCH_MIN_BYTES", "it bounds how much memory a process takes, and how long"),
+        ("DOLL_KAFKA_BOOTSTRAP_SERVERS", "DOLL_KAFKA says where the brokers are"),
+        ("DOLL_KAFKA_PLUGIN_LIBRARY_PATHS", "it loads code"),
+    ],
+)
+def test_a_property_of_the_client_that_is_not_for_settings_is_refused_with_the_reason(
+    variable: str, why: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{variable}: cannot be set: {why}"):
+        read_settings({variable: "1"})
 
 
 def test_the_content_of_a_file_is_not_told_where_it_makes_no_sense(tmp_path: Path) -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import tempfile
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from common.adapters.ec2.fleet import Ec2Fleet
+from common.adapters.kafka.settings import (
+    client_properties,
+    member_properties,
+    reader_properties,
+    tail_properties,
+    writer_properties,
+)
 from common.adapters.local.fleet import ProcessFleet
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
-from common.config.settings import Settings
+from common.config.settings import Settings, read_settings
 from common.errors import OutsideError, UserError
-from common.runtime.connect import open_fleet, open_prices
+from common.runtime.connect import kafka_settings, open_fleet, open_prices
+from common.testing.metadata_server import MetadataServer
 from common.traces.spec import TraceSpec
 
 ON_DEMAND = OnDemandPool(usd_per_hour=0.3)
@@ -116,3 +126,75 @@ def test_a_directory_that_somebody_else_prepared_is_not_used(
     ours.symlink_to(elsewhere)
     with pytest.raises(UserError, match="DOLL_FLEET_DIRECTORY"):
         open_fleet(Settings(), Market(on_demand=ON_DEMAND), "digits")
+
+
+def test_where_we_are_is_what_the_settings_say_or_else_the_zone_of_the_machine() -> None:
+    assert kafka_settings(Settings(kafka_client_rack="b"), "w1").rack == "b"
+    with MetadataServer() as server:
+        auto = Settings(kafka_client_rack="auto", metadata_endpoint=server.endpoint)
+        server.place("use1-az4")
+        assert kafka_settings(auto, "w1").rack == "use1-az4"
+
+
+@pytest.mark.parametrize("zone", ["", "no zone", "<html>"])
+def test_a_machine_whose_zone_nobody_knows_reads_from_anywhere_and_says_so(
+    zone: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MetadataServer() as server:
+        auto = Settings(kafka_client_rack="auto", metadata_endpoint=server.endpoint)
+        server.place(zone)
+        assert kafka_settings(auto, "w1").rack == ""
+        server.go_away()
+        assert kafka_settings(auto, "w1").rack == ""
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert all("client_rack_unknown" in str(record.msg) for record in caplog.records)
+
+
+def test_readers_of_streams_alone_look_for_replicas_where_we_are() -> None:
+    told = kafka_settings(Settings(kafka_client_rack="b"), "w1")
+    assert member_properties(told, "g", "m", hold=False)["client.rack"] == "b"
+    assert reader_properties(told)["client.rack"] == "b"  # of batches, too
+    assert tail_properties(told)["client.rack"] == ""
+
+
+def test_a_property_of_the_client_is_worth_more_than_our_own_choice() -> None:
+    settings = read_settings({"DOLL_KAFKA_LINGER_MS": "50", "DOLL_KAFKA_SOCKET_TIMEOUT_MS": "3000"})
+    told = kafka_settings(settings, "w1")
+    assert writer_properties(told)["linger.ms"] == "50"
+    assert client_properties(told)["socket.timeout.ms"] == "3000"
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "region"),
+    [
+        ("b-1.demo.x1.c2.kafka.us-east-1.amazonaws.com:9098,b-2:9098", "us-east-1"),
+        ("boot-x.c1.kafka-serverless.eu-west-1.amazonaws.com:9098", "eu-west-1"),
+        ("kafka.internal:9098", "ap-south-1"),  # by a name of one's own: AWS says it
+    ],
+)
+def test_a_token_for_amazon_msk_is_a_request_signed_for_the_region_of_the_brokers(
+    bootstrap: str, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "its-secret-key")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "ap-south-1")
+    settings = read_settings({"DOLL_KAFKA": bootstrap, "DOLL_KAFKA_SASL_MECHANISM": "AWS_MSK_IAM"})
+    told = kafka_settings(settings, "w1")
+    assert told.properties["sasl.mechanism"] == "OAUTHBEARER"
+    assert told.token is not None
+    token, until_s = told.token("")
+    request = base64.urlsafe_b64decode(token + "==").decode()
+    assert request.startswith(f"https://kafka.{region}.amazonaws.com/?Action=kafka-cluster")
+    assert "its-secret-key" not in request
+    assert 0 < until_s - time.time() <= 900
+    assert client_properties(told)["oauth_cb"] is told.token
+
+
+def test_brokers_of_amazon_msk_whose_region_nobody_names_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    settings = read_settings({"DOLL_KAFKA": "k:1", "DOLL_KAFKA_SASL_MECHANISM": "AWS_MSK_IAM"})
+    with pytest.raises(UserError, match="set AWS_DEFAULT_REGION"):
+        kafka_settings(settings, "w1")

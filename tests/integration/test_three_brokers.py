@@ -1,8 +1,10 @@
-"""An unclean election of three brokers takes a job's last decisions: held, told, and gone on with.
+"""Three brokers: what a nearby replica is for, and an election that takes a job's last decisions.
 
-The leader of the job's own topics goes on alone while the other broker that has them is away, and
-dies. Who is elected then lacks what was acknowledged meanwhile. All other topics have three
-replicas, and lose nothing.
+A reader of streams takes its records from the replica of its own rack, as long as there is one.
+
+In an unclean election, the leader of the job's own topics goes on alone while the other broker that
+has them is away, and dies. Who is elected then lacks what was acknowledged meanwhile: held, told,
+and gone on with. All other topics have three replicas, and lose nothing.
 
     1 (controller)  ███████████████████████████████████████
     2 (leader)      ███████████████████ killed     ████████
@@ -12,7 +14,9 @@ replicas, and lose nothing.
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -20,9 +24,13 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
+from common.adapters.kafka import KafkaLog
 from common.config.settings import Settings
-from common.embedded.apache_kafka import ApacheKafka
-from common.ports.servers import NewTopic
+from common.core.events import Assigned
+from common.core.spans import Partition
+from common.embedded.apache_kafka import ApacheKafka, Seat
+from common.ports.servers import Fetched, NewTopic
+from common.runtime.connect import kafka_settings
 from common.topics.names import control_topic, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 from tests.integration.test_lost_records import (
@@ -46,7 +54,12 @@ pytestmark = [pytest.mark.kafka, pytest.mark.redis, pytest.mark.nightly]
 
 JOB = "unclean"
 OWN = (control_topic(JOB), updates_topic(JOB))
-PROPERTIES = "default.replication.factor=3\noffsets.topic.replication.factor=3\n"
+PROPERTIES = """\
+default.replication.factor=3
+offsets.topic.replication.factor=3
+replica.selector.class=org.apache.kafka.common.replica.RackAwareReplicaSelector
+broker.rack=rack-{}
+"""
 RECORDS = 3 * PRODUCED
 
 
@@ -75,15 +88,17 @@ class Brokers(NamedTuple):
         await_condition(so, f"broker {leader} leads, and {has_all} have all")
 
 
-@pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
-    jars = kafka_jars()
-    with ApacheKafka(jars, tmp_path / "1", properties=PROPERTIES) as first:
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    jars, folder = kafka_jars(), tmp_path_factory.mktemp("brokers")
+
+    def broker(node: int, seat: Seat | None = None) -> ApacheKafka:
+        properties = PROPERTIES.format(node)
+        return ApacheKafka(jars, folder / str(node), properties=properties, seat=seat)
+
+    with broker(1) as first:
         seats = [first.seat(node) for node in (2, 3)]
-        with (
-            ApacheKafka(jars, tmp_path / "2", properties=PROPERTIES, seat=seats[0]) as leader,
-            ApacheKafka(jars, tmp_path / "3", properties=PROPERTIES, seat=seats[1]) as follower,
-        ):
+        with broker(2, seats[0]) as leader, broker(3, seats[1]) as follower:
             admin = AdminClient({"bootstrap.servers": first.settings.bootstrap, "log_level": 2})
             yield Brokers(first, leader, follower, admin)
 
@@ -105,6 +120,62 @@ def cluster(brokers: Brokers, system_redis: EmbeddedRedis, tmp_path: Path) -> It
         Cluster(everything, tmp_path, JOB, RECORDS, CHECKPOINTS, seconds=GRADIENT_S)
     ) as made:
         yield made
+
+
+class Fetches:
+    """Which broker the client fetches a topic's records from, by its own statistics."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self.broker = -1
+
+    def __call__(self, statistics: str) -> None:
+        """Look where its first partition is fetched."""
+        topics = json.loads(statistics)["topics"]
+        if self._topic in topics and "0" in topics[self._topic]["partitions"]:
+            self.broker = topics[self._topic]["partitions"]["0"]["broker"]
+
+
+def test_records_of_a_stream_come_from_the_replica_of_the_worker_s_rack_while_it_is_there(
+    brokers: Brokers,
+) -> None:
+    topic, leader, follower = "racks", brokers.leader.node, brokers.follower.node
+    made = brokers.admin.create_topics(
+        [KafkaTopic(topic, 1, replica_assignment=[[leader, follower]])]
+    )
+    made[topic].result(30.0)
+    fetches, near = Fetches(topic), f"rack-{follower}"
+    watched = {"statistics.interval.ms": 100, "stats_cb": fetches}
+    settings = replace(
+        kafka_settings(
+            Settings(kafka=brokers.first.settings.bootstrap, kafka_client_rack=near), "w1"
+        ),
+        properties=watched,  # type: ignore[arg-type]  # as the client takes them
+    )
+    place, seen, written = Partition(topic, 0), list[bytes | None](), list[bytes]()
+    with (
+        closing(KafkaLog(settings)) as log,
+        closing(log.writer()) as writer,
+        closing(log.stream("racks", [topic], "w1")) as reader,
+    ):
+
+        def read(*, until_from: int) -> bool:
+            written.append(b"%d" % len(written))
+            writer.append(topic, written[-1])
+            for event in reader.poll(100, 0.1):
+                if isinstance(event, Assigned):
+                    reader.place({place: 0})
+                elif isinstance(event, Fetched):
+                    seen.extend(event.values)
+            return fetches.broker == until_from and len(seen) > 0
+
+        await_condition(lambda: read(until_from=follower), "the follower is read from")
+        brokers.follower.kill()
+        await_condition(lambda: read(until_from=leader), "the leader is read from again")
+        brokers.follower.restart()
+        assert writer.flush(30.0)
+        await_condition(lambda: read(until_from=follower) and seen == written[: len(seen)], "both")
+        await_condition(lambda: brokers.stands(topic)[1] == [leader, follower], "all is as it was")
 
 
 @pytest.mark.timeout(420)

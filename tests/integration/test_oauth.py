@@ -1,0 +1,178 @@
+"""A real broker that lets in who has a token, and a real issuer of tokens: both ways to get one.
+
+The client asks the issuer itself (OpenID Connect), or a function of ours makes the token, as for
+Amazon MSK.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.error import URLError
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from common.adapters.kafka import KafkaLog
+from common.config.settings import read_settings
+from common.core.events import Assigned
+from common.core.spans import Partition
+from common.embedded.apache_kafka import ApacheKafka, Safe, resolve
+from common.embedded.process import Child, free_port
+from common.errors import OutsideError, UnavailableError, UserError
+from common.ports.servers import NewTopic
+from common.runtime.connect import kafka_settings, open_log
+from tests.certificates import Authority
+from tests.integration.test_security import acls_of, rights
+from tests.servers import kafka_jars, lacking
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.ports.servers import Log
+
+pytestmark = [pytest.mark.kafka, pytest.mark.nightly]
+
+LONG_S = 20.0
+AUDIENCE = "kafka"
+LIFE_S = 10  # of a token: some are renewed while the test reads
+
+
+class Issued(NamedTuple):
+    """A broker, and how to come to it with a token."""
+
+    environ: dict[str, str]
+    token_url: str
+
+
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    try:
+        jars = resolve(folder=Path(__file__).parent / "oauth")
+    except UserError as error:
+        lacking(str(error))
+    port, folder = free_port(), tmp_path_factory.mktemp("oauth")
+    url = f"http://127.0.0.1:{port}/default"
+    claims = {"sub": "${clientId}", "aud": ["${scope}"]}
+    told = {"requestParam": "grant_type", "match": "*", "claims": claims}
+    tokens = {"issuerId": "default", "tokenExpiry": LIFE_S, "requestMappings": [told]}
+    main = "no.nav.security.mock.oauth2.StandaloneMockOAuth2ServerKt"
+    config = json.dumps({"tokenCallbacks": [tokens]})
+    environ = {**os.environ, "SERVER_PORT": str(port), "JSON_CONFIG": config}
+    child = Child(["java", "-Xmx256m", "-cp", f"{jars}/*", main], folder / "log", environ)
+    try:
+        child.await_ready(lambda: answers(f"{url}/jwks"), 60.0)
+        yield url
+    finally:
+        child.kill()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310 -- our own http
+            return bool(answer.read())
+    except (OSError, URLError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def issued(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Issued]:
+    jars, folder = kafka_jars(), tmp_path_factory.mktemp("kafka")
+    authority = Authority(folder)
+    pair = authority.issue("kafka")
+    keystore = folder / "keystore.pem"
+    keystore.write_bytes(pair.key.read_bytes() + pair.cert.read_bytes())
+    safe = Safe(keystore, "someone", "else", issuer, AUDIENCE)
+    with ApacheKafka(jars, folder / "data", safe=safe) as kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.settings.bootstrap})
+        allowed = [acl for line in rights(("topic ", "group ")) for acl in acls_of(line)]
+        for answer in admin.create_acls(allowed).values():
+            answer.result()
+        with closing(open_log(read_settings({"DOLL_KAFKA": kafka.settings.bootstrap}))) as log:
+            log.create_topics([NewTopic("clinic-a")])
+        environ = {
+            "DOLL_KAFKA": kafka.safe_address,
+            "DOLL_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
+            "DOLL_KAFKA_SASL_MECHANISM": "OAUTHBEARER",
+            "DOLL_KAFKA_SSL_CA_LOCATION": str(authority.cert),
+        }
+        yield Issued(environ, f"{issuer}/token")
+
+
+def oidc(issued: Issued, **changes: str) -> dict[str, str]:
+    told = {
+        "METHOD": "oidc",
+        "CLIENT_ID": "doll",
+        "CLIENT_SECRET": "its-secret",
+        "SCOPE": AUDIENCE,
+        "TOKEN_ENDPOINT_URL": issued.token_url,
+        **changes,
+    }
+    return issued.environ | {f"DOLL_KAFKA_SASL_OAUTHBEARER_{k}": v for k, v in told.items()}
+
+
+def everything_works(log: Log, topic: str) -> None:
+    """Every kind of client that a process has gets in, also once its first token has run out."""
+    log.create_topics([NewTopic(topic, kept_forever=True)])
+    with (
+        closing(log.writer()) as writer,
+        closing(log.tail(Partition(topic, 0), 0)) as tail,
+        closing(log.stream("doll.job", ["clinic-a"], "w1")) as reader,
+    ):
+        until = time.monotonic() + LIFE_S + 2
+        number, seen, assigned = 0, list[bytes | None](), False
+        while time.monotonic() < until or len(seen) < number or not assigned:
+            assert time.monotonic() < until + LONG_S
+            if time.monotonic() < until:
+                writer.append(topic, b"%d" % number)
+                assert writer.flush(LONG_S)
+                number += 1
+            # A connection whose session is over within a second is refused: another is made.
+            with suppress(UnavailableError):
+                seen += [record.value for record in tail.read(10, 0.2)]
+            with suppress(UnavailableError):
+                for event in reader.poll(10, 0.05):
+                    assigned = assigned or isinstance(event, Assigned)
+        assert seen == [b"%d" % each for each in range(number)]
+        assert log.bounds(Partition(topic, 0)).end == number
+
+
+def test_the_client_gets_its_tokens_from_an_issuer_of_openid_connect(issued: Issued) -> None:
+    with closing(open_log(read_settings(oidc(issued)))) as log:
+        everything_works(log, "doll.oidc.control")
+
+
+def test_a_function_of_ours_makes_the_tokens_of_every_client(issued: Issued) -> None:
+    made = list[float]()
+
+    def token(_config: str) -> tuple[str, float]:
+        form = f"grant_type=client_credentials&client_id=doll&client_secret=x&scope={AUDIENCE}"
+        with urllib.request.urlopen(issued.token_url, form.encode(), LONG_S) as answer:  # noqa: S310 -- our own http
+            told = json.load(answer)
+        made.append(time.time() + told["expires_in"])
+        return told["access_token"], made[-1]
+
+    settings = replace(kafka_settings(read_settings(issued.environ), "doll"), token=token)
+    with closing(KafkaLog(settings)) as log:
+        everything_works(log, "doll.signed.control")
+    assert len(made) > 5  # one for each client, and some renewed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"SCOPE": "another-audience"}, {"CLIENT_ID": "nobody"}],
+)
+def test_a_token_for_somebody_or_something_else_is_refused(
+    issued: Issued, changes: dict[str, str]
+) -> None:
+    with closing(open_log(read_settings(oidc(issued, **changes)))) as log:
+        with pytest.raises(OutsideError) as told:
+            log.create_topics([NewTopic("doll.refused.control")])
+        assert not told.value.retriable
+        assert "its-secret" not in str(told.value)
