@@ -19,13 +19,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from common.config.billing import BillingSpec  # noqa: TC001 -- pydantic reads it when run
 from common.config.validation import complaint, field_names
 from common.config.yaml_file import as_json, load_text
 from common.errors import UserError
+from common.theory.billing import BY_NAME, BY_THE_SECOND
 from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from common.theory.billing import Billing
 
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -47,7 +51,7 @@ class OnDemandPool(Part):
     name: Name = "on-demand"
     usd_per_hour: Positive
     start_up_s: Seconds = 0.0
-    minimum_billing_s: Seconds = 0.0
+    billing: BillingSpec | None = None  # None: as the fleet's provider does
     instance_types: tuple[str, ...] = ()  # EC2: any of them will do; empty: the template's
 
 
@@ -62,7 +66,7 @@ class SpotPool(Part):
     speed: Positive = 1.0  # of gradients, against on-demand
     capacity: Count | None = None
     start_up_s: Seconds = 0.0
-    minimum_billing_s: Seconds = 0.0
+    billing: BillingSpec | None = None  # likewise
     instance_types: tuple[str, ...] = ()
     # EC2: availability zones that prices are asked of, empty: all; and where machines are asked for
     # unless subnets say where.
@@ -112,9 +116,20 @@ class Market(Part):
             }
         )
 
+    @property
+    def pools(self) -> tuple[OnDemandPool | SpotPool, ...]:
+        """All of them, on-demand first."""
+        return (self.on_demand, *self.spot)
+
+    def billing(self, pool: OnDemandPool | SpotPool) -> Billing:
+        """How the machines of a pool are paid for."""
+        if pool.billing is not None:
+            return pool.billing.rules()
+        return BY_NAME["ec2"] if self.fleet == "ec2" else BY_THE_SECOND
+
     @model_validator(mode="after")
     def _consistent(self) -> Market:
-        names = [self.on_demand.name, *(pool.name for pool in self.spot)]
+        names = [pool.name for pool in self.pools]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two pools are called {name!r}")

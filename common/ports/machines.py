@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+class Offer(NamedTuple):
+    """What has a price: a pool's machines, of one type or in one zone where these differ."""
+
+    pool: str
+    type: str = ""  # empty: whichever
+    zone: str = ""  # likewise
+
+
 class LaunchRequest(NamedTuple):
     """One machine that shall be had, with one worker on it."""
 

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from common.ports.machines import Offer
 from common.provisioning.costs import Bill
 from common.provisioning.records import (
     Ended,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from common.provisioning.records import EndedBecause, PlanRecord
+    from common.theory.billing import Billing
 
 PLANS_KEPT = 100  # a page of history; the topic has them all
 REVIEWS_KEPT = 1000  # points of a curve over time, more than a screen has
@@ -54,6 +56,11 @@ class Instance:
     def open(self) -> bool:
         """Whether it runs, or may still come to run."""
         return self.ended_s is None
+
+    @property
+    def offer(self) -> Offer:
+        """What its price is that of."""
+        return Offer(self.pool)
 
     @property
     def running(self) -> bool:
@@ -110,10 +117,10 @@ class FleetLedger:
         settled: The last word, until there is a new leader.
 
     Args:
-        minimum_billing_s: What a machine costs at least, by pool, as the market file says.
+        billing: What machines are paid for, by pool, as the market file says.
     """
 
-    def __init__(self, minimum_billing_s: Mapping[str, float] | None = None) -> None:
+    def __init__(self, billing: Mapping[str, Billing] | None = None) -> None:
         self.term = self.head = -1
         self.position = 0
         self.plans = deque[Planned](maxlen=PLANS_KEPT)
@@ -126,7 +133,7 @@ class FleetLedger:
         self.replans: dict[int, ReplanAsked] = {}
         self.settled: Settled | None = None
         self._open: dict[int, Instance] = {}
-        self._bill = Bill(minimum_billing_s or {})
+        self._bill = Bill(billing or {})
 
     @property
     def plan(self) -> Planned | None:
@@ -151,13 +158,14 @@ class FleetLedger:
     @property
     def usd_per_hour(self) -> float:
         """What the machines cost that run now."""
-        return sum(self.prices.get(instance.pool, 0.0) for instance in self.running)
+        return sum(
+            self._bill.usd_per_hour(instance.offer, float("inf")) for instance in self.running
+        )
 
     def spent_usd(self, now_s: float) -> float:
         """What all machines have cost until now, or until a time in the past.
 
-        Each one from its start to its end at the price of the time; one that was given back or
-        failed for its pool's shortest time at least.
+        Each one that runs as far as it ran; one that has ended as its pool bills it.
         """
         return self._bill.spent_usd(now_s)
 
@@ -209,7 +217,7 @@ class FleetLedger:
             case Priced():
                 self.prices |= record.usd_per_hour
                 for pool, usd_per_hour in record.usd_per_hour.items():
-                    self._bill.price(pool, record.at_s, usd_per_hour)
+                    self._bill.price(Offer(pool), record.at_s, usd_per_hour)
             case Reviewed():
                 self.review = record
                 self.reviews.add(record)
@@ -244,7 +252,7 @@ class FleetLedger:
         if instance is None or instance.started_s is not None:
             return False
         instance.started_s, instance.machine = started.at_s, started.machine
-        self._bill.started(instance.launch, instance.pool, started.at_s)
+        self._bill.started(instance.launch, instance.offer, started.at_s)
         return True
 
     def _ended(self, ended: Ended) -> bool:

@@ -67,7 +67,7 @@ def pools_of(market: Market) -> tuple[Pool, ...]:
         alone.name,
         alone.usd_per_hour,
         start_up_s=alone.start_up_s,
-        minimum_billing_s=alone.minimum_billing_s,
+        billing=market.billing(alone),
     )
     spot = (
         Pool(
@@ -78,7 +78,7 @@ def pools_of(market: Market) -> tuple[Pool, ...]:
             pool.speed,
             pool.capacity,
             pool.start_up_s,
-            pool.minimum_billing_s,
+            market.billing(pool),
         )
         for pool in market.spot
     )

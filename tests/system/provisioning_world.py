@@ -30,7 +30,8 @@ from common.provisioning.provisioner import Provisioner
 from common.provisioning.records import Planned, ReplanAsked, Settled, Started
 from common.provisioning.settings import ProvisionerSettings
 from common.testing.fleet import Chain, MemoryFleet, MemoryPrices
-from common.theory.work import HOUR_S, Pool
+from common.theory.billing import HOUR_S, Billing, Preempted
+from common.theory.work import Pool
 from common.wire.plans import decode_plan, encode_plan
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 
 LEASE_S = 3.0
+ON_DEMAND_BILLING = Billing(), Billing(minimum_s=30.0)
+SPOT_BILLING = Billing(), Billing(minimum_s=20.0, preempted=Preempted(free_within_s=10.0))
 
 
 class Faults:
@@ -224,8 +227,8 @@ class World:
         self._numbers = 0
         alpha = self.chance.choice((0.6, 0.9, 0.9))
         pools = (
-            Pool("on-demand", 1.0, minimum_billing_s=self.chance.choice((0.0, 30.0))),
-            Pool("spot", 0.3, alpha, 20.0, minimum_billing_s=self.chance.choice((0.0, 20.0))),
+            Pool("on-demand", 1.0, billing=self.chance.choice(ON_DEMAND_BILLING)),
+            Pool("spot", 0.3, alpha, 20.0, billing=self.chance.choice(SPOT_BILLING)),
             Pool("other", 0.4, alpha, 40.0, speed=2.0),
         )
         chains = {pool.name: Chain(alpha, pool.cycle_s) for pool in pools[1:]}
@@ -572,14 +575,13 @@ def _cost(world: World) -> Iterator[Violation]:
     """The ledger's sum is the provider's bill, but for prices that were seen late."""
     if world.faults.hidden:
         return
-    minimum_s = world.settings.minimum_billing_s
+    billing = world.settings.billing
     bill = 0.0
     for machine in world.fleet.rented:
-        until_s = machine.ended_s or world.now_s
-        if machine.cause != "preempted":
-            until_s = max(until_s, machine.started_s + minimum_s[machine.pool])
-        bill += _bill_usd(world, machine.pool, machine.started_s, until_s)
-    ledger = FleetLedger(minimum_s)
+        ran_s = (machine.ended_s or world.now_s) - machine.started_s
+        paid_s = float(billing[machine.pool].paid_s(ran_s, preempted=machine.cause == "preempted"))
+        bill += _bill_usd(world, machine.pool, machine.started_s, machine.started_s + paid_s)
+    ledger = FleetLedger(billing)
     for offset, data in enumerate(world.log):
         ledger.feed(offset, decode_plan(data))
     moved_usd_per_s = sum(

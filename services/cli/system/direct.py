@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from common.api.answers import JobList
 from common.api.jobs import job_summary, progress_answer, unreadable_records, update_answers
-from common.api.provisioning import market_of, minimum_billing_s, prices_answer, provisioning_answer
+from common.api.provisioning import billing_of, market_of, prices_answer, provisioning_answer
 from common.checkpoints.find import find_model
 from common.errors import (
     ExpiredError,
@@ -176,8 +176,8 @@ class Direct:
         spec = JobStore(log).get(name).spec
         if spec.provisioning is None or spec.policy is None:
             raise NotFoundError(not_provisioned(name))
-        least_s = minimum_billing_s(market_of(settings)) if settings.market else {}
-        ledger = read_ledger(log, name, least_s)
+        billing = billing_of(market_of(settings)) if settings.market else {}
+        ledger = read_ledger(log, name, billing)
         return provisioning_answer(
             ledger, spec.policy, spec.provisioning.workers, time.time(), limit
         )

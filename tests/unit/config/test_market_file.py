@@ -8,6 +8,7 @@ import pytest
 
 from common.config.market_file import load_market
 from common.errors import UserError
+from common.theory.billing import Billing, Preempted
 from common.traces.spec import TraceSpec
 
 FULL = """
@@ -53,6 +54,25 @@ spot: [{{usd_per_hour: history, instance_types: [c5.xlarge], zones: [eu-central-
     assert market.spot[0].instance_types == ("c5.xlarge",)
 
 
+def test_machines_are_billed_as_their_provider_does_or_as_the_file_says(tmp_path: Path) -> None:
+    text = f"""
+fleet: ec2
+{EC2}
+on_demand: {{usd_per_hour: 0.286, billing: {{per: hour}}}}
+spot:
+  - {{usd_per_hour: 0.1}}
+  - {{name: old, usd_per_hour: 0.1, billing: ec2-2017}}
+"""
+    market = load_market(written(tmp_path, text))
+    assert [market.billing(pool) for pool in market.pools] == [
+        Billing("hour"),
+        Billing(minimum_s=60.0, preempted=Preempted(free_within_s=3600.0)),
+        Billing("hour", price="hour_start", preempted=Preempted(hour_refunded=True)),
+    ]
+    local = load_market(written(tmp_path, FULL))
+    assert [local.billing(pool) for pool in local.pools] == [Billing(), Billing()]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -63,6 +83,13 @@ spot: [{{usd_per_hour: history, instance_types: [c5.xlarge], zones: [eu-central-
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: cheap}]", "usd_per_hour"),
         ("fleet: ec2\non_demand: {usd_per_hour: 1}", "ec2: must be given"),
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: history}]", "ec2: must be given"),
+        (
+            "on_demand: {usd_per_hour: 1, billing: azure}",
+            "on_demand.billing: must be ec2, ec2-2017",
+        ),
+        ("on_demand: {usd_per_hour: 1, billing: {per: day}}", "billing.per"),
+        ("on_demand: {usd_per_hour: 1, billing: {minimum_s: -1}}", "billing.minimum_s"),
+        ("on_demand: {usd_per_hour: 1, billing: {preempted: {free: 1}}}", "billing.preempted.free"),
         (
             f"{EC2}\non_demand: {{usd_per_hour: 1}}\nspot: [{{usd_per_hour: history}}]",
             "instance_types",
