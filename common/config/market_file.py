@@ -23,6 +23,7 @@ from common.config.billing import BillingSpec  # noqa: TC001 -- pydantic reads i
 from common.config.validation import complaint, field_names
 from common.config.yaml_file import as_json, load_text
 from common.errors import UserError
+from common.ports.machines import Offer
 from common.theory.billing import BY_NAME, BY_THE_SECOND
 from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
@@ -49,10 +50,32 @@ class OnDemandPool(Part):
     """Machines that are never preempted."""
 
     name: Name = "on-demand"
-    usd_per_hour: Positive
+    usd_per_hour: Positive | dict[str, Positive]  # by type, where there are several
     start_up_s: Seconds = 0.0
     billing: BillingSpec | None = None  # None: as the fleet's provider does
     instance_types: tuple[str, ...] = ()  # EC2: any of them will do; empty: the template's
+
+    @property
+    def least_usd_per_hour(self) -> float:
+        """The price of its cheapest type, which EC2 gives first."""
+        return min(self.prices().values())
+
+    def prices(self) -> dict[Offer, float]:
+        """Of the pool, and of its types where they have their own."""
+        if isinstance(self.usd_per_hour, float):
+            return {Offer(self.name): self.usd_per_hour}
+        types = self.instance_types or tuple(self.usd_per_hour)
+        dearest = max(self.usd_per_hour.values())  # of a type that only a job names
+        found = {Offer(self.name, kind): self.usd_per_hour.get(kind, dearest) for kind in types}
+        return found | {Offer(self.name): min(found.values())}
+
+    @model_validator(mode="after")
+    def _every_type_has_a_price(self) -> OnDemandPool:
+        if not isinstance(self.usd_per_hour, float):
+            for kind in self.instance_types or ("any type",) * (not self.usd_per_hour):
+                if kind not in self.usd_per_hour:
+                    raise ValueError(f"usd_per_hour: has no price of {kind}")
+        return self
 
 
 class SpotPool(Part):

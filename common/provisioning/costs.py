@@ -24,7 +24,7 @@ class PriceCurve:
 
     def __init__(self) -> None:
         self._times_s: list[float] = []
-        self._usd_per_s: list[float] = []
+        self._usd_per_hour: list[float] = []
         self._usd: list[float] = []  # of a machine from the first time until each
 
     @property
@@ -34,20 +34,19 @@ class PriceCurve:
 
     def tell(self, at_s: float, usd_per_hour: float) -> None:
         """Take in a price."""
-        usd_per_s = usd_per_hour / HOUR_S
         index = bisect_left(self._times_s, at_s)
         if index < len(self._times_s) and self._times_s[index] == at_s:
-            self._usd_per_s[index] = usd_per_s
+            self._usd_per_hour[index] = usd_per_hour
         else:
             self._times_s.insert(index, at_s)
-            self._usd_per_s.insert(index, usd_per_s)
+            self._usd_per_hour.insert(index, usd_per_hour)
         del self._usd[index:]
         for later in range(index, len(self._times_s)):
             self._usd.append(self._until(self._times_s[later]) if later else 0.0)
 
-    def usd_per_s(self, at_s: float) -> float:
-        """The price of a second; 0 while none is known."""
-        return self._usd_per_s[self._index(at_s)] if self._times_s else 0.0
+    def usd_per_hour(self, at_s: float) -> float:
+        """The price; 0 while none is known."""
+        return self._usd_per_hour[self._index(at_s)] if self._times_s else 0.0
 
     def cost_usd(self, since_s: float, until_s: float) -> float:
         """What one machine costs between two times; 0 where they are the other way round."""
@@ -58,7 +57,8 @@ class PriceCurve:
     def _until(self, at_s: float) -> float:
         """The integral of the price from the first time on; below 0 before it."""
         index = self._index(at_s)
-        return self._usd[index] + (at_s - self._times_s[index]) * self._usd_per_s[index]
+        since_s = at_s - self._times_s[index]
+        return self._usd[index] + since_s * self._usd_per_hour[index] / HOUR_S
 
     def _index(self, at_s: float) -> int:
         return max(bisect_right(self._times_s, at_s, hi=len(self._usd)) - 1, 0)
@@ -133,7 +133,7 @@ class Bill:
 
     def usd_per_hour(self, offer: Offer, now_s: float) -> float:
         """What a machine costs now: its own offer's price, or else the nearest that is known."""
-        return self._curve(offer).usd_per_s(now_s) * HOUR_S
+        return self._curve(offer).usd_per_hour(now_s)
 
     def _gone_cost_usd(self, gone: _Gone) -> float:
         return self._cost_usd(gone.offer, gone.started_s, gone.paid_until_s)
@@ -145,7 +145,7 @@ class Bill:
         total = 0.0
         while since_s < until_s:
             end_s = min(since_s + HOUR_S, until_s)
-            total += (end_s - since_s) * curve.usd_per_s(since_s)
+            total += (end_s - since_s) * curve.usd_per_hour(since_s) / HOUR_S
             since_s = end_s
         return total
 

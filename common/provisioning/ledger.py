@@ -7,8 +7,9 @@ The provisioner decides on it, the admin service tells of it; `records` shows an
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from common.ports.machines import Offer
@@ -51,6 +52,8 @@ class Instance:
     ended_s: float | None = None
     cause: EndedBecause | None = None
     detail: str = ""
+    type: str = ""  # what was given, where a pool has several
+    zone: str = ""
 
     @property
     def open(self) -> bool:
@@ -60,7 +63,7 @@ class Instance:
     @property
     def offer(self) -> Offer:
         """What its price is that of."""
-        return Offer(self.pool)
+        return Offer(self.pool, self.type, self.zone)
 
     @property
     def running(self) -> bool:
@@ -111,6 +114,7 @@ class FleetLedger:
         machines: Every machine that was ever ordered, by launch.
         ended: How many of them are gone, or never came, by cause.
         prices: USD per hour by pool, as told last.
+        offers: Likewise of types and zones.
         reviews: Thinned, oldest first.
         review: The last one.
         replans: By offset, those that no plan has answered yet.
@@ -128,6 +132,7 @@ class FleetLedger:
         self.machines: dict[int, Instance] = {}
         self.ended = Counter["EndedBecause"]()
         self.prices: dict[str, float] = {}
+        self.offers: dict[Offer, float] = {}
         self.reviews = Thinned()
         self.review: Reviewed | None = None
         self.replans: dict[int, ReplanAsked] = {}
@@ -161,6 +166,15 @@ class FleetLedger:
         return sum(
             self._bill.usd_per_hour(instance.offer, float("inf")) for instance in self.running
         )
+
+    @property
+    def paid_usd_per_hour(self) -> dict[str, float]:
+        """What a machine of each pool costs: on average of those that run, or as told last."""
+        paid = defaultdict[str, list[float]](list)
+        for instance in self.running:
+            if instance.type:
+                paid[instance.pool].append(self._bill.usd_per_hour(instance.offer, float("inf")))
+        return self.prices | {pool: fmean(prices) for pool, prices in paid.items()}
 
     def spent_usd(self, now_s: float) -> float:
         """What all machines have cost until now, or until a time in the past.
@@ -218,6 +232,10 @@ class FleetLedger:
                 self.prices |= record.usd_per_hour
                 for pool, usd_per_hour in record.usd_per_hour.items():
                     self._bill.price(Offer(pool), record.at_s, usd_per_hour)
+                for told in record.offers:
+                    offer = Offer(told.pool, told.type, told.zone)
+                    self.offers[offer] = told.usd_per_hour
+                    self._bill.price(offer, record.at_s, told.usd_per_hour)
             case Reviewed():
                 self.review = record
                 self.reviews.add(record)
@@ -252,6 +270,9 @@ class FleetLedger:
         if instance is None or instance.started_s is not None:
             return False
         instance.started_s, instance.machine = started.at_s, started.machine
+        instance.type, instance.zone = started.machine_type, started.zone
+        if started.usd_per_hour is not None:
+            self._bill.price(instance.offer, started.at_s, started.usd_per_hour)
         self._bill.started(instance.launch, instance.offer, started.at_s)
         return True
 

@@ -34,6 +34,7 @@ from common.planning.replan import (
     not_provisioned,
     read_ledger,
 )
+from common.ports.machines import by_pool
 from common.provisioning.records import ReplanAsked
 from common.runtime.connect import open_prices
 from common.telemetry.logging import event_logger
@@ -192,7 +193,8 @@ class Direct:
         """See the protocol."""
         settings = self._outside.settings
         market = market_of(settings)
-        return prices_answer(market, open_prices(settings, market).look(), time.time())
+        found = by_pool(open_prices(settings, market).look())
+        return prices_answer(market, found, time.time())
 
     def _check(self, spec: JobSpec) -> None:
         """Refuse a job that could not run.

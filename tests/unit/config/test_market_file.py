@@ -8,6 +8,7 @@ import pytest
 
 from common.config.market_file import load_market
 from common.errors import UserError
+from common.ports.machines import Offer
 from common.theory.billing import Billing, Preempted
 from common.traces.spec import TraceSpec
 
@@ -71,6 +72,19 @@ spot:
     ]
     local = load_market(written(tmp_path, FULL))
     assert [local.billing(pool) for pool in local.pools] == [Billing(), Billing()]
+
+
+def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path) -> None:
+    prices = "usd_per_hour: {c5.large: 0.1, c5.xlarge: 0.2, m5.large: 0.05}"
+    types = "instance_types: [c5.large, c5.xlarge]"
+    market = load_market(written(tmp_path, f"on_demand: {{{prices}, {types}}}"))
+    assert market.on_demand.prices() == {
+        Offer("on-demand"): 0.1,
+        Offer("on-demand", "c5.large"): 0.1,
+        Offer("on-demand", "c5.xlarge"): 0.2,
+    }
+    assert market.of_type("m5.large").on_demand.least_usd_per_hour == 0.05
+    assert market.of_type("g5.large").on_demand.least_usd_per_hour == 0.2
 
 
 @pytest.mark.parametrize(
