@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.ports.machines import Offer
 from common.traces.files import starts_of, traced
 
 if TYPE_CHECKING:
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class FixedPrices:
-    """Pools whose price never changes.
+    """Prices that never change.
 
     Args:
-        usd_per_hour: By pool.
+        usd_per_hour: What is told.
     """
 
-    def __init__(self, usd_per_hour: Mapping[str, float]) -> None:
+    def __init__(self, usd_per_hour: Mapping[Offer, float]) -> None:
         self._usd_per_hour = dict(usd_per_hour)
 
-    def look(self) -> dict[str, float]:
-        """USD per hour of one machine now, by pool."""
+    def look(self) -> dict[Offer, float]:
+        """USD per hour of one machine now."""
         return dict(self._usd_per_hour)
 
 
@@ -66,11 +67,11 @@ class TracePrices:
             rng = np.random.default_rng(zlib.crc32(pool.encode()))
             self._series[pool] = trace, float(starts_of(spec, trace, (1,), rng)[0])
 
-    def look(self) -> dict[str, float]:
-        """USD per hour of one machine now, by pool."""
+    def look(self) -> dict[Offer, float]:
+        """USD per hour of one machine now."""
         past_s = max(self._clock() - self._origin_s, 0.0)
         return {
-            pool: float(trace.value_at(start_s + past_s))
+            Offer(pool): float(trace.value_at(start_s + past_s))
             for pool, (trace, start_s) in self._series.items()
         }
 
@@ -85,11 +86,11 @@ class PricesTogether:
     def __init__(self, sources: Sequence[Prices]) -> None:
         self._sources = sources
 
-    def look(self) -> dict[str, float]:
-        """USD per hour of one machine now, by pool.
+    def look(self) -> dict[Offer, float]:
+        """USD per hour of one machine now.
 
         Raises:
             UnavailableError: If a source is away.
             OutsideError: If one refuses.
         """
-        return {pool: usd for source in self._sources for pool, usd in source.look().items()}
+        return {offer: usd for source in self._sources for offer, usd in source.look().items()}

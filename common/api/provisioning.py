@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import Planned
+    from common.theory.billing import Billing
 
 NOWHERE = "none"  # what slots without a machine are counted under
 
@@ -125,7 +126,6 @@ def prices_answer(market: Market, usd_per_hour: Mapping[str, float], at_s: float
     return PricesAnswer(at_s=at_s, pools=(on_demand, *spot))
 
 
-def minimum_billing_s(market: Market) -> dict[str, float]:
-    """How long a machine is paid for at least, by pool."""
-    spot = {pool.name: pool.minimum_billing_s for pool in market.spot}
-    return {market.on_demand.name: market.on_demand.minimum_billing_s} | spot
+def billing_of(market: Market) -> dict[str, Billing]:
+    """How machines are paid for, by pool."""
+    return {pool.name: market.billing(pool) for pool in market.pools}

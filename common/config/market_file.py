@@ -19,13 +19,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from common.config.billing import BillingSpec  # noqa: TC001 -- pydantic reads it when run
 from common.config.validation import complaint, field_names
 from common.config.yaml_file import as_json, load_text
 from common.errors import UserError
+from common.ports.machines import Offer
+from common.theory.billing import BY_NAME, BY_THE_SECOND
 from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from common.theory.billing import Billing
 
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -45,10 +50,32 @@ class OnDemandPool(Part):
     """Machines that are never preempted."""
 
     name: Name = "on-demand"
-    usd_per_hour: Positive
+    usd_per_hour: Positive | dict[str, Positive]  # by type, where there are several
     start_up_s: Seconds = 0.0
-    minimum_billing_s: Seconds = 0.0
+    billing: BillingSpec | None = None  # None: as the fleet's provider does
     instance_types: tuple[str, ...] = ()  # EC2: any of them will do; empty: the template's
+
+    @property
+    def least_usd_per_hour(self) -> float:
+        """The price of its cheapest type, which EC2 gives first."""
+        return min(self.prices().values())
+
+    def prices(self) -> dict[Offer, float]:
+        """Of the pool, and of its types where they have their own."""
+        if isinstance(self.usd_per_hour, float):
+            return {Offer(self.name): self.usd_per_hour}
+        types = self.instance_types or tuple(self.usd_per_hour)
+        dearest = max(self.usd_per_hour.values())  # of a type that only a job names
+        found = {Offer(self.name, kind): self.usd_per_hour.get(kind, dearest) for kind in types}
+        return found | {Offer(self.name): min(found.values())}
+
+    @model_validator(mode="after")
+    def _every_type_has_a_price(self) -> OnDemandPool:
+        if not isinstance(self.usd_per_hour, float):
+            for kind in self.instance_types or ("any type",) * (not self.usd_per_hour):
+                if kind not in self.usd_per_hour:
+                    raise ValueError(f"usd_per_hour: has no price of {kind}")
+        return self
 
 
 class SpotPool(Part):
@@ -62,7 +89,7 @@ class SpotPool(Part):
     speed: Positive = 1.0  # of gradients, against on-demand
     capacity: Count | None = None
     start_up_s: Seconds = 0.0
-    minimum_billing_s: Seconds = 0.0
+    billing: BillingSpec | None = None  # likewise
     instance_types: tuple[str, ...] = ()
     # EC2: availability zones that prices are asked of, empty: all; and where machines are asked for
     # unless subnets say where.
@@ -112,9 +139,20 @@ class Market(Part):
             }
         )
 
+    @property
+    def pools(self) -> tuple[OnDemandPool | SpotPool, ...]:
+        """All of them, on-demand first."""
+        return (self.on_demand, *self.spot)
+
+    def billing(self, pool: OnDemandPool | SpotPool) -> Billing:
+        """How the machines of a pool are paid for."""
+        if pool.billing is not None:
+            return pool.billing.rules()
+        return BY_NAME["ec2"] if self.fleet == "ec2" else BY_THE_SECOND
+
     @model_validator(mode="after")
     def _consistent(self) -> Market:
-        names = [self.on_demand.name, *(pool.name for pool in self.spot)]
+        names = [pool.name for pool in self.pools]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two pools are called {name!r}")

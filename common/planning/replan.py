@@ -17,20 +17,19 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.ports.servers import Log
     from common.provisioning.records import ReplanAsked
+    from common.theory.billing import Billing
 
 _PATIENCE_S = 15.0  # as long as for a change of a job
 
 
-def read_ledger(
-    log: Log, job: str, minimum_billing_s: Mapping[str, float] | None = None
-) -> FleetLedger:
+def read_ledger(log: Log, job: str, billing: Mapping[str, Billing] | None = None) -> FleetLedger:
     """Fold a job's plans topic as it stands; an empty fold where nobody has provisioned yet.
 
     Raises:
         FutureFormatError: If a newer program wrote one of its records.
         UnavailableError: If Kafka is unavailable.
     """
-    ledger = FleetLedger(minimum_billing_s)
+    ledger = FleetLedger(billing)
     try:
         records = read_decoded(log, topics.plans_topic(job), decode_plan)
     except UnknownTopicError:

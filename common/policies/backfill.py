@@ -115,7 +115,7 @@ def outages(on_demand: Pool, spot: Pool) -> Outages:
     An outage lasts D, exponential of mean (1 - alpha) cycle, and the start-up of the machine that
     comes back. Where that one is gone again before it delivers (a share 1 - exp(-S / u) of the
     returns), the outage goes on; its stand-in then is idle no second time, nor is a minimum billed
-    twice. A machine that is preempted is billed for no more than its time.
+    twice.
     """
     alpha, cycle_s = spot.availability, spot.cycle_s
     delivers = effective_availability(spot)
@@ -124,7 +124,7 @@ def outages(on_demand: Pool, spot: Pool) -> Outages:
     per_s = restarts / cycle_s if alpha < 1 else 0.0
     usual_s = spot.start_up_s, mean_off_s
     idle_s = expected_shorter_s(on_demand.start_up_s, *usual_s)
-    least_s = on_demand.minimum_billing_s
+    least_s = on_demand.billing.least_s
     unused_s = least_s - expected_shorter_s(least_s, *usual_s)  # E[max(0, minimum - outage)]
     stood_in = 1 - delivers + per_s * unused_s
     return Outages(
@@ -132,7 +132,7 @@ def outages(on_demand: Pool, spot: Pool) -> Outages:
         per_s=per_s,
         relaxation_s=alpha * mean_off_s,
         stand_in_idle_s=idle_s,
-        alone_usd_per_s=alpha * spot.usd_per_s,
+        alone_usd_per_s=spot.wanted_usd_per_s,
         stand_in_usd_per_s=stood_in * on_demand.usd_per_s,
         on_demand_usd_per_s=on_demand.usd_per_s,
     )
@@ -351,7 +351,7 @@ class Backfill:
             stand_ins: Flags = (filled & ~pinned) | kept
         else:
             stand_ins = kept & pinned
-        minimum_s, soon_s = situation.pools[ON_DEMAND].minimum_billing_s, self.review_s or math.inf
+        minimum_s, soon_s = situation.pools[ON_DEMAND].billing.least_s, self.review_s or math.inf
         if minimum_s > soon_s:
             stand_ins |= (situation.stands_in_s + soon_s <= minimum_s) & situation.up
         if not needs.market.spot_pays and situation.pools[ON_DEMAND].start_up_s:

@@ -198,7 +198,7 @@ def plan_hold(
     classes = classes_of(work.rates_per_s, tolerance=tolerance)
     available = np.array([effective_availability(pool) for pool in pools])
     speeds = np.array([pool.speed for pool in pools])
-    usd_per_s = np.array([pool.availability * pool.usd_per_s for pool in pools])
+    usd_per_s = np.array([pool.wanted_usd_per_s for pool in pools])
     keeps_up = classes.highest_per_s * gradient_s < speeds[:, None] * work.batch_size
     pays = available > 0  # a stream left alone costs nothing and does nothing: no use of a pool
     if pools[ON_DEMAND].capacity is None:
@@ -307,7 +307,7 @@ def plan_machines(work: Work, pools: tuple[Pool, ...], gradient_s: float) -> Poo
 
     if not pools:
         raise ParameterError("pools", "name at least the on-demand machines")
-    usd_per_s = np.array([pool.availability * pool.usd_per_s for pool in pools])
+    usd_per_s = np.array([pool.wanted_usd_per_s for pool in pools])
     useful = np.array([effective_availability(pool) * pool.speed for pool in pools])
     most = [pool.at_most(work.workers) for pool in pools]
     needed = machines_for_stability(work, Computing(gradient_s))
@@ -348,7 +348,7 @@ def _pool_plan(
 ) -> PoolPlan:
     feasible, binding = verdict
     counts = np.bincount(places[places != NOWHERE], minlength=len(pools)).tolist()
-    prices = [pool.availability * pool.usd_per_s for pool in pools]
+    prices = [pool.wanted_usd_per_s for pool in pools]
     rented = math.fsum(count * price for count, price in zip(counts, prices, strict=True))
     usd = rented * runtime_s if rented else 0.0
     alone_usd = work.on_demand_only_usd(pools[ON_DEMAND])

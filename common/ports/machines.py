@@ -10,7 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+
+class Offer(NamedTuple):
+    """What has a price: a pool's machines, those of one type, or of one type in one zone."""
+
+    pool: str
+    type: str = ""  # empty: whichever
+    zone: str = ""  # likewise
+
+
+def by_pool(usd_per_hour: Mapping[Offer, float]) -> dict[str, float]:
+    """Leave prices of whole pools."""
+    return {offer.pool: usd for offer, usd in usd_per_hour.items() if not offer.type}
 
 
 class LaunchRequest(NamedTuple):
@@ -52,6 +65,9 @@ class Machine(NamedTuple):
     ended_s: float | None = None
     cause: EndCause | None = None  # of its end
     detail: str = ""  # in the provider's words
+    type: str = ""  # of the machine that was given; empty: a pool has one
+    zone: str = ""  # likewise
+    usd_per_hour: float | None = None  # at which it was given; None: its offer's price of the time
 
 
 class Fleet(Protocol):
@@ -86,8 +102,8 @@ class Fleet(Protocol):
 class Prices(Protocol):
     """What machines of the market's pools cost. For one thread at a time."""
 
-    def look(self) -> dict[str, float]:
-        """USD per hour of one machine now, by pool.
+    def look(self) -> dict[Offer, float]:
+        """USD per hour of one machine now: of each pool, and of its types and zones if they differ.
 
         Raises:
             UnavailableError: If the source is away; what was known stays true.

@@ -9,6 +9,7 @@ time: what it decided before that was a guess.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isclose
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -127,7 +128,7 @@ class PolicyRunner:
         return Situation(
             now_s=now_s - settings.submitted_s,
             work=work,
-            pools=estimator.pools(self._ledger.prices, now_s),
+            pools=estimator.pools(self._ledger.paid_usd_per_hour, now_s),
             gradient_s=float(estimator.gradient(now_s).value),
             up=self._up(),
             stands_in_s=stands_in_s,
@@ -242,16 +243,16 @@ class PolicyRunner:
     def _asked(self, situation: Situation, decision: Decision, now_s: float) -> None:
         self._last = decision
         self._known_up = situation.up
-        self._prices = dict(self._ledger.prices)
+        self._prices = self._ledger.paid_usd_per_hour
         self._guessed = not self._estimator.arrivals_known(now_s)
         self._review_at_s = now_s + (self.review_s or float("inf"))
         self._retry_at_s = float("inf")
         self.trouble = ""
 
     def _prices_moved(self) -> str:
-        for pool, usd in self._ledger.prices.items():
+        for pool, usd in self._ledger.paid_usd_per_hour.items():
             before = self._prices.get(pool)
-            if before is not None and usd != before:
+            if before is not None and not isclose(usd, before):
                 return f"price of {pool} from ${before:g} to ${usd:g}"
         return ""
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from common.core.events import Wanted
     from common.core.messages import AuditRecord, ControlRecord
-    from common.ports.machines import Machine, Refused
+    from common.ports.machines import Machine, Offer, Refused
     from common.provisioning.records import PlanRecord
     from common.provisioning.settings import ProvisionerSettings
 
@@ -98,9 +98,9 @@ class FleetAway(msgspec.Struct, frozen=True):
 
 
 class PricesSeen(msgspec.Struct, frozen=True):
-    """What `Prices.look` said: USD per hour of one machine, by pool."""
+    """What `Prices.look` said: USD per hour of one machine."""
 
-    usd_per_hour: Mapping[str, float]
+    usd_per_hour: Mapping[Offer, float]
 
 
 class PricesAway(msgspec.Struct, frozen=True):

@@ -7,10 +7,12 @@ The provisioner decides on it, the admin service tells of it; `records` shows an
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+from common.ports.machines import Offer
 from common.provisioning.costs import Bill
 from common.provisioning.records import (
     Ended,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from common.provisioning.records import EndedBecause, PlanRecord
+    from common.theory.billing import Billing
 
 PLANS_KEPT = 100  # a page of history; the topic has them all
 REVIEWS_KEPT = 1000  # points of a curve over time, more than a screen has
@@ -49,11 +52,18 @@ class Instance:
     ended_s: float | None = None
     cause: EndedBecause | None = None
     detail: str = ""
+    type: str = ""  # what was given, where a pool has several
+    zone: str = ""
 
     @property
     def open(self) -> bool:
         """Whether it runs, or may still come to run."""
         return self.ended_s is None
+
+    @property
+    def offer(self) -> Offer:
+        """What its price is that of."""
+        return Offer(self.pool, self.type, self.zone)
 
     @property
     def running(self) -> bool:
@@ -104,16 +114,17 @@ class FleetLedger:
         machines: Every machine that was ever ordered, by launch.
         ended: How many of them are gone, or never came, by cause.
         prices: USD per hour by pool, as told last.
+        offers: Likewise of types and zones.
         reviews: Thinned, oldest first.
         review: The last one.
         replans: By offset, those that no plan has answered yet.
         settled: The last word, until there is a new leader.
 
     Args:
-        minimum_billing_s: What a machine costs at least, by pool, as the market file says.
+        billing: What machines are paid for, by pool, as the market file says.
     """
 
-    def __init__(self, minimum_billing_s: Mapping[str, float] | None = None) -> None:
+    def __init__(self, billing: Mapping[str, Billing] | None = None) -> None:
         self.term = self.head = -1
         self.position = 0
         self.plans = deque[Planned](maxlen=PLANS_KEPT)
@@ -121,12 +132,13 @@ class FleetLedger:
         self.machines: dict[int, Instance] = {}
         self.ended = Counter["EndedBecause"]()
         self.prices: dict[str, float] = {}
+        self.offers: dict[Offer, float] = {}
         self.reviews = Thinned()
         self.review: Reviewed | None = None
         self.replans: dict[int, ReplanAsked] = {}
         self.settled: Settled | None = None
         self._open: dict[int, Instance] = {}
-        self._bill = Bill(minimum_billing_s or {})
+        self._bill = Bill(billing or {})
 
     @property
     def plan(self) -> Planned | None:
@@ -151,13 +163,23 @@ class FleetLedger:
     @property
     def usd_per_hour(self) -> float:
         """What the machines cost that run now."""
-        return sum(self.prices.get(instance.pool, 0.0) for instance in self.running)
+        return sum(
+            self._bill.usd_per_hour(instance.offer, float("inf")) for instance in self.running
+        )
+
+    @property
+    def paid_usd_per_hour(self) -> dict[str, float]:
+        """What a machine of each pool costs: on average of those that run, or as told last."""
+        paid = defaultdict[str, list[float]](list)
+        for instance in self.running:
+            if instance.type:
+                paid[instance.pool].append(self._bill.usd_per_hour(instance.offer, float("inf")))
+        return self.prices | {pool: fmean(prices) for pool, prices in paid.items()}
 
     def spent_usd(self, now_s: float) -> float:
         """What all machines have cost until now, or until a time in the past.
 
-        Each one from its start to its end at the price of the time; one that was given back or
-        failed for its pool's shortest time at least.
+        Each one that runs as far as it ran; one that has ended as its pool bills it.
         """
         return self._bill.spent_usd(now_s)
 
@@ -209,7 +231,11 @@ class FleetLedger:
             case Priced():
                 self.prices |= record.usd_per_hour
                 for pool, usd_per_hour in record.usd_per_hour.items():
-                    self._bill.price(pool, record.at_s, usd_per_hour)
+                    self._bill.price(Offer(pool), record.at_s, usd_per_hour)
+                for told in record.offers:
+                    offer = Offer(told.pool, told.type, told.zone)
+                    self.offers[offer] = told.usd_per_hour
+                    self._bill.price(offer, record.at_s, told.usd_per_hour)
             case Reviewed():
                 self.review = record
                 self.reviews.add(record)
@@ -244,7 +270,10 @@ class FleetLedger:
         if instance is None or instance.started_s is not None:
             return False
         instance.started_s, instance.machine = started.at_s, started.machine
-        self._bill.started(instance.launch, instance.pool, started.at_s)
+        instance.type, instance.zone = started.machine_type, started.zone
+        if started.usd_per_hour is not None:
+            self._bill.price(instance.offer, started.at_s, started.usd_per_hour)
+        self._bill.started(instance.launch, instance.offer, started.at_s)
         return True
 
     def _ended(self, ended: Ended) -> bool:

@@ -69,7 +69,7 @@ class Provisioner:
         reason: str = "",
     ) -> None:
         self._name = name
-        self.ledger = FleetLedger(settings.minimum_billing_s)
+        self.ledger = FleetLedger(settings.billing)
         estimator = Estimator(settings)
         self._known = Known(settings, self.ledger, estimator, Backoff(), wanted, reason)
         self._most = settings.workers

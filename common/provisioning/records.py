@@ -31,12 +31,22 @@ class Lead(msgspec.Struct, frozen=True, tag="taken"):
     at_s: float  # since 1970, as all times here
 
 
-class Priced(msgspec.Struct, frozen=True, tag="priced"):
-    """What machines cost from now on; at first all pools, then those that changed."""
+class OfferPrice(msgspec.Struct, frozen=True):
+    """What one type of a pool's machines costs, anywhere or in one zone."""
+
+    pool: str
+    type: str
+    zone: str
+    usd_per_hour: float
+
+
+class Priced(msgspec.Struct, frozen=True, tag="priced", omit_defaults=True):
+    """What machines cost from now on; at first everything, then what changed."""
 
     term: int
     at_s: float
     usd_per_hour: dict[str, float]  # by pool
+    offers: tuple[OfferPrice, ...] = ()  # where prices in a pool differ
 
 
 class EstimateRecord(msgspec.Struct, frozen=True):
@@ -96,13 +106,16 @@ class LaunchRequested(msgspec.Struct, frozen=True, tag="ordered"):
     stand_in: bool = False
 
 
-class Started(msgspec.Struct, frozen=True, tag="started"):
+class Started(msgspec.Struct, frozen=True, tag="started", omit_defaults=True):
     """The machine of an order was seen running."""
 
     term: int
     launch: int
     at_s: float  # since when it is paid for
     machine: str  # the provider's id
+    machine_type: str = ""  # what was given, where a pool has several; else empty
+    zone: str = ""  # likewise
+    usd_per_hour: float | None = None  # at which it was given; None: as was told of its offer
 
 
 EndedBecause: TypeAlias = Literal[

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from common.provisioning.records import EndedBecause
-from common.theory.work import HOUR_S
+from common.theory.billing import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,6 +9,7 @@ from common.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
     from common.policies.policy import PolicyName
+    from common.theory.billing import Billing
     from common.theory.work import Pool
 
 
@@ -64,6 +65,6 @@ class ProvisionerSettings:
         return tuple(pool.name for pool in self.pools)
 
     @property
-    def minimum_billing_s(self) -> dict[str, float]:
-        """What each pool bills at least, as the ledger wants it."""
-        return {pool.name: pool.minimum_billing_s for pool in self.pools}
+    def billing(self) -> dict[str, Billing]:
+        """How each pool is billed, as the ledger wants it."""
+        return {pool.name: pool.billing for pool in self.pools}

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from common.policies.policy import ON_DEMAND
+from common.ports.machines import by_pool
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.deciding import PolicyRunner
@@ -24,6 +25,7 @@ from common.provisioning.reconciling import FleetDiff, reconcile, wishes_of, wor
 from common.provisioning.records import (
     Ended,
     LaunchRequested,
+    OfferPrice,
     PlanRecord,
     Priced,
     Reviewed,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from common.core.events import Wanted
+    from common.ports.machines import Offer
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.estimating import Estimator
     from common.provisioning.events import ProvisionerEvent
@@ -92,7 +95,7 @@ class Term:
         self._reviewed_s = float("-inf")
         self._alarm_at_s = now_s + known.settings.warned_s  # a plan comes first
         self._told = set[str]()  # kinds of alarm, in the last review
-        self._prices: Mapping[str, float] | None = None  # as seen last
+        self._prices: Mapping[Offer, float] = {}  # as seen last
         self._fleet_away = self._prices_away = ""
         self._basis: object = None  # of the steps that were found last
         self._lack = FleetDiff((), ())
@@ -175,15 +178,20 @@ class Term:
             yield do.Launch(orders)
 
     def _priced(self, now_s: float) -> Iterator[PlanRecord]:
-        settings, told = self._known.settings, self._known.ledger.prices
-        prices = dict(self._prices or {})
+        settings, ledger, told = self._known.settings, self._known.ledger, self._known.ledger.prices
+        prices = by_pool(self._prices)
         if now_s >= self._begun_s + PRICES_S:  # better than none
             prices = {pool.name: pool.usd_per_hour for pool in settings.pools} | told | prices
         names = settings.pool_names
         changed = {pool: usd for pool, usd in prices.items() if pool in names}
         changed = {pool: usd for pool, usd in changed.items() if told.get(pool) != usd}
-        if changed:
-            yield Priced(self._known.ledger.term, now_s, changed)
+        offers = tuple(
+            OfferPrice(*offer, usd)
+            for offer, usd in self._prices.items()
+            if offer.type and offer.pool in names and ledger.offers.get(offer) != usd
+        )
+        if changed or offers:
+            yield Priced(ledger.term, now_s, changed, offers)
 
     # --- the end of the job --------------------------------------------------------------------
 
@@ -205,7 +213,7 @@ class Term:
         """What the updates made so far would have cost on demand: theta_0 with all workers."""
         settings, estimator = self._known.settings, self._known.estimator
         arrivals_per_s = float(estimator.arrivals(now_s).value)
-        alone = estimator.pools(self._known.ledger.prices, now_s)[ON_DEMAND]
+        alone = estimator.pools(self._known.ledger.paid_usd_per_hour, now_s)[ON_DEMAND]
         return settings.workers * estimator.samples / arrivals_per_s * alone.usd_per_s
 
     # --- machines ------------------------------------------------------------------------------

@@ -105,7 +105,8 @@ class FleetWatch:
     ) -> Iterator[Started | Ended]:
         term = self.ledger.term
         if instance.started_s is None:
-            yield Started(term, instance.launch, max(machine.started_s, 0.0), machine.id)
+            at_s, given = max(machine.started_s, 0.0), (machine.type, machine.zone)
+            yield Started(term, instance.launch, at_s, machine.id, *given, machine.usd_per_hour)
         if machine.state == "ended":
             at_s = now_s if machine.ended_s is None else machine.ended_s
             yield Ended(term, instance.launch, at_s, machine.cause or "lost", machine.detail)

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from common.config.servers import Outside
 from common.errors import OutsideError, UserError
+from common.ports.machines import Offer
 from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
 from common.traces.spec import TraceSpec
@@ -263,8 +264,8 @@ def open_prices(settings: Settings, market: Market) -> Prices:
     )
 
     asked = {pool.name: pool.usd_per_hour for pool in market.spot}
-    fixed = {name: usd for name, usd in asked.items() if isinstance(usd, float)}
-    fixed[market.on_demand.name] = market.on_demand.usd_per_hour
+    fixed = {Offer(name): usd for name, usd in asked.items() if isinstance(usd, float)}
+    fixed |= market.on_demand.prices()
     replayed = {name: usd for name, usd in asked.items() if isinstance(usd, TraceSpec)}
     history = {pool.name: pool for pool in market.spot if pool.usd_per_hour == "history"}
     sources: list[Prices] = [FixedPrices(fixed)]

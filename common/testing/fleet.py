@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import UnavailableError
-from common.ports.machines import Machine, Refused
+from common.ports.machines import Machine, Offer, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,6 +88,7 @@ class MemoryFleet:
         seed: Of the chains.
         lag_s: From a launch until `machines` names it.
         named_s: How long it names one that has ended.
+        offers: What machines of a pool are, one after the other; of other pools nobody says.
     """
 
     def __init__(
@@ -97,7 +98,9 @@ class MemoryFleet:
         seed: int = 0,
         lag_s: float = 0.0,
         named_s: float = 600.0,
+        offers: Mapping[str, Sequence[Offer]] | None = None,
     ) -> None:
+        self._given = dict(offers or {})
         self._clock = clock
         self._chains = dict(chains or {})
         self._seed = seed
@@ -213,6 +216,10 @@ class MemoryFleet:
         machine = Machine(
             name, order.launch, order.slot, order.pool, order.worker, "running", now_s
         )
+        if order.pool in self._given:
+            offers = self._given[order.pool]
+            _, kind, zone = offers[order.launch % len(offers)]
+            machine = machine._replace(type=kind, zone=zone)
         return _Token(machine, None, now_s + self._lag_s)
 
     def _offer(self, pool: str, slot: int) -> _Offer | None:
@@ -256,10 +263,10 @@ class MemoryPrices:
     """Prices that stand until they are set anew."""
 
     def __init__(self, usd_per_hour: Mapping[str, float]) -> None:
-        self._usd_per_hour = dict(usd_per_hour)
+        self._usd_per_hour = {Offer(pool): usd for pool, usd in usd_per_hour.items()}
         self.away = False
 
-    def look(self) -> dict[str, float]:
+    def look(self) -> dict[Offer, float]:
         """Prices of now.
 
         Raises:
@@ -269,6 +276,6 @@ class MemoryPrices:
             raise UnavailableError("the source of prices is unavailable")
         return dict(self._usd_per_hour)
 
-    def set(self, pool: str, usd_per_hour: float) -> None:
-        """Change a price."""
-        self._usd_per_hour[pool] = usd_per_hour
+    def set(self, pool: str, usd_per_hour: float, kind: str = "", zone: str = "") -> None:
+        """Change a price: of a pool, or of a type in it."""
+        self._usd_per_hour[Offer(pool, kind, zone)] = usd_per_hour

@@ -8,9 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from common.theory.billing import BY_THE_SECOND, HOUR_S, Billing
 from common.theory.errors import ParameterError, not_negative, positive, share
-
-HOUR_S = 3600.0
 
 Rates: TypeAlias = npt.NDArray[np.float64]  # (N_tot,) records per second of each worker's stream
 
@@ -89,7 +88,7 @@ class Pool:
     speed: float = 1.0  # of gradients, against the first pool
     capacity: int | None = None  # machines that can be had at once; None: as many as wanted
     start_up_s: float = 0.0  # from the request to the first record; paid for
-    minimum_billing_s: float = 0.0  # paid for at least this long (EC2: 60)
+    billing: Billing = BY_THE_SECOND
 
     def __post_init__(self) -> None:
         not_negative(f"{self.name}.usd_per_hour", self.usd_per_hour)
@@ -97,7 +96,6 @@ class Pool:
         positive(f"{self.name}.cycle_s", self.cycle_s)
         positive(f"{self.name}.speed", self.speed)
         not_negative(f"{self.name}.start_up_s", self.start_up_s)
-        not_negative(f"{self.name}.minimum_billing_s", self.minimum_billing_s)
         if self.capacity is not None:
             not_negative(f"{self.name}.capacity", self.capacity)
 
@@ -105,6 +103,17 @@ class Pool:
     def usd_per_s(self) -> float:
         """The price of a second."""
         return self.usd_per_hour / HOUR_S
+
+    @property
+    def wanted_usd_per_s(self) -> float:
+        """What a second costs on average in which a machine is wanted, whether or not it is had.
+
+        Interrupted after exponential times of mean alpha cycle, it is not paid for all of them.
+        """
+        if self.availability == 1:
+            return self.usd_per_s
+        paid = self.billing.paid_share(self.availability * self.cycle_s)
+        return self.availability * self.usd_per_s * paid
 
     def at_most(self, machines: int) -> int:
         """Limit a number of machines to those that it has."""

@@ -406,7 +406,10 @@ def format_of(message: object) -> int:
 
 
 class Codec(Generic[T]):
-    """One kind of message: its decoder knows the types, its check what they cannot say."""
+    """One kind of message: its decoder knows the types, its check what they cannot say.
+
+    `formats` are the latest that is known, and that which a message needs at least.
+    """
 
     def __init__(
         self,
@@ -414,11 +417,13 @@ class Codec(Generic[T]):
         decoder: _Decoder[T],
         check: Callable[[T], None],
         tags: tuple[str, ...] = (),
+        formats: tuple[int, Callable[[T], int]] = (FORMAT, format_of),
     ) -> None:
         self._json = json = isinstance(decoder, msgspec.json.Decoder)
         self._kind = kind
         self._check = check
         self._tags = tags
+        self._latest, self._format_of = formats
         self._encoder: _Encoder = msgspec.json.Encoder() if json else msgspec.msgpack.Encoder()
         self._decoder = decoder
         self._tagged: _Decoder[_Tagged] = (
@@ -436,7 +441,7 @@ class Codec(Generic[T]):
             data = self._encoder.encode(message)
         except UnicodeEncodeError as error:
             raise WireError(f"{self._kind}: a text is not Unicode: {error}") from error
-        if self._json and (needed := format_of(message)) > 1:
+        if self._json and (needed := self._format_of(message)) > 1:
             return data[:-1] + b',"format":%d}' % needed
         return data
 
@@ -467,10 +472,10 @@ class Codec(Generic[T]):
             found = self._tagged.decode(data)
         except _MALFORMED:
             return  # it will not be read as a message either
-        if found.format > FORMAT:
+        if found.format > self._latest:
             raise FutureFormatError(
                 f"{self._kind}: {reprlib.repr(found.type)} of format {found.format},"
-                f" expected at most {FORMAT}"
+                f" expected at most {self._latest}"
             )
 
     def _unknown_tag(self, data: bytes | memoryview) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.errors import WireError
-from common.provisioning.records import Planned, PlanRecord, Priced, Reviewed
+from common.provisioning.records import Planned, PlanRecord, Priced, Reviewed, Started
 from common.wire.messages import Codec
 
 if TYPE_CHECKING:
@@ -85,8 +85,14 @@ def check_plan(record: PlanRecord) -> None:
             _check_prices(record.usd_per_hour)
             _check_believed(record.believed)
         case Priced():
-            _need(bool(record.usd_per_hour), "usd_per_hour", {}, "at least one pool")
+            some = bool(record.usd_per_hour or record.offers)
+            _need(some, "usd_per_hour", {}, "at least one pool")
             _check_prices(record.usd_per_hour)
+            for offer in record.offers:
+                _need(bool(offer.pool and offer.type), "offers", offer, "a pool and a type")
+                _check_number(f"offers[{offer.type!r}]", offer.usd_per_hour)
+        case Started(usd_per_hour=float(usd_per_hour)):
+            _check_number("usd_per_hour", usd_per_hour)
         case Reviewed():
             _check_believed(record.believed)
 
@@ -95,6 +101,26 @@ _TAGS = (
     *("taken", "priced", "planned", "ordered", "started", "ended", "reviewed", "replan"),
     "settled",
 )
-_PLAN = Codec("plan", msgspec.json.Decoder(PlanRecord), check_plan, _TAGS)
+FORMAT = 4  # the latest that this program knows; no record was ever of the two before
+
+
+def format_of(record: PlanRecord) -> int:
+    """The oldest format of which a program must be to read a record.
+
+    Format 4 tells prices of single types and zones, and what each machine is: a bill without them
+    would be wrong.
+    """
+    match record:
+        case Priced(offers=offers) if offers:
+            return 4
+        case Started(machine_type=kind, zone=zone, usd_per_hour=usd) if (
+            kind or zone or usd is not None
+        ):
+            return 4
+        case _:
+            return 1
+
+
+_PLAN = Codec("plan", msgspec.json.Decoder(PlanRecord), check_plan, _TAGS, (FORMAT, format_of))
 
 encode_plan, decode_plan = _PLAN.encode, _PLAN.decode

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from common.config.billing import BillingRules
 from common.simulation.experiments.draws import draws_of
 from common.simulation.experiments.spec import (
     Experiment,
@@ -36,6 +37,7 @@ UPDATES = 10_000  # J
 # mu_C: Proposition 1 asks for less than 0.032 s. The paper does not say what its own was.
 GRADIENT_S = 0.025
 SLOW_GRADIENT_S = 0.1  # a CNN of 230,000 weights, a batch of 256 images, one core
+PLAIN = BillingRules()
 CYCLE_S = 1000.0  # mean time from one preemption to the next
 
 # Lint takes them for letters of another alphabet typed by mistake.
@@ -121,7 +123,7 @@ class Variation:
     deadline_s: float | None = None  # instead of a factor
     gradient_s: float = GRADIENT_S
     start_up_s: tuple[float, float] = (0.0, 0.0)  # on-demand, spot
-    minimum_billing_s: float = 0.0
+    billing: BillingRules = PLAIN
     usd_per_hour: TraceSpec | None = None  # of spot machines
     bid_usd_per_hour: float | None = None
     availability: TraceSpec | None = None
@@ -163,7 +165,7 @@ def experiment(setting: Setting, policy: PolicyName, change: Variation = NOTHING
         together=change.together,
         bid_usd_per_hour=change.bid_usd_per_hour,
         start_up_s=spot_s,
-        minimum_billing_s=change.minimum_billing_s,
+        billing=change.billing,
     )
     factor = setting.deadline_factor if change.deadline_s is None else None
     return Experiment(
@@ -180,7 +182,7 @@ def experiment(setting: Setting, policy: PolicyName, change: Variation = NOTHING
         on_demand=OnDemandSpec(
             usd_per_hour=setting.prices.on_demand,
             start_up_s=on_demand_s,
-            minimum_billing_s=change.minimum_billing_s,
+            billing=change.billing,
         ),
         spot=(spot, second_pool(setting)) if policy == "pools" else (spot,),
         policy=PolicySpec(name=policy, spot=change.spot),

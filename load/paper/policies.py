@@ -7,6 +7,7 @@ from collections import defaultdict
 from statistics import median
 from typing import TYPE_CHECKING
 
+from common.config.billing import BillingRules
 from common.policies.backfill import cost_share_limit
 from common.policies.policy import POLICY_NAMES
 from load.paper import plots
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 SLOW = Variation("slow gradients", gradient_s=SLOW_GRADIENT_S)
 CHANCE = 0.95  # what `chance` and `reassign` promise
 START_UP_S = (69.0, 87.0)  # on-demand, spot: what the file's medians are, where it is not at hand
-MINIMUM_BILLING_S = 60.0  # EC2
+MINIMUM_S = 60.0  # EC2
 NAMES: tuple[PolicyName, ...] = ("static", "adaptive", "chance", "backfill")  # with start-up
 LIMIT, LEAST = 0.59, 0.99  # backfill at (0.9, 1.05), high price, equal rates
 
@@ -187,7 +188,7 @@ def _start_up(section: Section, runner: Runner) -> None:
     """Once more with the times that machines were measured to need to start."""
     on_demand_s, spot_s, source = start_up_s(runner.asked.data)
     change = Variation(
-        "start-up", start_up_s=(on_demand_s, spot_s), minimum_billing_s=MINIMUM_BILLING_S
+        "start-up", start_up_s=(on_demand_s, spot_s), billing=BillingRules(minimum_s=MINIMUM_S)
     )
     wanted = [(Setting(rates=rates), name) for rates in RATES for name in NAMES]
     cases = [Case(*each, some) for some in (NOTHING, change) for each in wanted]
@@ -195,7 +196,7 @@ def _start_up(section: Section, runner: Runner) -> None:
     section.head(f"With start-up times and minimum billing, {Setting().label}, high price")
     section.say(
         f"A spot machine is up {spot_s:.0f} s and an on-demand machine {on_demand_s:.0f} s after it"
-        f" is asked for ({source}), and each is paid for {MINIMUM_BILLING_S:g} s at least. The"
+        f" is asked for ({source}), and each is paid for {MINIMUM_S:g} s at least. The"
         " fleet that a job begins with is up when its clock begins."
     )
     rows = [

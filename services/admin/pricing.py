@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from common.api.provisioning import market_of, prices_answer
 from common.errors import NotFoundError, OutsideError, UserError
+from common.ports.machines import by_pool
 from common.runtime.connect import open_prices
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class PriceDesk:
                 market = market_of(self._settings)
                 self._opened = market, open_prices(self._settings, market)
             market, prices = self._opened
-            known = prices_answer(market, prices.look(), self._clock())
+            known = prices_answer(market, by_pool(prices.look()), self._clock())
         except NotFoundError:
             raise
         except UserError as error:  # of whoever runs this service, not of whoever asks

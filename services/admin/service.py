@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 from fastapi import Depends
 from starlette.requests import HTTPConnection  # noqa: TC002 -- FastAPI reads it when run
 
-from common.api.provisioning import market_of, minimum_billing_s
+from common.api.provisioning import billing_of, market_of
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S
 from common.telemetry.metrics.api import ApiMetrics, ShownJob
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.jobs.store import JobRecord
     from common.ports.servers import Log
+    from common.theory.billing import Billing
 
 MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
 HISTORIES_AT_ONCE = 2  # of jobs, read whole for a request
@@ -70,7 +71,7 @@ class Service:
         self._servers = Servers(outside, self.log, lambda: self.books.unread)
         self.checks = Checks(self._servers.asked())
         sources = Sources(
-            self.log, outside.open_board, lambda: self.books.jobs, clock, self._minimum_billing_s
+            self.log, outside.open_board, lambda: self.books.jobs, clock, self._billing
         )
         self.followers = Followers(sources, self.ending)
 
@@ -120,12 +121,12 @@ class Service:
             counts = numbers.skipped, numbers.quarantined, numbers.expired, numbers.lost
             yield ShownJob(job, state.word, numbers.lag, *counts)
 
-    def _minimum_billing_s(self) -> dict[str, float]:
-        """What machines cost at least, by pool, as far as the market file says."""
+    def _billing(self) -> dict[str, Billing]:
+        """How machines are paid for, by pool, as far as the market file says."""
         if not self.settings.market:
             return {}
         try:
-            return minimum_billing_s(market_of(self.settings))
+            return billing_of(market_of(self.settings))
         except (UserError, OutsideError):
             return {}  # prices tell why; what was spent is shown without
 

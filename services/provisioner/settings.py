@@ -65,20 +65,20 @@ def pools_of(market: Market) -> tuple[Pool, ...]:
     alone = market.on_demand
     on_demand = Pool(
         alone.name,
-        alone.usd_per_hour,
+        alone.least_usd_per_hour,
         start_up_s=alone.start_up_s,
-        minimum_billing_s=alone.minimum_billing_s,
+        billing=market.billing(alone),
     )
     spot = (
         Pool(
             pool.name,
-            pool.usd_per_hour if isinstance(pool.usd_per_hour, float) else alone.usd_per_hour,
+            pool.usd_per_hour if isinstance(pool.usd_per_hour, float) else alone.least_usd_per_hour,
             pool.availability,
             pool.cycle_s,
             pool.speed,
             pool.capacity,
             pool.start_up_s,
-            pool.minimum_billing_s,
+            market.billing(pool),
         )
         for pool in market.spot
     )

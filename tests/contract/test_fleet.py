@@ -78,7 +78,9 @@ def test_nothing_runs_at_first(fleet: Fleet) -> None:
     assert fleet.machines() == ()
 
 
-def test_an_order_becomes_a_machine_that_carries_what_was_ordered(fleet: Fleet) -> None:
+def test_an_order_becomes_a_machine_that_carries_what_was_ordered(
+    provider: Provider, fleet: Fleet
+) -> None:
     assert fleet.launch([LaunchRequest(7, "doll-7", 3, SPOT, "w3-7")]) == ()
     await_that(lambda: running(fleet) == [7])
     (machine,) = fleet.machines()
@@ -86,6 +88,7 @@ def test_an_order_becomes_a_machine_that_carries_what_was_ordered(fleet: Fleet) 
     assert (machine.ended_s, machine.cause, machine.detail) == (None, None, "")
     assert machine.id
     assert machine.started_s > 0
+    assert bool(machine.type and machine.zone) == isinstance(provider, Ec2)
 
 
 def test_machines_are_named_by_launch_whatever_their_pool(fleet: Fleet) -> None:

@@ -11,6 +11,7 @@ from common.adapters.ec2.prices import Ec2Prices
 from common.adapters.prices import FixedPrices, PricesTogether, TracePrices
 from common.config.market_file import Ec2Provider, SpotPool
 from common.errors import UnavailableError
+from common.ports.machines import Offer, by_pool
 from common.testing.clock import ManualClock
 from common.testing.fleet import MemoryPrices
 from common.traces.spec import TraceSpec
@@ -49,25 +50,26 @@ def prices(request: pytest.FixtureRequest, tmp_path: Path) -> Prices:
     if request.param == "memory":
         return MemoryPrices({"small": 0.1, "big": 0.4})
     if request.param == "constant":
-        return FixedPrices({"small": 0.1, "big": 0.4})
+        return FixedPrices({Offer("small"): 0.1, Offer("big"): 0.4})
     if request.param == "replayed":
         return replayed(tmp_path)
     if request.param == "together":
-        return PricesTogether([FixedPrices({"small": 0.1}), MemoryPrices({"big": 0.4})])
+        return PricesTogether([FixedPrices({Offer("small"): 0.1}), MemoryPrices({"big": 0.4})])
     return of_ec2(request.getfixturevalue("ec2_server"))
 
 
 def test_every_pool_has_a_price(prices: Prices) -> None:
     found = prices.look()
-    assert found.keys() == POOLS
+    assert by_pool(found).keys() == POOLS
+    assert all(offer.pool in POOLS for offer in found)
     assert all(0 < price < math.inf for price in found.values())
 
 
 def test_what_is_done_to_an_answer_changes_no_later_one(prices: Prices) -> None:
     found = prices.look()
     before = dict(found)
-    found["small"] = 7.0
-    del found["big"]
+    found[Offer("small")] = 7.0
+    del found[Offer("big")]
     assert prices.look() == before
 
 

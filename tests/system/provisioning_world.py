@@ -22,6 +22,7 @@ from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied
 from common.core.spans import Span
 from common.errors import UnavailableError
 from common.policies.policy import ON_DEMAND, POLICY_NAMES
+from common.ports.machines import Offer
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning import records as plans
@@ -30,7 +31,8 @@ from common.provisioning.provisioner import Provisioner
 from common.provisioning.records import Planned, ReplanAsked, Settled, Started
 from common.provisioning.settings import ProvisionerSettings
 from common.testing.fleet import Chain, MemoryFleet, MemoryPrices
-from common.theory.work import HOUR_S, Pool
+from common.theory.billing import HOUR_S, Billing, Preempted
+from common.theory.work import Pool
 from common.wire.plans import decode_plan, encode_plan
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 
 
 LEASE_S = 3.0
+SPOT_OFFERS = Offer("spot", "small", "a"), Offer("spot", "large", "b")
+ON_DEMAND_BILLING = Billing(), Billing(minimum_s=30.0)
+SPOT_BILLING = Billing(), Billing(minimum_s=20.0, preempted=Preempted(free_within_s=10.0))
 
 
 class Faults:
@@ -130,8 +135,9 @@ class Faults:
 
     def _price(self) -> None:
         world = self._world
-        world.prices.set(self._chance.choice(("spot", "other")), self._chance.uniform(0.1, 1.2))
-        world.told_prices.append((world.now_s, dict(world.prices.look())))
+        pool, usd_per_hour = self._chance.choice(("spot", "other")), self._chance.uniform(0.1, 1.2)
+        world.set_price(pool, usd_per_hour)
+        world.told_prices.append((world.now_s, world.prices.look()))
 
     def _preempt(self) -> None:
         running = self._world.running()
@@ -224,15 +230,18 @@ class World:
         self._numbers = 0
         alpha = self.chance.choice((0.6, 0.9, 0.9))
         pools = (
-            Pool("on-demand", 1.0, minimum_billing_s=self.chance.choice((0.0, 30.0))),
-            Pool("spot", 0.3, alpha, 20.0, minimum_billing_s=self.chance.choice((0.0, 20.0))),
+            Pool("on-demand", 1.0, billing=self.chance.choice(ON_DEMAND_BILLING)),
+            Pool("spot", 0.3, alpha, 20.0, billing=self.chance.choice(SPOT_BILLING)),
             Pool("other", 0.4, alpha, 40.0, speed=2.0),
         )
         chains = {pool.name: Chain(alpha, pool.cycle_s) for pool in pools[1:]}
         lag_s = self.chance.choice((0.0, 0.0, 1.5))
-        self.fleet = MemoryFleet(lambda: self.now_s, chains, seed, lag_s, named_s=60.0)
+        self.fleet = MemoryFleet(
+            lambda: self.now_s, chains, seed, lag_s, named_s=60.0, offers={"spot": SPOT_OFFERS}
+        )
         self.prices = MemoryPrices({pool.name: pool.usd_per_hour for pool in pools})
-        self.told_prices = [(BEGIN_S, dict(self.prices.look()))]
+        self.set_price("spot", 0.3)
+        self.told_prices = [(BEGIN_S, self.prices.look())]
         self.settings = ProvisionerSettings(
             job="digits",
             workers=5,
@@ -441,6 +450,13 @@ class World:
         self.violations += check_calm(self)
         self.want("stopped")
 
+    def set_price(self, pool: str, usd_per_hour: float) -> None:
+        """Change what a pool costs; its second type costs more than its first."""
+        self.prices.set(pool, usd_per_hour)
+        if pool == "spot":
+            for dearer, (_, kind, zone) in enumerate(SPOT_OFFERS):
+                self.prices.set(pool, usd_per_hour * (1 + 0.4 * dearer), kind, zone)
+
     def want(self, wanted: Literal["running", "paused", "stopped"]) -> None:
         """A person changes their mind."""
         self.wanted = wanted
@@ -572,20 +588,23 @@ def _cost(world: World) -> Iterator[Violation]:
     """The ledger's sum is the provider's bill, but for prices that were seen late."""
     if world.faults.hidden:
         return
-    minimum_s = world.settings.minimum_billing_s
+    billing = world.settings.billing
     bill = 0.0
     for machine in world.fleet.rented:
-        until_s = machine.ended_s or world.now_s
-        if machine.cause != "preempted":
-            until_s = max(until_s, machine.started_s + minimum_s[machine.pool])
-        bill += _bill_usd(world, machine.pool, machine.started_s, until_s)
-    ledger = FleetLedger(minimum_s)
+        ran_s = (machine.ended_s or world.now_s) - machine.started_s
+        paid_s = float(billing[machine.pool].paid_s(ran_s, preempted=machine.cause == "preempted"))
+        bill += _bill_usd(
+            world,
+            Offer(machine.pool, machine.type, machine.zone),
+            machine.started_s,
+            machine.started_s + paid_s,
+        )
+    ledger = FleetLedger(billing)
     for offset, data in enumerate(world.log):
         ledger.feed(offset, decode_plan(data))
     moved_usd_per_s = sum(
-        abs(after[pool] - before[pool]) / HOUR_S
+        max(abs(after[offer] - before[offer]) for offer in after) / HOUR_S
         for (_, before), (_, after) in pairwise(world.told_prices)
-        for pool in after
     )
     slack = moved_usd_per_s * PRICES_SEEN_S * world.settings.workers * 2 + 1e-9
     told = ledger.spent_usd(world.now_s)
@@ -593,12 +612,12 @@ def _cost(world: World) -> Iterator[Violation]:
         yield Violation("the ledger's cost is the provider's bill", f"{told} against {bill}")
 
 
-def _bill_usd(world: World, pool: str, since_s: float, until_s: float) -> float:
+def _bill_usd(world: World, offer: Offer, since_s: float, until_s: float) -> float:
     total = 0.0
     ends = [at_s for at_s, _ in world.told_prices[1:]] + [float("inf")]
     for (at_s, prices), end_s in zip(world.told_prices, ends, strict=True):
         seconds = min(until_s, end_s) - max(since_s, at_s)
-        total += max(seconds, 0.0) * prices[pool] / HOUR_S
+        total += max(seconds, 0.0) * prices[offer] / HOUR_S
     return total
 
 

@@ -83,8 +83,7 @@ class Ec2Fleet:
     ) -> None:
         self._provider = provider
         self._job = job
-        pools: list[OnDemandPool | SpotPool] = [market.on_demand, *market.spot]
-        self._pools = {pool.name: pool for pool in pools}
+        self._pools = {pool.name: pool for pool in market.pools}
         self._client = client or connect(provider)
         self._rejections = Rejections()
 

@@ -56,6 +56,8 @@ def machine_of(instance: InstanceTypeDef) -> Machine:
             worker=tags[_WORKER],
             state="running",
             started_s=instance["LaunchTime"].timestamp(),
+            type=instance.get("InstanceType", ""),
+            zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
         )
     except (KeyError, ValueError) as error:
         raise WireError(f"{number} carries the job's tag but not those of an order") from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from common.adapters.ec2.client import asking, connect
 from common.errors import UnavailableError
+from common.ports.machines import Offer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
 class Ec2Prices:
-    """Pools at their cheapest: of all types and zones, the one with the lowest price.
+    """Each type in each zone; a whole pool at its cheapest.
 
     Args:
         provider: Which EC2.
@@ -46,16 +47,20 @@ class Ec2Prices:
         self._region = provider.region
         self._client = client or connect(provider)
 
-    def look(self) -> dict[str, float]:
-        """USD per hour of one machine now, by pool.
+    def look(self) -> dict[Offer, float]:
+        """USD per hour of one machine now.
 
         Raises:
             UnavailableError: If EC2 is away, or tells no price.
             OutsideError: If it refuses.
         """
-        return {name: self._price(name, pool) for name, pool in self._pools.items()}
+        prices: dict[Offer, float] = {}
+        for name, pool in self._pools.items():
+            found = self._found(name, pool)
+            prices |= found | {Offer(name): min(found.values())}
+        return prices
 
-    def _price(self, name: str, pool: SpotPool) -> float:
+    def _found(self, name: str, pool: SpotPool) -> dict[Offer, float]:
         now = datetime.fromtimestamp(self._clock(), UTC)
         with asking(f"the price of pool {name!r} on EC2 in {self._region}"):
             pages = self._client.get_paginator("describe_spot_price_history").paginate(
@@ -65,27 +70,29 @@ class Ec2Prices:
                 StartTime=now,  # and no end: the prices that hold now, and any newer ones
             )
             records = [record for page in pages for record in page["SpotPriceHistory"]]
-        prices = [_usd_per_hour(record) for record in _newest(records)]
-        if not all(0 < price < math.inf for price in prices):  # not a number is neither
+        prices = {
+            Offer(name, *where): _usd_per_hour(record) for where, record in _newest(records).items()
+        }
+        if not all(0 < price < math.inf for price in prices.values()):  # not a number is neither
             raise UnavailableError(f"EC2 returned an invalid price for pool {name!r}: {prices}")
         if not prices:
             where = f"{', '.join(pool.instance_types)} in {', '.join(pool.zones) or self._region}"
             raise UnavailableError(f"EC2 returned no price for pool {name!r}: {where}")
-        return min(prices)
+        return prices
 
 
 def _in(zones: Sequence[str]) -> FilterTypeDef:
     return {"Name": "availability-zone", "Values": list(zones)}
 
 
-def _newest(records: Iterable[SpotPriceTypeDef]) -> list[SpotPriceTypeDef]:
+def _newest(records: Iterable[SpotPriceTypeDef]) -> dict[tuple[str, str], SpotPriceTypeDef]:
     """The last record of each type and zone: an older price holds no longer, however low."""
     last: dict[tuple[str, str], SpotPriceTypeDef] = {}
     for record in records:
         where = record.get("InstanceType", ""), record.get("AvailabilityZone", "")
         if where not in last or _told_at(record) > _told_at(last[where]):
             last[where] = record
-    return list(last.values())
+    return last
 
 
 def _told_at(record: SpotPriceTypeDef) -> datetime:

@@ -82,7 +82,7 @@ def _on_demand(experiment: Experiment) -> Pool:
         "on-demand",
         spec.usd_per_hour,
         start_up_s=spec.start_up_s,
-        minimum_billing_s=spec.minimum_billing_s,
+        billing=spec.billing.rules(),
     )
 
 
@@ -112,7 +112,7 @@ def _spot(spec: SpotSpec, prices: Prices, folder: Path, workers: int) -> Pool:
         spec.speed,
         spec.capacity,
         spec.start_up_s,
-        spec.minimum_billing_s,
+        spec.billing.rules(),
     )
 
 

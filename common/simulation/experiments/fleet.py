@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.policies.policy import NOWHERE, ON_DEMAND
+from common.theory.billing import HOUR_S
 from common.theory.errors import ParameterError, positive
-from common.theory.work import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +43,10 @@ class _Seats:
         self.has = np.zeros(slots, np.bool_)  # a machine that is paid for
         self.launched_s = np.zeros(slots)  # of that machine
         self.up = np.zeros(slots, np.bool_) if kind.start_up_s else self.has
+        self.metered = not kind.billing.by_the_second
+        self.usd = np.zeros(slots if self.metered else 0)  # that the machine has cost
+        self.hour_usd = np.zeros_like(self.usd)  # since its own hour began
+        self.hour_usd_per_s = np.zeros_like(self.usd)  # the price at that time
         self.starting = deque[tuple[float, Indexes]]()  # when launched, which; the oldest first
 
     def ready(self, now_s: float) -> bool:
@@ -63,6 +67,8 @@ class _Seats:
         """Put new machines in seats."""
         self.has[slots] = True
         self.launched_s[slots] = now_s
+        if self.metered:
+            self.usd[slots] = 0.0
         if at_once:
             self.up[slots] = True
         elif self.kind.start_up_s:
@@ -73,19 +79,43 @@ class _Seats:
         self.has[slots] = False
         self.up[slots] = False
 
-    def unpaid_s(self, slots: Indexes, now_s: float | Array) -> Array:
-        """Tell what the shortest time that is billed still asks of machines that we stop."""
-        short = self.kind.minimum_billing_s - (now_s - self.launched_s[slots])
-        return np.maximum(short, 0.0)
+    def meter(self, slots: Indexes, usd_per_s: Array, seconds: float | Array) -> Array:
+        """Let machines cost what they cost in so many seconds: (n,) USD of each."""
+        if self.kind.billing.price == "hour_start":
+            usd_per_s = self.hour_usd_per_s[slots]
+        usd = usd_per_s * seconds
+        self.usd[slots] += usd
+        self.hour_usd[slots] += usd
+        return usd
+
+    def begin_hours(self, slots: Indexes, usd_per_s: Array, now_s: float, step_s: float) -> None:
+        """Begin the next hour of those whose last one is over in the step that begins now."""
+        begins = np.mod(now_s - self.launched_s[slots], HOUR_S) < step_s - ROUNDING_S
+        self.hour_usd[slots[begins]] = 0.0
+        self.hour_usd_per_s[slots[begins]] = usd_per_s[begins]
+
+    def owed_usd(
+        self, slots: Indexes, usd_per_s: Array, now_s: float | Array, *, preempted: bool
+    ) -> Array:
+        """Say what is still to be paid for machines that end; below 0: what is given back."""
+        ran_s = now_s - self.launched_s[slots]
+        paid_s = self.kind.billing.paid_s(ran_s, preempted=preempted)
+        if not self.metered:
+            return (paid_s - ran_s) * usd_per_s
+        if self.kind.billing.price == "hour_start":
+            usd_per_s = self.hour_usd_per_s[slots]
+        given_back = np.where(paid_s > 0, self.hour_usd[slots], self.usd[slots])
+        return np.where(paid_s < ran_s, -given_back, (paid_s - ran_s) * usd_per_s)
 
 
 class Fleet:
     """All machines of all runs.
 
     A slot's own machine runs while its pool offers one. It is lost the moment it is not offered any
-    more, and billed to that moment; when it is offered again, another one is launched, paid from
-    then on and up after its start-up (rounded up to the grid). A machine that *we* stop, also at
-    the end, is billed for the pool's minimum at least. To move a slot is to stop and to launch.
+    more; when it is offered again, another one is launched, paid from then on and up after its
+    start-up (rounded up to the grid). What a machine that ends is paid for in all, its pool's
+    billing says; that *we* stop it, also at the end, is no preemption. To move a slot is to stop
+    and to launch.
     What is launched in the very first step is up at once: there the clock of the job begins.
 
     Attributes:
@@ -123,6 +153,7 @@ class Fleet:
         self._own_paid = np.zeros((len(pools), runs))
         self._wanted = np.zeros((len(pools), runs))
         self._usd_per_s = np.zeros((len(pools), runs))
+        self._plain = np.array([[float(pool.billing.by_the_second)] for pool in pools])
         self._speeds: Array | None = None
         self.places = np.full(shape, NOWHERE, np.int8)
         self.stand_ins = self._stand_ins.wanted.reshape(shape)
@@ -203,7 +234,13 @@ class Fleet:
             self._speeds = None
         self._ordered = False
         self._now_s = now_s
-        self.usd += self._paid * self._usd_per_s * self.step_s
+        self.usd += self._plain * self._paid * self._usd_per_s * self.step_s
+        for seats in self._seats:
+            if seats.metered:
+                having = np.flatnonzero(seats.has)
+                usd_per_s = self._prices(seats, having)
+                seats.begin_hours(having, usd_per_s, now_s, step_s=self.step_s)
+                self._pay(seats, having, seats.meter(having, usd_per_s, self.step_s))
         self.machine_s += self._paid * self.step_s
         self.own_s += self._own_paid * self.step_s
         self.wanted_s += self._wanted * self.step_s
@@ -222,15 +259,20 @@ class Fleet:
         if self._now_s is None:
             raise ParameterError("runs", "nothing runs before the first step")
         beyond_s = after_s - self.step_s
-        self.usd[:, runs] += self._paid[:, runs] * self._usd_per_s[:, runs] * beyond_s
+        usd_per_s = self._plain * self._usd_per_s[:, runs]
+        self.usd[:, runs] += self._paid[:, runs] * usd_per_s * beyond_s
         self.machine_s[:, runs] += self._paid[:, runs] * beyond_s
-        end_s = np.zeros(self.runs)
-        end_s[runs] = self._now_s + after_s
+        end_s, rest_s = np.zeros((2, self.runs))
+        end_s[runs], rest_s[runs] = self._now_s + after_s, beyond_s
         slots = (runs[:, None] * self.workers + np.arange(self.workers)).ravel()
         for seats in self._seats:
             seats.wanted[slots] = False
             having = slots[seats.has[slots]]
-            self._surcharge(seats, having, end_s[having // self.workers])
+            run = having // self.workers
+            if seats.metered:
+                metered = seats.meter(having, self._prices(seats, having), rest_s[run])
+                self._pay(seats, having, metered)
+            self._settle_up(seats, having, end_s[run], preempted=False)
             seats.vacate(having)
         self.places[runs] = NOWHERE
         self._paid[:, runs] = self._own_paid[:, runs] = self._wanted[:, runs] = 0
@@ -248,7 +290,9 @@ class Fleet:
         comes = shall[slots]
         coming, leaving = slots[comes], slots[~comes]
         ours = ~seats.wanted[leaving]
-        self._surcharge(seats, leaving[ours], now_s)
+        self._settle_up(seats, leaving[ours], now_s, preempted=False)
+        if seats.metered:
+            self._settle_up(seats, leaving[~ours], now_s, preempted=True)
         seats.vacate(leaving)
         seats.launch(coming, now_s, at_once=self._now_s is None)
         launched = self._per_run(coming)
@@ -260,12 +304,21 @@ class Fleet:
             self._own_paid[seats.pool] += more
         return True
 
-    def _surcharge(self, seats: _Seats, slots: Indexes, now_s: float | Array) -> None:
-        if seats.kind.minimum_billing_s and slots.size:
-            unpaid_s = np.bincount(
-                slots // self.workers, seats.unpaid_s(slots, now_s), minlength=self.runs
-            )
-            self.usd[seats.pool] += unpaid_s * self._usd_per_s[seats.pool]
+    def _settle_up(
+        self, seats: _Seats, slots: Indexes, now_s: float | Array, *, preempted: bool
+    ) -> None:
+        if slots.size and (seats.metered or seats.kind.billing.minimum_s):
+            prices = self._prices(seats, slots)
+            self._pay(seats, slots, seats.owed_usd(slots, prices, now_s, preempted=preempted))
+
+    def _prices(self, seats: _Seats, slots: Indexes) -> Array:
+        """(n,) USD per second, of each slot's run."""
+        prices: Array = self._usd_per_s[seats.pool, slots // self.workers]
+        return prices
+
+    def _pay(self, seats: _Seats, slots: Indexes, usd: Array) -> None:
+        paid = np.bincount(slots // self.workers, usd, minlength=self.runs)
+        self.usd[seats.pool] += paid
 
     def _per_run(self, slots: Indexes) -> Indexes:
         return np.bincount(slots // self.workers, minlength=self.runs)

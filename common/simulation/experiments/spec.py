@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from common.config.billing import BillingRules, BillingSpec
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
@@ -76,7 +77,6 @@ class GradientSpec(Part):
 
 
 StartUp = Annotated[float, Field(ge=0, description="From the order until the worker works.")]
-MinimumBilling = Annotated[float, Field(ge=0, description="What a machine is paid for at least.")]
 
 
 class OnDemandSpec(Part):
@@ -84,7 +84,7 @@ class OnDemandSpec(Part):
 
     usd_per_hour: Positive = Field(description="pi_o")
     start_up_s: StartUp = 0.0
-    minimum_billing_s: MinimumBilling = 0.0
+    billing: BillingSpec = BillingRules()
 
 
 class SpotSpec(Part):
@@ -108,7 +108,7 @@ class SpotSpec(Part):
     speed: Positive = Field(default=1.0, description="Of gradients, against on-demand.")
     capacity: Count | None = Field(default=None, description="Machines; null: as many as asked.")
     start_up_s: StartUp = 0.0
-    minimum_billing_s: MinimumBilling = 0.0
+    billing: BillingSpec = BillingRules()
 
 
 class PolicySpec(Part):

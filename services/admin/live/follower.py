@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.jobs.watching import Audited
     from common.ports.servers import Board, Log, Tail
+    from common.theory.billing import Billing
 
 FOLDED = 50  # of them at once: about a millisecond under the lock
 WAIT_S = 0.1  # for news: so soon a thread notices that it is to end
@@ -62,7 +63,7 @@ class Sources:
     open_board: Callable[[str], Board]  # by job
     jobs: Callable[[], Mapping[str, JobRecord]]  # as last read
     clock: Callable[[], float]  # seconds since 1970
-    minimum_billing_s: Callable[[], Mapping[str, float]] = dict  # by pool
+    billing: Callable[[], Mapping[str, Billing]] = dict  # by pool
 
 
 class _DeletedError(Exception):
@@ -234,9 +235,9 @@ class JobFollower:
     def _open_history(self) -> HistoryReader:
         if self._history is None:
             self._history = history = HistoryReader(self.job, self._sources.log())
-            billing_s = self._sources.minimum_billing_s()
+            billing = self._sources.billing()
             self._filling = JobView(
-                self._record, history.updates_start, history.control_start, billing_s
+                self._record, history.updates_start, history.control_start, billing
             )
             self._plans_at = 0.0
         return self._history

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
     from common.jobs.progress import Look
     from common.jobs.store import JobRecord
+    from common.theory.billing import Billing
 
 
 class JobView:
@@ -45,7 +46,7 @@ class JobView:
         record: The job, as it is now.
         updates_start: Offset of the first record of its updates topic that is still there.
         control_start: Likewise of its control topic.
-        minimum_billing_s: What a machine costs at least, by pool.
+        billing: How machines are paid for, by pool.
         kept: Updates that are kept singly; of older ones curves and sums remain.
     """
 
@@ -54,11 +55,11 @@ class JobView:
         record: JobRecord,
         updates_start: int = 0,
         control_start: int = 0,
-        minimum_billing_s: Mapping[str, float] | None = None,
+        billing: Mapping[str, Billing] | None = None,
         kept: int = KEPT,
     ) -> None:
         self.job = JobProgress(record, updates_start, control_start, kept)
-        self.ledger = FleetLedger(minimum_billing_s)
+        self.ledger = FleetLedger(billing)
         self._course = LossCurve()
         self._lags = Thinned[tuple[float, list[int | None]]]()  # of all streams, at a time
         self._evaluations = Evaluations(record.spec.streams)

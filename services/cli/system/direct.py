@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from common.api.answers import JobList
 from common.api.jobs import job_summary, progress_answer, unreadable_records, update_answers
-from common.api.provisioning import market_of, minimum_billing_s, prices_answer, provisioning_answer
+from common.api.provisioning import billing_of, market_of, prices_answer, provisioning_answer
 from common.checkpoints.find import find_model
 from common.errors import (
     ExpiredError,
@@ -34,6 +34,7 @@ from common.planning.replan import (
     not_provisioned,
     read_ledger,
 )
+from common.ports.machines import by_pool
 from common.provisioning.records import ReplanAsked
 from common.runtime.connect import open_prices
 from common.telemetry.logging import event_logger
@@ -176,8 +177,8 @@ class Direct:
         spec = JobStore(log).get(name).spec
         if spec.provisioning is None or spec.policy is None:
             raise NotFoundError(not_provisioned(name))
-        least_s = minimum_billing_s(market_of(settings)) if settings.market else {}
-        ledger = read_ledger(log, name, least_s)
+        billing = billing_of(market_of(settings)) if settings.market else {}
+        ledger = read_ledger(log, name, billing)
         return provisioning_answer(
             ledger, spec.policy, spec.provisioning.workers, time.time(), limit
         )
@@ -192,7 +193,8 @@ class Direct:
         """See the protocol."""
         settings = self._outside.settings
         market = market_of(settings)
-        return prices_answer(market, open_prices(settings, market).look(), time.time())
+        found = by_pool(open_prices(settings, market).look())
+        return prices_answer(market, found, time.time())
 
     def _check(self, spec: JobSpec) -> None:
         """Refuse a job that could not run.

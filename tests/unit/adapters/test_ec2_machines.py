@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 ORDER = LaunchRequest(7, "doll-7", 3, "spot", "w3-7")
 AT_S = 1_800_000_000.0
-RUNNING = Machine("i-1", 7, 3, "spot", "w3-7", "running", AT_S)
+RUNNING = Machine(
+    "i-1", 7, 3, "spot", "w3-7", "running", AT_S, type="c5.xlarge", zone="eu-central-1b"
+)
 
 
 def instance(
@@ -25,6 +27,8 @@ def instance(
 ) -> InstanceTypeDef:
     return {
         "InstanceId": "i-1",
+        "InstanceType": "c5.xlarge",
+        "Placement": {"AvailabilityZone": "eu-central-1b"},
         "LaunchTime": datetime.fromtimestamp(AT_S, UTC),
         "State": {"Name": state},
         "StateReason": {"Code": code, "Message": message},

@@ -12,6 +12,7 @@ from botocore.stub import ANY, Stubber
 from common.adapters.ec2.prices import Ec2Prices
 from common.config.market_file import Ec2Provider, SpotPool
 from common.errors import OutsideError, UnavailableError
+from common.ports.machines import Offer, by_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,7 @@ def test_each_pool_is_asked_for_by_its_types_and_zones(ec2: Stubber, prices: Ec2
             {"SpotPriceHistory": [record("0.05")]},
             {"InstanceTypes": types, "Filters": filters, **common},
         )
-    assert prices.look() == {"small": 0.05, "big": 0.05}
+    assert by_pool(prices.look()) == {"small": 0.05, "big": 0.05}
 
 
 def test_the_last_of_each_zone_and_type_counts_and_of_these_the_lowest(
@@ -87,15 +88,22 @@ def test_the_last_of_each_zone_and_type_counts_and_of_these_the_lowest(
         record("0.090", "a", kind="c6i.large"),
     ]
     answers(ec2, small, [record("0.2")])
-    assert prices.look() == {"small": 0.051, "big": 0.2}
+    assert by_pool(prices.look()) == {"small": 0.051, "big": 0.2}
     answers(ec2, small[::-1], [record("0.2")])
-    assert prices.look() == {"small": 0.051, "big": 0.2}
+    assert prices.look() == {
+        Offer("small"): 0.051,
+        Offer("small", "c5.large", "eu-central-1a"): 0.052,
+        Offer("small", "c5.large", "eu-central-1b"): 0.051,
+        Offer("small", "c6i.large", "eu-central-1a"): 0.09,
+        Offer("big"): 0.2,
+        Offer("big", "c5.large", "eu-central-1a"): 0.2,
+    }
 
 
 def test_all_pages_count(ec2: Stubber, prices: Ec2Prices) -> None:
     ec2.add_response(CALL, {"SpotPriceHistory": [record("0.05")], "NextToken": "more"})
     answers(ec2, [record("0.04", "b")], [record("0.2")])
-    assert prices.look() == {"small": 0.04, "big": 0.2}
+    assert by_pool(prices.look()) == {"small": 0.04, "big": 0.2}
 
 
 @pytest.mark.parametrize("price", ["", "cheap", "0", "-1", "nan", "inf"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from common.adapters.prices import PricesTogether, TracePrices
 from common.errors import UserError
+from common.ports.machines import Offer
 from common.testing.clock import ManualClock
 from common.traces.spec import TraceSpec
 
@@ -29,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 def price(folder: Path, spec: TraceSpec, at_s: float) -> float:
     """Of a reader that has just come."""
     clock = ManualClock(BEGAN_S + at_s)
-    return TracePrices({"spot": spec}, folder, BEGAN_S, clock).look()["spot"]
+    return TracePrices({"spot": spec}, folder, BEGAN_S, clock).look()[Offer("spot")]
 
 
 def test_a_series_goes_by_the_clock_and_begins_again(folder: Path) -> None:
@@ -37,7 +38,7 @@ def test_a_series_goes_by_the_clock_and_begins_again(folder: Path) -> None:
     prices = TracePrices({"spot": FROM_START}, folder, BEGAN_S, clock)
     found = []
     for _ in range(7):
-        found.append(prices.look()["spot"])
+        found.append(prices.look()[Offer("spot")])
         clock.advance(40.0)
     assert found == [0.1, 0.1, 0.2, 0.3, 0.3, 0.1, 0.2]  # it ends after 180 s
 
@@ -64,7 +65,7 @@ def test_whoever_looks_sees_the_same_though_nobody_said_where_it_begins(
     early.look()
     clock.advance(at_s)
     late = TracePrices({pool: spec, "x": FROM_START}, folder, BEGAN_S, clock)
-    assert late.look()[pool] == early.look()[pool] or pool == "x"
+    assert late.look()[Offer(pool)] == early.look()[Offer(pool)] or pool == "x"
 
 
 def test_pools_on_one_series_begin_at_places_of_their_own(folder: Path) -> None:

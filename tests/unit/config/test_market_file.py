@@ -8,6 +8,8 @@ import pytest
 
 from common.config.market_file import load_market
 from common.errors import UserError
+from common.ports.machines import Offer
+from common.theory.billing import Billing, Preempted
 from common.traces.spec import TraceSpec
 
 FULL = """
@@ -53,6 +55,38 @@ spot: [{{usd_per_hour: history, instance_types: [c5.xlarge], zones: [eu-central-
     assert market.spot[0].instance_types == ("c5.xlarge",)
 
 
+def test_machines_are_billed_as_their_provider_does_or_as_the_file_says(tmp_path: Path) -> None:
+    text = f"""
+fleet: ec2
+{EC2}
+on_demand: {{usd_per_hour: 0.286, billing: {{per: hour}}}}
+spot:
+  - {{usd_per_hour: 0.1}}
+  - {{name: old, usd_per_hour: 0.1, billing: ec2-2017}}
+"""
+    market = load_market(written(tmp_path, text))
+    assert [market.billing(pool) for pool in market.pools] == [
+        Billing("hour"),
+        Billing(minimum_s=60.0, preempted=Preempted(free_within_s=3600.0)),
+        Billing("hour", price="hour_start", preempted=Preempted(hour_refunded=True)),
+    ]
+    local = load_market(written(tmp_path, FULL))
+    assert [local.billing(pool) for pool in local.pools] == [Billing(), Billing()]
+
+
+def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path) -> None:
+    prices = "usd_per_hour: {c5.large: 0.1, c5.xlarge: 0.2, m5.large: 0.05}"
+    types = "instance_types: [c5.large, c5.xlarge]"
+    market = load_market(written(tmp_path, f"on_demand: {{{prices}, {types}}}"))
+    assert market.on_demand.prices() == {
+        Offer("on-demand"): 0.1,
+        Offer("on-demand", "c5.large"): 0.1,
+        Offer("on-demand", "c5.xlarge"): 0.2,
+    }
+    assert market.of_type("m5.large").on_demand.least_usd_per_hour == 0.05
+    assert market.of_type("g5.large").on_demand.least_usd_per_hour == 0.2
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -63,6 +97,13 @@ spot: [{{usd_per_hour: history, instance_types: [c5.xlarge], zones: [eu-central-
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: cheap}]", "usd_per_hour"),
         ("fleet: ec2\non_demand: {usd_per_hour: 1}", "ec2: must be given"),
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: history}]", "ec2: must be given"),
+        (
+            "on_demand: {usd_per_hour: 1, billing: azure}",
+            "on_demand.billing: must be ec2, ec2-2017",
+        ),
+        ("on_demand: {usd_per_hour: 1, billing: {per: day}}", "billing.per"),
+        ("on_demand: {usd_per_hour: 1, billing: {minimum_s: -1}}", "billing.minimum_s"),
+        ("on_demand: {usd_per_hour: 1, billing: {preempted: {free: 1}}}", "billing.preempted.free"),
         (
             f"{EC2}\non_demand: {{usd_per_hour: 1}}\nspot: [{{usd_per_hour: history}}]",
             "instance_types",

@@ -19,7 +19,7 @@ from common.adapters.ec2.client import connect
 from common.adapters.ec2.fleet import Ec2Fleet
 from common.adapters.ec2.prices import Ec2Prices
 from common.config.market_file import load_market
-from common.ports.machines import LaunchRequest
+from common.ports.machines import LaunchRequest, by_pool
 from tests.unit.deploy.iam import Policy, Request, listed, read_policy
 from tests.unit.deploy.rendering import MARKET, ROOT
 
@@ -117,7 +117,8 @@ def use_ec2() -> EC2Client:
         fleet.release([machines[0].id])
         assert [machine.state for machine in fleet.machines()] == ["ended", "running"]
     pools = {pool.name: pool for pool in market.spot}
-    assert Ec2Prices(provider, pools, client=client).look().keys() == pools.keys()
+    found = Ec2Prices(provider, pools, client=client).look()
+    assert by_pool(found).keys() == pools.keys()
     return client
 
 

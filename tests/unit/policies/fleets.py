@@ -105,7 +105,7 @@ class Fleet:
         self._has[run, moved] = False
         self._places[run] = decision.places
         stood = ~np.isnan(stood_s)
-        unused_s = self._pools[0].minimum_billing_s - stood_s[stood & ~decision.stand_ins]
+        unused_s = self._pools[0].billing.minimum_s - stood_s[stood & ~decision.stand_ins]
         self._cost_usd[run] += np.maximum(unused_s, 0.0).sum() * self._pools[0].usd_per_s
         self._stands_s[run, decision.stand_ins & ~stood] = now_s or -np.inf
         self._stands_s[run, ~decision.stand_ins] = np.nan

@@ -18,6 +18,7 @@ from common.policies.backfill import (
     steps,
 )
 from common.policies.policy import ON_DEMAND, Decision, Situation
+from common.theory.billing import Billing
 from common.theory.errors import ParameterError
 from common.theory.preemption import effective_availability
 from common.theory.work import Pool, Work
@@ -26,8 +27,8 @@ from tests.unit.policies.fleets import Fleet
 ON_DEMAND_POOL = Pool("on-demand", 0.286)
 SPOT_POOL = Pool("spot", 0.158, 0.9, 1000.0)
 SLOW = (
-    replace(ON_DEMAND_POOL, start_up_s=69.0, minimum_billing_s=60.0),
-    replace(SPOT_POOL, start_up_s=87.0, minimum_billing_s=60.0),
+    replace(ON_DEMAND_POOL, start_up_s=69.0, billing=Billing(minimum_s=60.0)),
+    replace(SPOT_POOL, start_up_s=87.0, billing=Billing(minimum_s=60.0)),
 )
 EQUAL = np.full(64, 125.0)
 
@@ -81,7 +82,7 @@ def test_what_outages_take_agrees_with_drawn_outages() -> None:
     on_s, off_s = rng.exponential(900.0, 200_000), rng.exponential(100.0, 200_000)
     delivers = np.maximum(on_s - 87.0, 0.0).sum() / (on_s.sum() + off_s.sum())
     assert effective_availability(spot) == pytest.approx(delivers, rel=0.01)
-    late = replace(on_demand, start_up_s=150.0, minimum_billing_s=200.0)
+    late = replace(on_demand, start_up_s=150.0, billing=Billing(minimum_s=200.0))
     idle_s = np.minimum(150.0, 87.0 + off_s).mean()
     assert outages(late, spot).stand_in_idle_s == pytest.approx(idle_s, rel=0.01)
     assert expected_shorter_s(200.0, 87.0, 100.0) == pytest.approx(
@@ -200,7 +201,7 @@ def test_a_stand_in_goes_on_until_it_is_superfluous_by_a_band() -> None:
 @pytest.mark.parametrize(("stood_s", "kept"), [(5.0, True), (45.0, False)])
 def test_a_stand_in_that_is_paid_for_anyway_is_kept(stood_s: float, *, kept: bool) -> None:
     policy = Backfill(review_s=30.0)
-    pools = (replace(ON_DEMAND_POOL, minimum_billing_s=60.0), SPOT_POOL)
+    pools = (replace(ON_DEMAND_POOL, billing=Billing(minimum_s=60.0)), SPOT_POOL)
     first = policy.reconsider(situation(pools=pools, factor=1.001, down=(4,)), None)
     back = situation(pools=pools, factor=1.001, stands_in_s={4: stood_s})
     assert (4 in stand_ins(policy.reconsider(back, first))) is kept

@@ -17,6 +17,7 @@ from common.provisioning.records import (
     Started,
 )
 from common.provisioning.settings import ProvisionerSettings
+from common.theory.billing import Billing
 from common.theory.work import Pool
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from common.provisioning.records import EndedBecause, PlanRecord
 
 T0 = 1_000_000.0  # when the job was submitted
-ON_DEMAND, SPOT = Pool("on-demand", 1.0, minimum_billing_s=60.0), Pool("spot", 0.25, 0.9, 100.0)
+ON_DEMAND, SPOT = (
+    Pool("on-demand", 1.0, billing=Billing(minimum_s=60.0)),
+    Pool("spot", 0.25, 0.9, 100.0),
+)
 PRICES = {"on-demand": 1.0, "spot": 0.25}
 
 SETTINGS = ProvisionerSettings(
@@ -95,7 +99,7 @@ def priced(term: int = 0, at_s: float = T0, **usd_per_hour: float) -> Priced:
 
 def fold(records: Iterable[PlanRecord | None]) -> FleetLedger:
     """A ledger that has read these."""
-    ledger = FleetLedger({"on-demand": 60.0})
+    ledger = FleetLedger({"on-demand": Billing(minimum_s=60.0)})
     for offset, record in enumerate(records):
         ledger.feed(offset, record)
     return ledger

@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.provisioning.ledger import PLANS_KEPT, REPLANS_KEPT, FleetLedger, Thinned
-from common.provisioning.records import Planned, ReplanAsked, Reviewed, Settled
+from common.provisioning.records import (
+    OfferPrice,
+    Planned,
+    Priced,
+    ReplanAsked,
+    Reviewed,
+    Settled,
+    Started,
+)
 from tests.unit.provisioning.examples import (
+    PRICES,
     T0,
     ended,
     fold,
@@ -170,3 +179,26 @@ def test_the_last_review_is_known_even_where_it_is_thinned_away() -> None:
 
     assert ledger.review is not None
     assert ledger.review.at_s == T0 + 9
+
+
+def test_machines_of_a_mixed_pool_cost_what_each_of_them_costs() -> None:
+    cheap, dear = ("c5.large", "1a"), ("c5.xlarge", "1b")
+    offers = OfferPrice("spot", *cheap, 0.10), OfferPrice("spot", *dear, 0.30)
+    ledger = fold(
+        [
+            lead(),
+            Priced(0, T0, PRICES | {"spot": 0.10}, offers),
+            ordered(1),
+            Started(0, 1, T0, "m-1", *cheap),
+            ordered(2),
+            Started(0, 2, T0, "m-2", *dear),
+            ordered(3),
+            Started(0, 3, T0, "m-3", "c5.large", "1c", 0.13),  # of which nobody told a price
+            Priced(0, T0 + 1800, {}, (OfferPrice("spot", *dear, 0.50),)),
+        ]
+    )
+
+    assert ledger.spent_usd(T0 + 3600) == pytest.approx(0.10 + (0.30 + 0.50) / 2 + 0.13)
+    assert ledger.usd_per_hour == pytest.approx(0.10 + 0.50 + 0.13)
+    assert ledger.prices["spot"] == 0.10
+    assert ledger.paid_usd_per_hour == pytest.approx(PRICES | {"spot": 0.73 / 3})

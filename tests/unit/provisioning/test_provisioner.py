@@ -9,7 +9,7 @@ import pytest
 
 from common.core.messages import GENESIS, UpdateApplied
 from common.core.messages import Lead as Leads
-from common.ports.machines import LaunchRequest
+from common.ports.machines import LaunchRequest, Offer
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.provisioner import CANDIDACY_S, Provisioner
@@ -17,12 +17,15 @@ from common.provisioning.records import (
     Ended,
     LaunchRequested,
     Lead,
+    OfferPrice,
     Planned,
+    Priced,
     Settled,
     Started,
     client_token,
 )
 from common.provisioning.term import UNREAD_S
+from common.testing.fleet import MemoryFleet
 from tests.unit.core.examples import batch
 from tests.unit.provisioning.desk import ProviderThread, Street
 from tests.unit.provisioning.examples import SETTINGS, T0, lead, ordered, planned, priced
@@ -386,3 +389,16 @@ def test_an_owner_who_wants_more_machines_gets_them_until_they_are_measured(
     desk.on(events.SettingsChanged(replace(BALANCED, workers=6)))
     desk.run(5)
     assert sizes(street)[-1] == 6
+
+
+def test_what_each_machine_is_stands_in_its_record_and_it_is_paid_as_such(street: Street) -> None:
+    street.fleet = MemoryFleet(street.clock, offers={"spot": (Offer("spot", "c5.large", "1a"),)})
+    street.prices.set("spot", 0.4, "c5.large", "1a")
+    desk = ProviderThread(street)
+    desk.run(20.0)
+
+    (told, *_) = street.written(Priced)
+    assert told.offers == (OfferPrice("spot", "c5.large", "1a", 0.4),)
+    kinds = {(each.pool, each.type, each.zone) for each in desk.provisioner.ledger.running}
+    assert ("spot", "c5.large", "1a") in kinds
+    assert desk.provisioner.ledger.paid_usd_per_hour["spot"] == pytest.approx(0.4)

@@ -23,6 +23,7 @@ from common.adapters.local.fleet import ProcessFleet
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings, read_settings
 from common.errors import OutsideError, UserError
+from common.ports.machines import Offer, by_pool
 from common.runtime.connect import kafka_settings, open_fleet, open_prices
 from common.testing.metadata_server import MetadataServer
 from common.traces.spec import TraceSpec
@@ -74,7 +75,7 @@ def test_every_pool_has_its_price_wherever_that_comes_from(settings: Settings) -
     replayed = SpotPool(name="replayed", usd_per_hour=PRICES)
     fixed = SpotPool(name="fixed", usd_per_hour=0.15)
     market = Market(on_demand=ON_DEMAND, spot=(replayed, fixed))
-    prices = open_prices(settings, market).look()
+    prices = by_pool(open_prices(settings, market).look())
     assert prices.keys() == {"on-demand", "replayed", "fixed"}
     assert (prices["on-demand"], prices["fixed"]) == (0.3, 0.15)
     assert prices["replayed"] in {0.1, 0.2, 0.3}
@@ -88,10 +89,10 @@ def test_a_replay_began_when_the_market_file_was_changed_or_when_it_says(
     market = Market(on_demand=ON_DEMAND, spot=(pool,))
     later_s = Path(settings.market).stat().st_mtime + 1e6
     os.utime(settings.market, (later_s, later_s))
-    assert open_prices(settings, market).look()["spot"] == 0.3
+    assert open_prices(settings, market).look()[Offer("spot")] == 0.3
     told = market.model_copy(update={"replayed_from_s": later_s})
     os.utime(settings.market, (0.0, 0.0))
-    assert open_prices(settings, told).look()["spot"] == 0.3
+    assert open_prices(settings, told).look()[Offer("spot")] == 0.3
 
 
 def test_a_replay_needs_the_market_file_or_its_word(settings: Settings) -> None:

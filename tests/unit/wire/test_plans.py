@@ -8,11 +8,13 @@ import pytest
 from common.errors import FutureFormatError, WireError
 from common.provisioning.records import (
     EstimateRecord,
+    OfferPrice,
     PlanRecord,
     Priced,
     ReplanAsked,
     Reviewed,
     Settled,
+    Started,
     client_token,
 )
 from common.wire.plans import decode_plan, encode_plan
@@ -24,6 +26,8 @@ RECORDS: tuple[PlanRecord, ...] = (
     planned(),
     ordered(1),
     started(1),
+    Started(0, 1, T0, "m-1", "c5.large", "1a", 0.1),
+    Priced(0, T0, {}, (OfferPrice("spot", "c5.large", "1a", 0.1),)),
     ended(1),
     Reviewed(0, T0, 3, 7.0, 4, 4, 0.5, 0.9, 1.1, {"x": EstimateRecord(1.0, 0.1, 0.8, 1.2)}, "low"),
     ReplanAsked(T0, "ada", "to see"),
@@ -46,7 +50,9 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
         (replace(ordered(1), term=-1), "LaunchRequested.term"),
         (replace(ordered(1), at_s=float("nan")), "LaunchRequested.at_s"),
         (replace(started(1), machine=""), "Started.machine"),
+        (replace(started(1), usd_per_hour=-1.0), "Started.usd_per_hour"),
         (Priced(0, T0, {}), "Priced.usd_per_hour"),
+        (Priced(0, T0, {}, (OfferPrice("spot", "", "", 1.0),)), "Priced.offers"),
         (Priced(0, T0, {"spot": -1.0}), r"Priced.usd_per_hour\['spot'\]"),
         (replace(planned(), why=""), "Planned.why"),
         (replace(planned(), reason=""), "Planned.reason"),
@@ -73,8 +79,18 @@ def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
 
 
 def test_a_record_of_a_later_format_is_not_passed_over() -> None:
-    with pytest.raises(FutureFormatError, match="of format 4"):
-        decode_plan(b'{"type":"planned","format":4}')
+    with pytest.raises(FutureFormatError, match="of format 5"):
+        decode_plan(b'{"type":"planned","format":5}')
+
+
+def test_what_a_machine_is_needs_a_program_that_bills_by_it() -> None:
+    of_a_type = Started(0, 1, T0, "m-1", "c5.large", "1a")
+
+    assert b'"format":4' in encode_plan(of_a_type)
+    assert b"format" not in encode_plan(started(1))
+    assert b"format" not in encode_plan(priced())
+    old = b'{"type":"started","term":0,"launch":1,"at_s":1000000.0,"machine":"m-1"}'
+    assert decode_plan(old) == started(1) == decode_plan(encode_plan(started(1)))
 
 
 def test_each_launch_has_a_token_of_its_own_that_a_provider_takes() -> None:

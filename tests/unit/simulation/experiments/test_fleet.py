@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.simulation.experiments.fleet import Fleet
+from common.theory.billing import Billing, Preempted
 from common.theory.errors import ParameterError
 from common.theory.work import Pool
 from tests.unit.simulation.experiments.decisions import NOWHERE, ON_DEMAND, OTHER, SPOT, decide
@@ -17,6 +18,7 @@ from tests.unit.simulation.experiments.decisions import NOWHERE, ON_DEMAND, OTHE
 STEP_S = 2.0
 HOUR_S = 3600.0
 DEAR, CHEAP = 3600.0, 1800.0  # USD per hour: 1 and 0.5 a second
+A_MINUTE = Billing(minimum_s=60.0)
 
 
 def one_slot(on_demand: Pool, spot: Pool, place: int) -> Fleet:
@@ -84,7 +86,7 @@ def test_a_preempted_machine_is_billed_to_the_second_a_stopped_one_for_the_minim
     # ordered   spot  | od   from 6 s on
     # spot      2   2 + 58 s that are not used
     # on-demand         2 s so far
-    fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, minimum_billing_s=60.0), SPOT)
+    fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, billing=A_MINUTE), SPOT)
     assert go_through(fleet, "#.#") == "#.#"
     fleet.order(0, decide([ON_DEMAND]))
     assert go_through(fleet, "#") == "#"
@@ -122,7 +124,7 @@ def test_a_stand_in_runs_beside_and_is_not_counted_twice() -> None:
 
 def test_a_stand_in_is_billed_for_its_minimum() -> None:
     # offered    # . #      stand-in from 2 s to 4 s, minimum 60 s
-    fleet = one_slot(Pool("on-demand", DEAR, minimum_billing_s=60.0), SPOT_POOL, SPOT)
+    fleet = one_slot(Pool("on-demand", DEAR, billing=A_MINUTE), SPOT_POOL, SPOT)
     go_through(fleet, "#")
     fleet.order(0, decide([SPOT], [True]))
     go_through(fleet, ".")
@@ -158,7 +160,7 @@ def test_the_last_step_is_billed_as_far_as_it_was_used() -> None:
 
 
 def test_the_minimum_is_billed_at_the_end_too() -> None:
-    fleet = one_slot(Pool("on-demand", DEAR, minimum_billing_s=60.0), SPOT_POOL, ON_DEMAND)
+    fleet = one_slot(Pool("on-demand", DEAR, billing=A_MINUTE), SPOT_POOL, ON_DEMAND)
     go_through(fleet, "##")
     fleet.stop(np.array([0]), np.array([1.0]))
     assert fleet.cost_usd[0] == pytest.approx(60.0)
@@ -198,8 +200,9 @@ class Machine:
     pool: int
     launched_s: float
     ready_s: float
-    usd: float = 0.0
+    usd_per_hour: list[float] = field(default_factory=list)  # in each step
     used_s: float = 0.0
+    usd: float = 0.0  # once it has ended
 
 
 @dataclass
@@ -208,6 +211,7 @@ class Bookkeeper:
 
     pools: tuple[Pool, ...]
     workers: int
+    step_s: float
     seats: dict[tuple[int, str], Machine] = field(default_factory=dict)
     ended: list[Machine] = field(default_factory=list)
     preemptions: int = 0
@@ -215,9 +219,18 @@ class Bookkeeper:
     def end(self, key: tuple[int, str], now_s: float, price: float, *, by_us: bool) -> None:
         """End the machine of a seat."""
         machine = self.seats.pop(key)
-        minimum_s = self.pools[machine.pool].minimum_billing_s
-        if by_us and now_s - machine.launched_s < minimum_s:
-            machine.usd += (minimum_s - (now_s - machine.launched_s)) * price / HOUR_S
+        billing = self.pools[machine.pool].billing
+        paid_s = float(billing.paid_s(now_s - machine.launched_s, preempted=not by_us))
+        machine.usd_per_hour.append(price)  # of all that is paid beyond its end
+        second_s = hour_s = 0.0
+        while second_s < paid_s:
+            last_s = min(second_s + 1, paid_s)
+            if second_s % HOUR_S == 0:
+                hour_s = second_s
+            seen_s = second_s if billing.price == "now" else hour_s
+            step = min(int(seen_s / self.step_s), len(machine.usd_per_hour) - 1)
+            machine.usd += (last_s - second_s) * machine.usd_per_hour[step] / HOUR_S
+            second_s = last_s
         self.preemptions += not by_us
         self.ended.append(machine)
 
@@ -246,8 +259,8 @@ class Bookkeeper:
             machines = [self.seats[key] for key in (own, beside) if key in self.seats]
             active.append(any(machine.ready_s <= now_s for machine in machines))
             for machine in machines:
-                machine.usd += STEP_S * prices[machine.pool] / HOUR_S
-                machine.used_s += STEP_S
+                machine.usd_per_hour.append(prices[machine.pool])
+                machine.used_s += self.step_s
         return active
 
     def launch(self, key: tuple[int, str], pool: int, now_s: float) -> None:
@@ -258,32 +271,41 @@ class Bookkeeper:
     def stop(self, now_s: float, after_s: float, prices: list[float]) -> None:
         """End them all within the last step."""
         for key, machine in list(self.seats.items()):
-            machine.usd -= (STEP_S - after_s) * prices[machine.pool] / HOUR_S
-            machine.used_s -= STEP_S - after_s
+            machine.used_s -= self.step_s - after_s
             self.end(key, now_s + after_s, prices[machine.pool], by_us=True)
 
 
 STARTS = st.sampled_from([0.0, 2.0, 5.0, 10.0])
-MINIMA = st.sampled_from([0.0, 7.0, 60.0])
+BILLINGS = st.builds(
+    Billing,
+    st.sampled_from(["second", "hour"]),
+    st.sampled_from([0.0, 7.0, 60.0]),
+    st.sampled_from(["now", "hour_start"]),
+    st.builds(Preempted, st.sampled_from([0.0, 30.0, 3600.0]), st.booleans()),
+)
 
 
-@given(st.lists(st.tuples(STARTS, MINIMA), min_size=3, max_size=3), st.integers(0, 2**32 - 1))
-def test_every_machine_is_billed_for_its_seconds_at_their_price(
-    kinds: list[tuple[float, float]], seed: int
+@given(
+    st.lists(st.tuples(STARTS, BILLINGS), min_size=3, max_size=3),
+    st.sampled_from([2.0, 900.0]),
+    st.integers(0, 2**32 - 1),
+)
+def test_every_machine_is_billed_as_its_pool_bills_it(
+    kinds: list[tuple[float, Billing]], step_s: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     runs, workers, steps = 2, 3, 25
     pools = tuple(
-        Pool(str(index), 1.0, start_up_s=start_up_s, minimum_billing_s=minimum_s)
-        for index, (start_up_s, minimum_s) in enumerate(kinds)
+        Pool(str(index), 1.0, start_up_s=start_up_s, billing=billing)
+        for index, (start_up_s, billing) in enumerate(kinds)
     )
-    fleet = Fleet(pools, runs, workers, STEP_S)
-    books = [Bookkeeper(pools, workers) for _ in range(runs)]
+    fleet = Fleet(pools, runs, workers, step_s)
+    books = [Bookkeeper(pools, workers, step_s) for _ in range(runs)]
     orders = [([0] * workers, [False] * workers) for _ in range(runs)]
     prices = np.zeros((len(pools), runs))
     offered = rng.random((len(pools), runs, workers)) < 0.8
     for step in range(steps):
-        now_s = step * STEP_S
+        now_s = step * step_s
         prices = rng.random((len(pools), runs))
         offered ^= rng.random(offered.shape) < 0.2
         offered[0] = True
@@ -295,10 +317,10 @@ def test_every_machine_is_billed_for_its_seconds_at_their_price(
         for run, book in enumerate(books):
             seen = book.step(now_s, orders[run], offered[:, run].tolist(), prices[:, run].tolist())
             assert seen == active[run].tolist()
-    after_s = rng.random(runs) * STEP_S
+    after_s = rng.random(runs) * step_s
     fleet.stop(np.arange(runs), after_s)
     for run, book in enumerate(books):
-        book.stop((steps - 1) * STEP_S, float(after_s[run]), prices[:, run].tolist())
+        book.stop((steps - 1) * step_s, float(after_s[run]), prices[:, run].tolist())
         for index in range(len(pools)):
             mine = [machine for machine in book.ended if machine.pool == index]
             assert fleet.launches[index, run] == len(mine)

@@ -1,0 +1,57 @@
+"""What a person writes of how a pool bills its machines: the name of known rules, or the rules."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from common.theory.billing import BY_NAME, Billing, Preempted
+
+
+class PreemptedSpec(BaseModel):
+    """What is not paid where the provider takes a machine back."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    free_within_s: float = Field(
+        default=0.0, ge=0, description="Of a machine that ran for less, nothing is paid."
+    )
+    hour_refunded: bool = Field(
+        default=False, description="Whether the hour that was begun is not paid."
+    )
+
+
+class BillingRules(BaseModel):
+    """How the machines of a pool are billed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    per: Literal["second", "hour"] = Field(
+        default="second", description="hour: one that was begun is paid whole."
+    )
+    minimum_s: float = Field(
+        default=0.0, ge=0, description="Paid at least, unless the provider takes it back."
+    )
+    price: Literal["now", "hour_start"] = Field(
+        default="now", description="Of each second: of the time, or of its hour's beginning."
+    )
+    preempted: PreemptedSpec = PreemptedSpec()
+
+    def rules(self) -> Billing:
+        """Give them to whoever calculates."""
+        fields = self.model_dump() | {"preempted": Preempted(**self.preempted.model_dump())}
+        return Billing(**fields)
+
+
+def _named(said: object) -> object:
+    """Look up rules that were given by their name."""
+    if not isinstance(said, str):
+        return said
+    if said not in BY_NAME:
+        raise ValueError(f"must be {', '.join(BY_NAME)}, or the rules, got {said!r}")
+    return asdict(BY_NAME[said])
+
+
+BillingSpec: TypeAlias = Annotated[BillingRules, BeforeValidator(_named)]

@@ -1,0 +1,80 @@
+"""What a machine is paid for, by the rules that providers publish."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.theory.billing import BY_NAME, HOUR_S, Billing, Preempted
+from common.theory.errors import ParameterError
+from common.theory.work import Pool
+
+SUSE = Billing("hour", preempted=Preempted(HOUR_S, hour_refunded=True))
+
+billings = st.builds(
+    Billing,
+    st.sampled_from(["second", "hour"]),
+    st.sampled_from([0.0, 60.0]),
+    st.sampled_from(["now", "hour_start"]),
+    st.builds(Preempted, st.sampled_from([0.0, 60.0, 3600.0, 5000.0]), st.booleans()),
+)
+
+
+@pytest.mark.parametrize(
+    ("billing", "ran_s", "taken_back_s", "given_back_s"),
+    [
+        (BY_NAME["ec2"], 10.0, 0.0, 60.0),
+        (BY_NAME["ec2"], 900.0, 0.0, 900.0),
+        (BY_NAME["ec2"], 3600.0, 3600.0, 3600.0),
+        (BY_NAME["ec2"], 5000.0, 5000.0, 5000.0),
+        (BY_NAME["ec2-2017"], 900.0, 0.0, 3600.0),
+        (BY_NAME["ec2-2017"], 5000.0, 3600.0, 7200.0),
+        (BY_NAME["gce"], 59.0, 0.0, 60.0),
+        (BY_NAME["gce"], 61.0, 61.0, 61.0),
+        (SUSE, 900.0, 0.0, 3600.0),
+        (SUSE, 5000.0, 3600.0, 7200.0),
+        (Billing(), 10.0, 10.0, 10.0),
+        (Billing("hour"), 5000.0, 7200.0, 7200.0),
+    ],
+)
+def test_who_ends_a_machine_and_when_decides_what_is_paid(
+    billing: Billing, ran_s: float, taken_back_s: float, given_back_s: float
+) -> None:
+    assert billing.paid_s(ran_s, preempted=True) == taken_back_s
+    assert billing.paid_s(ran_s, preempted=False) == given_back_s
+
+
+@pytest.mark.parametrize(("mean_s", "share"), [(900, 0.09), (6480, 0.89), (32_400, 0.994)])
+def test_of_spot_time_ec2_charges_the_share_that_outlasts_the_first_hour(
+    mean_s: float, share: float
+) -> None:
+    assert BY_NAME["ec2"].paid_share(mean_s) == pytest.approx(share, abs=0.003)
+
+
+@given(billings, st.sampled_from([600.0, 3600.0, 30_000.0]))
+def test_the_paid_share_is_that_of_many_machines(billing: Billing, mean_s: float) -> None:
+    quantiles = (np.arange(20_000) + 0.5) / 20_000
+    lives_s = -mean_s * np.log(quantiles)
+    paid_s = billing.paid_s(lives_s, preempted=True)
+    assert billing.paid_share(mean_s) == pytest.approx(paid_s.mean() / mean_s, rel=0.02, abs=2e-3)
+
+
+def test_what_is_never_preempted_is_paid_whole() -> None:
+    assert BY_NAME["ec2"].paid_share(math.inf) == 1.0
+    assert Pool("od", 3600.0, billing=BY_NAME["ec2"]).wanted_usd_per_s == 1.0
+
+
+def test_a_wanted_second_costs_its_price_while_it_is_had_and_is_charged() -> None:
+    pool = Pool("spot", 3600.0, 0.9, 1000.0, billing=BY_NAME["ec2"])
+    assert pool.wanted_usd_per_s == pytest.approx(0.9 * 5 * math.exp(-4))
+
+
+@pytest.mark.parametrize("make", [lambda: Billing(minimum_s=-1.0), lambda: Preempted(math.nan)])
+def test_times_that_make_no_sense_are_refused(make: object) -> None:
+    assert callable(make)
+    with pytest.raises(ParameterError, match="at least 0"):
+        make()
