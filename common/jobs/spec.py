@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from common.config.synchronisation import (
+    MOST,
     PROPORTIONAL,
     SYNCHRONOUS,
     Count,
@@ -20,6 +21,7 @@ from common.config.synchronisation import (
 from common.config.validation import complaint, field_names, shown
 from common.config.yaml_file import as_json, load_text
 from common.core.hashing import HASH
+from common.core.schedule import CONSTANT, Schedule, ScheduleKind
 from common.errors import GivenError, UnknownTopicError, UserError
 from common.jobs.names import check_name
 from common.learning.fields import INTEGERS, NUMBERS, DtypeName
@@ -218,6 +220,48 @@ class TunerSpec(Part):
 _Later = Field(exclude_if=lambda value: value is None)  # earlier programs may read a job without it
 
 
+class ScheduleSpec(Part):
+    """How the learning rate rises and falls with the updates that were made."""
+
+    kind: ScheduleKind
+    """After `warmup_updates`, of which t more were made: `constant`: all of it; `step`: times
+    `factor` after each n of `updates`; `cosine`: half a wave down to `final` at n; `inverse_sqrt`:
+    1 / sqrt(1 + t / n)."""
+    warmup_updates: Annotated[int, Field(ge=0, le=MOST)] = 0
+    """The rate rises to all of it in so many, in a line."""
+    updates: Count | None = None
+    """n, of the job's own `group_size`: what `stop.updates` counts, too."""
+    factor: Share | None = None
+    """Of `step`; 0.1 where it is not given."""
+    final: Share | None = None
+    """Of `step` and `cosine`: share of the rate below which it does not fall; 0.01 where it is not
+    given."""
+
+    _own: ClassVar[dict[str, frozenset[str]]] = {
+        "constant": frozenset(),
+        "step": frozenset({"updates", "factor", "final"}),
+        "cosine": frozenset({"updates", "final"}),
+        "inverse_sqrt": frozenset({"updates"}),
+    }
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"kind", "warmup_updates"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _fits(self) -> ScheduleSpec:
+        for option in sorted(self._given.keys() - self._own[self.kind]):
+            raise ValueError(f"{option}: a schedule that is {self.kind} has none: leave it out")
+        if self.updates is None and self.kind != "constant":
+            raise ValueError(f"updates: is missing; {self.kind} needs it, such as 1000")
+        return self
+
+    @property
+    def core(self) -> Schedule:
+        """As the protocol has it."""
+        return Schedule(self.kind, self.warmup_updates, **self._given)
+
+
 class OptimizerSpec(Part):
     """The rule that turns a gradient into a step (Algorithm 4, line 10)."""
 
@@ -245,6 +289,8 @@ class OptimizerSpec(Part):
     """Of `ftrl`."""
     clip_norm: Annotated[Positive | None, _Later] = None
     """Longest gradient of an update, after `reduction`: a longer one is shortened to it, once."""
+    schedule: Annotated[ScheduleSpec | None, _Later] = None
+    """Of the learning rate; without one it stays."""
 
     _own: ClassVar[dict[str, frozenset[str]]] = {
         "sgd": frozenset({"weight_decay", "momentum", "nesterov"}),
@@ -258,7 +304,13 @@ class OptimizerSpec(Part):
     @property
     def options(self) -> dict[str, Any]:
         """What was said beside the name and the learning rate, of this optimizer alone."""
-        return self.model_dump(exclude={"name", "learning_rate", "clip_norm"}, exclude_none=True)
+        others = {"name", "learning_rate", "clip_norm", "schedule"}
+        return self.model_dump(exclude=others, exclude_none=True)
+
+    @property
+    def scheduled(self) -> Schedule:
+        """The schedule, or what is meant without one."""
+        return CONSTANT if self.schedule is None else self.schedule.core
 
     @model_validator(mode="after")
     def _fits(self) -> OptimizerSpec:

@@ -301,6 +301,16 @@ def test_yaml_and_json_give_the_same_job() -> None:
             {"name": "sgd", "learning_rate": 0.1, "nesterov": True},
             "job file: optimizer: nesterov: sgd needs a momentum for it, such as 0.9",
         ),
+        (
+            "optimizer.schedule",
+            {"kind": "cosine"},
+            "job file: optimizer.schedule: updates: is missing; cosine needs it, such as 1000",
+        ),
+        (
+            "optimizer.schedule",
+            {"kind": "inverse_sqrt", "updates": 9, "final": 0.5},
+            "job file: optimizer.schedule: final: a schedule that is inverse_sqrt has none: leave",
+        ),
         ("optimizer.clip_norm", 0.0, "job file: optimizer.clip_norm: must be above 0.0, got 0.0"),
         ("optimizer", None, "job file: optimizer: is missing"),
         ("stop.loss", "low", 'job file: stop.loss: must be a number, got "low"'),
