@@ -91,6 +91,11 @@ class Progress(Answer):
     synchrony: SynchronyAnswer = Field(
         description="Of the newest update, or as the job's settings are since."
     )
+    learning_rate: float | None = Field(
+        description="Of the newest update, by the job's rate, its schedule and its synchronisation;"
+        " null: an earlier version of DOLL made it.",
+        examples=[0.002],
+    )
     stale: Count | None = Field(
         description="Updates between the oldest gradient of the newest update and itself."
     )

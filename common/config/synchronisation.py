@@ -13,6 +13,8 @@ from common.core.settings import Mode, Rule
 
 MOST = 2**31 - 1  # of whatever is counted: products of two of them still fit into 64 bits
 
+PROPORTIONAL = ("sgd", "momentum")  # optimizers whose step is twice as long by twice the gradient
+
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 
@@ -194,10 +196,10 @@ class SynchronisationSpec(ModeSpec):
                     f"{at}.local_rate: with group_size 1 a worker is never asked for several"
                     f" batches together, got {mode.local_rate:g}: leave it out, or raise group_size"
                 )
-            if mode.local_rate and optimizer == "adam":
+            if mode.local_rate and optimizer not in PROPORTIONAL:
                 raise ValueError(
-                    f"{field}: what workers came to is averaged with sgd or momentum, got adam:"
-                    f" take one of these, or leave {at}.local_rate out"
+                    f"{field}: what workers came to is averaged with sgd or momentum, got"
+                    f" {optimizer}: take one of these, or leave {at}.local_rate out"
                 )
 
     def core_mode(self, group_size: int, learning_rate: float | None = None) -> Mode:

@@ -528,8 +528,8 @@ class Leader:
         self._moved_at = now
         tuner = self._tuner
         noise_scale = None if tuner is None else tuner.noise_scale
-        self._progress += round_.share
         update = round_.update(self._epoch, self._made.version + 1, self._progress, noise_scale)
+        self._progress = update.progress
         self._made = ModelId(update.epoch, update.version)
         self._see_oldest()  # several rounds may be applied before the next one begins
         self._samples += update.samples

@@ -214,6 +214,7 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     base: int | UnsetType = UNSET  # oldest version that its gradients are of; else the one before
     parts: tuple[int, ...] | UnsetType = UNSET  # so many of its batches, in order, were walked
     scale: float | UnsetType = UNSET  # of the learning rate, for this step; else 1
+    rate: float | UnsetType = UNSET  # of this step, in all; an older program's does not say it
     # How many updates of the job's own K the model has come to with this one; else as many as J.
     equivalent: float | UnsetType = UNSET
 

@@ -213,7 +213,7 @@ class Round:
         own = self.mode.learning_rate
         return self.settings.mode.learning_rate if own is None else own
 
-    def _scale(self, staleness: int, noise_scale: float | None) -> float:
+    def _scale(self, staleness: int, before: float, noise_scale: float | None) -> float:
         scale = 1.0
         if self.averages:
             # With m = K / p steps of a worker, a step at rate m x local rate by the mean of all
@@ -222,6 +222,7 @@ class Round:
         elif self.mode.learning_rate is None and self.settings.rate_by_group:
             own = self.settings.mode.group_size
             scale = rate_scale(self.mode.group_size, own, noise_scale)
+        scale *= self.settings.schedule.share(before)
         return scale / (1 + staleness) if self.mode.damped else scale
 
     @property
@@ -230,14 +231,14 @@ class Round:
         return self.mode.group_size / self.settings.mode.group_size
 
     def update(
-        self, epoch: int, version: int, progress: float, noise_scale: float | None = None
+        self, epoch: int, version: int, before: float, noise_scale: float | None = None
     ) -> UpdateApplied:
         """The update that its counted batches make.
 
         Args:
             epoch: Of the leader.
             version: J, after it.
-            progress: Updates of the job's own K, likewise.
+            before: Updates of the job's own K, before it.
             noise_scale: Of gradients, in batches, where that is known.
         """
         skipped = Counter[str]()
@@ -245,7 +246,8 @@ class Round:
             for left_out in batch.skipped:
                 skipped[left_out.topic] += left_out.records
         base = version - 1 if self.base is None else self.base
-        scale = self._scale(version - 1 - base, noise_scale)
+        progress, rate = before + self.share, self.learning_rate
+        scale = self._scale(version - 1 - base, before, noise_scale)
         plain = self.synchrony == Synchrony(self.settings.mode.group_size)
         return UpdateApplied(
             epoch=epoch,
@@ -262,6 +264,7 @@ class Round:
             base=UNSET if base == version - 1 else base,
             parts=tuple(self.parts) if self.synchrony.local_rate else UNSET,
             scale=UNSET if scale == 1 else scale,
+            rate=UNSET if rate is None else rate * scale,
             equivalent=UNSET if progress == version else progress,
         )
 

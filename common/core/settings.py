@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.core.messages import Synchrony
+from common.core.schedule import CONSTANT, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class CoordinatorSettings:
     reduction: Literal["mean", "sum"] = "mean"  # what is done with the sum of an update
     # The learning rate is that of the job's own K: by another one, `tuning.rate_scale` of it.
     rate_by_group: bool = False
+    schedule: Schedule = CONSTANT  # of the learning rate
     group_sizes: tuple[int, int] | None = None  # within which K is tuned while no rule holds
     group_linger_s: float | None = None  # apply fewer than K after this; None: never (the paper)
     on_missing: Literal["redispatch", "proceed"] = "redispatch"

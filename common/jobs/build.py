@@ -41,7 +41,9 @@ def codec_of(spec: JobSpec) -> Codec:
 def optimizer_of(spec: JobSpec) -> OptimizerSettings:
     """The job's optimizer, as settings."""
     optimizer = spec.optimizer
-    return OptimizerSettings(optimizer.name, optimizer.learning_rate, optimizer.options)
+    return OptimizerSettings(
+        optimizer.name, optimizer.learning_rate, optimizer.options, optimizer.clip_norm
+    )
 
 
 def trainer_of(spec: JobSpec, allowed: Collection[str], max_model_mb: int) -> Callable[[], Trainer]:

@@ -683,6 +683,7 @@ class Numbers(NamedTuple):
     whole: bool  # whether the counts above are of all that ever happened
     workers: int | None  # that send heartbeats
     synchrony: Synchrony  # of the newest update, or as its settings are since
+    learning_rate: float | None  # of the newest update; before the first, as it will be
     stale: int | None  # updates between the oldest gradient of the newest update and itself
     note: str  # why updates wait for each other in vain; empty where they do not
     led: bool | None
@@ -826,6 +827,7 @@ class JobProgress:
             whole=self.whole,
             workers=workers,
             synchrony=self._synchrony(),
+            learning_rate=self._learning_rate(),
             stale=None if newest is None else newest.stale,
             note=window_note(self.record.spec, workers),
             led=look.led,
@@ -1016,6 +1018,13 @@ class JobProgress:
             return newest.synchrony or Synchrony(spec.group_size)
         workers = len(self.seen.statuses or ())
         return spec.synchronised.core_mode(spec.group_size).synchrony(workers)
+
+    def _learning_rate(self) -> float | None:
+        """At which the newest update was made; None where an older program made it."""
+        if self._newest is None:
+            optimizer = self.record.spec.optimizer
+            return optimizer.learning_rate * optimizer.scheduled.share(0)
+        return self._newest.rate or None
 
     def _means(self) -> tuple[float | None, dict[str, float]]:
         newest = self.columns.newest

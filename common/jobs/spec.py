@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from common.config.synchronisation import (
+    MOST,
+    PROPORTIONAL,
     SYNCHRONOUS,
     Count,
     Part,
@@ -19,6 +21,7 @@ from common.config.synchronisation import (
 from common.config.validation import complaint, field_names, shown
 from common.config.yaml_file import as_json, load_text
 from common.core.hashing import HASH
+from common.core.schedule import CONSTANT, Schedule, ScheduleKind
 from common.errors import GivenError, UnknownTopicError, UserError
 from common.jobs.names import check_name
 from common.learning.fields import INTEGERS, NUMBERS, DtypeName
@@ -39,7 +42,7 @@ _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 UNKNOWN_WORKERS = 8  # counted where a job has no bound for them: some machines, started by hand
 
-Seconds = Annotated[float, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -214,39 +217,110 @@ class TunerSpec(Part):
         return self
 
 
+_Later = Field(exclude_if=lambda value: value is None)  # earlier programs may read a job without it
+
+
+class ScheduleSpec(Part):
+    """How the learning rate rises and falls with the updates that were made."""
+
+    kind: ScheduleKind
+    """After `warmup_updates`, of which t more were made: `constant`: all of it; `step`: times
+    `factor` after each n of `updates`; `cosine`: half a wave down to `final` at n; `inverse_sqrt`:
+    1 / sqrt(1 + t / n)."""
+    warmup_updates: Annotated[int, Field(ge=0, le=MOST)] = 0
+    """The rate rises to all of it in so many, in a line."""
+    updates: Count | None = None
+    """n, of the job's own `group_size`: what `stop.updates` counts, too."""
+    factor: Share | None = None
+    """Of `step`; 0.1 where it is not given."""
+    final: Share | None = None
+    """Of `step` and `cosine`: share of the rate below which it does not fall; 0.01 where it is not
+    given."""
+
+    _own: ClassVar[dict[str, frozenset[str]]] = {
+        "constant": frozenset(),
+        "step": frozenset({"updates", "factor", "final"}),
+        "cosine": frozenset({"updates", "final"}),
+        "inverse_sqrt": frozenset({"updates"}),
+    }
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"kind", "warmup_updates"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _fits(self) -> ScheduleSpec:
+        for option in sorted(self._given.keys() - self._own[self.kind]):
+            raise ValueError(f"{option}: a schedule that is {self.kind} has none: leave it out")
+        if self.updates is None and self.kind != "constant":
+            raise ValueError(f"updates: is missing; {self.kind} needs it, such as 1000")
+        return self
+
+    @property
+    def core(self) -> Schedule:
+        """As the protocol has it."""
+        return Schedule(self.kind, self.warmup_updates, **self._given)
+
+
 class OptimizerSpec(Part):
     """The rule that turns a gradient into a step (Algorithm 4, line 10)."""
 
-    name: Literal["sgd", "momentum", "adam"] = "sgd"
-    """Which of torch's optimizers."""
+    name: Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"] = "sgd"
+    """Torch's, and `ftrl`, FTRL-Proximal (McMahan et al. 2013); `momentum` is `sgd` with one."""
     learning_rate: Positive
-    """eta."""
-    momentum: float | None = Field(default=None, gt=0, lt=1)
-    """Of `momentum`; 0.9 where it is not given."""
+    """eta; alpha of `ftrl`."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Of `sgd`, 0 where it is not given, and of `momentum`, 0.9."""
     nesterov: bool | None = None
-    """Of `momentum`."""
-    weight_decay: float | None = Field(default=None, ge=0)
-    """L2 penalty."""
+    """Of `sgd` with a momentum and of `momentum`."""
+    weight_decay: NotNegative | None = None
+    """L2 penalty; of `adamw` apart from the gradient, 0.01 where it is not given."""
     betas: tuple[Beta, Beta] | None = None
-    """Of `adam`."""
+    """Of `adam` and `adamw`."""
     eps: Positive | None = None
-    """Of `adam`."""
+    """Of `adam`, `adamw` and `adagrad`."""
+    initial_accumulator_value: Annotated[NotNegative | None, _Later] = None
+    """Of `adagrad`."""
+    beta: Annotated[Positive | None, _Later] = None
+    """Of `ftrl`; 1 where it is not given."""
+    l1: Annotated[NotNegative | None, _Later] = None
+    """Of `ftrl`: weights that gradients do not hold away from zero are zero."""
+    l2: Annotated[NotNegative | None, _Later] = None
+    """Of `ftrl`."""
+    clip_norm: Annotated[Positive | None, _Later] = None
+    """Longest gradient of an update, after `reduction`: a longer one is shortened to it, once."""
+    schedule: Annotated[ScheduleSpec | None, _Later] = None
+    """Of the learning rate; without one it stays."""
 
     _own: ClassVar[dict[str, frozenset[str]]] = {
-        "sgd": frozenset({"weight_decay"}),
+        "sgd": frozenset({"weight_decay", "momentum", "nesterov"}),
         "momentum": frozenset({"weight_decay", "momentum", "nesterov"}),
         "adam": frozenset({"weight_decay", "betas", "eps"}),
+        "adamw": frozenset({"weight_decay", "betas", "eps"}),
+        "adagrad": frozenset({"weight_decay", "eps", "initial_accumulator_value"}),
+        "ftrl": frozenset({"beta", "l1", "l2"}),
     }
 
     @property
     def options(self) -> dict[str, Any]:
-        """What was said beside the name and the learning rate."""
-        return self.model_dump(exclude={"name", "learning_rate"}, exclude_none=True)
+        """What was said beside the name and the learning rate, of this optimizer alone."""
+        others = {"name", "learning_rate", "clip_norm", "schedule"}
+        return self.model_dump(exclude=others, exclude_none=True)
+
+    @property
+    def scheduled(self) -> Schedule:
+        """The schedule, or what is meant without one."""
+        return CONSTANT if self.schedule is None else self.schedule.core
 
     @model_validator(mode="after")
     def _fits(self) -> OptimizerSpec:
         for option in sorted(self.options.keys() - self._own[self.name]):
-            raise ValueError(f"{self.name} has no option {option!r}")
+            takes = [name for name, own in self._own.items() if option in own]
+            raise ValueError(f"{self.name} has no option {option!r}: {', '.join(takes)} have it")
+        if self.name == "momentum" and self.momentum == 0:
+            raise ValueError("momentum: must be above 0, got 0: take sgd")
+        if self.nesterov and self.name == "sgd" and not self.momentum:
+            raise ValueError("nesterov: sgd needs a momentum for it, such as 0.9")
         return self
 
 
@@ -396,9 +470,9 @@ class JobSpec(Part):
     """Whether its batches of the update under way are given to others or left out of it."""
     start_at: str = "earliest"
     """`earliest`, `latest`, or a time with its zone, such as 2026-01-31T12:00:00Z."""
-    batch_linger_s: Seconds | None = None
+    batch_linger_s: NotNegative | None = None
     """Close a partial batch after so long; by default never."""
-    group_linger_s: Seconds | None = None
+    group_linger_s: NotNegative | None = None
     """Apply a partial update after so long; by default never."""
     waiting_batches: Count | None = None
     """Unsettled batches that a worker may own, at least K; by default 2K."""
@@ -469,9 +543,10 @@ class JobSpec(Part):
     def rate_by_group(self) -> bool:
         """Whether the learning rate goes with K.
 
-        The sum of fewer samples is a smaller step by itself, and adam's does not depend on them.
+        The sum of fewer samples is a smaller step by itself; adam's, and that of others which
+        divide by how large gradients were, does not depend on them.
         """
-        return self.reduction == "mean" and self.optimizer.name != "adam"
+        return self.reduction == "mean" and self.optimizer.name in PROPORTIONAL
 
     @property
     def synchronised(self) -> SynchronisationSpec:
@@ -626,13 +701,14 @@ class JobSpec(Part):
                 "provisioning.policy: reassign leaves slots without a machine, whose streams nobody"
                 " would ever read: add `on_preemption: reassign`"
             )
-        step = (self.optimizer.name, self.optimizer.weight_decay or 0, self.reduction)
-        whole = step == ("sgd", 0, "mean") and self._most_learning_rate <= 1
+        by, own = self.optimizer, bool(self.optimizer.momentum or self.optimizer.weight_decay)
+        step = (by.name, own, self.reduction)
+        whole = step == ("sgd", False, "mean") and self._most_learning_rate <= 1
         if self.task.name == "lda" and not whole:
             raise ValueError(
                 "optimizer: lda needs `name: sgd` with a learning_rate of at most 1 (a rule's, too:"
-                " times its group_size over the job's, where it names none), without weight_decay,"
-                " and `reduction: mean`: other steps leave topics below zero"
+                " times its group_size over the job's, where it names none), without weight_decay"
+                " or momentum, and `reduction: mean`: other steps leave topics below zero"
             )
         return self
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
@@ -71,6 +72,43 @@ IMAGE_NETWORKS: dict[str, ImageNetwork] = {
     "cnn-small": cnn_small,
     "resnet-32": resnet_32,
 }
+
+
+class RunningNorm(nn.Module):
+    """Features less their mean, over their deviation, both of the records of all updates so far.
+
+    They are buffers, as batch normalisation's, and move by the mean of what the batches of an
+    update see. But a record is normalised by those of its version, in training as later, and not
+    by the batch that it happens to be in; batches of the first update, before which nothing is
+    known, by their own. From 1 / FORGOTTEN updates on the oldest records are forgotten.
+    """
+
+    FORGOTTEN = 1e-3  # of what is known, by each update
+    EPSILON = 1e-5  # batch normalisation's: a feature that never moves is 0
+    mean: Tensor
+    variance: Tensor
+    updates: Tensor
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("variance", torch.ones(features))
+        self.register_buffer("updates", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(n, features) to (n, features)."""
+        first, seen = self.updates == 0, inputs.mean(0)
+        mean = torch.where(first, seen, self.mean)
+        # About a mean that is known before: so that it is a mean over records, whoever holds them.
+        squares = ((inputs - mean) ** 2).mean(0)
+        variance = torch.where(first, squares, self.variance)
+        outputs = (inputs - mean) * torch.rsqrt(variance + self.EPSILON)
+        if self.training:
+            share = (1 / (self.updates + 1)).clamp(min=self.FORGOTTEN)
+            self.mean.lerp_(seen, share)
+            self.variance.lerp_(squares, share)
+            self.updates.add_(1)
+        return outputs
 
 
 def logistic_regression(features: int, classes: int) -> nn.Module:

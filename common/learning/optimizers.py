@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import unwrap
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import torch
@@ -13,9 +14,12 @@ from msgspec import Meta
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-OptimizerName: TypeAlias = Literal["sgd", "momentum", "adam"]
+    from torch import Tensor
+
+OptimizerName: TypeAlias = Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"]
+Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
@@ -27,6 +31,12 @@ class OptimizerSettings:
     name: OptimizerName
     learning_rate: float
     options: Mapping[str, object] = field(default_factory=dict)
+    clip_norm: float | None = None  # longest gradient that a step is taken by, after `reduction`
+
+    @property
+    def kind(self) -> str:
+        """What a snapshot names by what is kept: `sgd` with a momentum is `momentum`."""
+        return "momentum" if self.options.get("momentum") else self.name
 
 
 class _Plain(torch.optim.Optimizer):
@@ -53,58 +63,107 @@ class PlainAdam(_Plain, torch.optim.Adam):
     step = torch.no_grad()(unwrap(torch.optim.Adam.step))
 
 
+class PlainAdamW(PlainAdam, torch.optim.AdamW):
+    """Adam whose weight decay is no part of the gradient."""
+
+
+class PlainAdagrad(_Plain, torch.optim.Adagrad):
+    """Adagrad."""
+
+    step = torch.no_grad()(unwrap(torch.optim.Adagrad.step))
+
+
+class Ftrl(_Plain):
+    """FTRL-Proximal, per coordinate (McMahan et al., "Ad Click Prediction", 2013, algorithm 1).
+
+    With eta_t = rate / (beta + sqrt(n_t)), n_t the sum of the squares of g_1 to g_t, w_t is where
+    g_1 + ... + g_t times w, sigma_s / 2 (w - w_(s-1))^2 summed, and l1 |w| + l2 / 2 w^2 is least;
+    sigma_s = 1/eta_s - 1/eta_(s-1) and 1/eta_0 = 0. From weights of zero and at a constant rate
+    that is algorithm 1; at any, without l1 and l2, it is w_t = w_(t-1) - eta_t g_t.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, *, beta: float, l1: float, l2: float
+    ) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "l1": l1, "l2": l2})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override] # nobody gives one
+        """Take one step."""
+        del closure
+        for group in self.param_groups:
+            for weights in group["params"]:
+                self._move(weights, group)
+
+    def _move(self, weights: Tensor, group: Mapping[str, Any]) -> None:
+        state, gradient, l1 = self.state[weights], weights.grad, group["l1"]
+        if not state:
+            state |= {name: torch.zeros_like(weights) for name in ("linear", "squares", "inverse")}
+        linear, squares, inverse = state["linear"], state["squares"], state["inverse"]
+        squares.addcmul_(gradient, gradient)
+        now = (squares.sqrt() + group["beta"]) / group["lr"]
+        linear.add_(gradient).addcmul_(now - inverse, weights, value=-1)
+        inverse.copy_(now)
+        # -linear, shorter by l1, or zero where it is shorter than that.
+        weights.copy_((linear.clamp(-l1, l1) - linear) / (now + group["l2"]))
+
+
 class _Sgd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    weight_decay: NotNegative = 0.0
-
-    def make(self, parameter: torch.nn.Parameter, learning_rate: float) -> torch.optim.Optimizer:
-        return PlainSgd([parameter], learning_rate, weight_decay=self.weight_decay, fused=True)
-
-
-class _Momentum(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    momentum: Annotated[float, Meta(gt=0, lt=1)] = 0.9
+    momentum: Decay = 0.0
     nesterov: bool = False
     weight_decay: NotNegative = 0.0
 
-    def make(self, parameter: torch.nn.Parameter, learning_rate: float) -> torch.optim.Optimizer:
-        return PlainSgd(
-            [parameter],
-            learning_rate,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-            fused=True,
-        )
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum")
+
+
+class _Momentum(_Sgd, frozen=True, forbid_unknown_fields=True):
+    momentum: Annotated[float, Meta(gt=0, lt=1)] = 0.9
 
 
 class _Adam(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    eps: Annotated[float, Meta(gt=0)] = 1e-8
+    eps: Positive = 1e-8
     weight_decay: NotNegative = 0.0
 
-    def make(self, parameter: torch.nn.Parameter, learning_rate: float) -> torch.optim.Optimizer:
-        return PlainAdam(
-            [parameter],
-            learning_rate,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            fused=True,
-        )
+
+class _AdamW(_Adam, frozen=True, forbid_unknown_fields=True):
+    weight_decay: NotNegative = 0.01
 
 
-_KINDS: dict[str, type[_Sgd | _Momentum | _Adam]] = {
-    "sgd": _Sgd,
-    "momentum": _Momentum,
-    "adam": _Adam,
+class _Adagrad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    eps: Positive = 1e-10
+    initial_accumulator_value: NotNegative = 0.0
+    weight_decay: NotNegative = 0.0
+
+
+class _Ftrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    beta: Positive = 1.0
+    l1: NotNegative = 0.0
+    l2: NotNegative = 0.0
+
+
+class _Kind(NamedTuple):
+    """An optimizer by name."""
+
+    options: type[_Sgd | _Adam | _Adagrad | _Ftrl]
+    make: Callable[..., torch.optim.Optimizer]  # of parameters, the learning rate and the options
+    state: frozenset[str]  # what it keeps of a parameter after a step: a snapshot has just these
+
+
+_ADAMS = frozenset({"step", "exp_avg", "exp_avg_sq"})
+_KINDS = {
+    "sgd": _Kind(_Sgd, partial(PlainSgd, fused=True), frozenset()),
+    "momentum": _Kind(_Momentum, partial(PlainSgd, fused=True), frozenset({"momentum_buffer"})),
+    "adam": _Kind(_Adam, partial(PlainAdam, fused=True), _ADAMS),
+    "adamw": _Kind(_AdamW, partial(PlainAdamW, fused=True), _ADAMS),
+    "adagrad": _Kind(_Adagrad, partial(PlainAdagrad, fused=True), frozenset({"step", "sum"})),
+    "ftrl": _Kind(_Ftrl, Ftrl, frozenset({"linear", "squares", "inverse"})),
 }
 OPTIMIZER_NAMES = tuple(_KINDS)
 
-# What each keeps per parameter once it has made a step; a snapshot must hold exactly these.
-STATE_NAMES: dict[str, frozenset[str]] = {
-    "sgd": frozenset(),
-    "momentum": frozenset({"momentum_buffer"}),
-    "adam": frozenset({"step", "exp_avg", "exp_avg_sq"}),
-}
+STATE_NAMES = {name: kind.state for name, kind in _KINDS.items()}
 
 
 def make_optimizer(
@@ -121,11 +180,11 @@ def make_optimizer(
     _check_learning_rate(settings.learning_rate)
     kind = _KINDS[settings.name]
     try:
-        options = msgspec.convert(dict(settings.options), kind)
+        options = msgspec.convert(dict(settings.options), kind.options)
     except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__)
+        known = ", ".join(kind.options.__struct_fields__)
         raise UserError(f"optimizer {settings.name!r}: {error}; its options are {known}") from error
-    return options.make(parameter, settings.learning_rate)
+    return kind.make([parameter], settings.learning_rate, **msgspec.structs.asdict(options))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -83,11 +83,12 @@ class LogisticRegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fiel
 
     features: Size
     classes: Classes
+    normalise: bool = False
 
     @property
     def parameters(self) -> int:
-        """Numbers of its network."""
-        return _dense(self.features, self.classes)
+        """Numbers of its network, and of what normalises its inputs."""
+        return _dense(self.features, self.classes) + self.normalise * (2 * self.features + 1)
 
     def check(self) -> None:
         """All that there is to check is in the types."""
@@ -99,11 +100,13 @@ class TabularMlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     features: Size
     classes: Classes
     hidden: tuple[Size, ...] = (64, 64)
+    normalise: bool = False
 
     @property
     def parameters(self) -> int:
-        """Numbers of its network."""
-        return _dense(self.features, *self.hidden, self.classes)
+        """Numbers of its network, and of what normalises its inputs."""
+        layers = _dense(self.features, *self.hidden, self.classes)
+        return layers + self.normalise * (2 * self.features + 1)
 
     def check(self) -> None:
         """All that there is to check is in the types."""
@@ -204,6 +207,11 @@ def options_of(name: str, options: Mapping[str, object]) -> Options:
     if name not in BUILT_IN:
         raise UserError(f"task {name!r} is none of {', '.join(TASK_NAMES)}")
     kind = BUILT_IN[name]
+    if "normalise" in options and "normalise" not in kind.__struct_fields__:
+        raise UserError(
+            f"task {name!r} has no normalise, which is of logistic-regression and tabular-mlp: what"
+            " a sparse record leaves out would be zero no more, and images are scaled already"
+        )
     try:
         read = msgspec.convert(dict(options), kind)
     except msgspec.ValidationError as error:

@@ -14,7 +14,12 @@ from common.errors import TaskMissingError, UserError
 from common.learning.errors import one_line, what_was_raised
 from common.learning.fields import INTEGERS, NUMBERS, Input
 from common.learning.lda import TopicModel
-from common.learning.models import IMAGE_NETWORKS, logistic_regression, multilayer_perceptron
+from common.learning.models import (
+    IMAGE_NETWORKS,
+    RunningNorm,
+    logistic_regression,
+    multilayer_perceptron,
+)
 from common.learning.sparse_tasks import MatrixFactorisation, SparseLogistic, check_inside
 from common.learning.task_options import (
     ImageClassifierOptions,
@@ -112,15 +117,24 @@ def _image_classifier(options: ImageClassifierOptions) -> Classifier:
 
 def _logistic_regression(options: LogisticRegressionOptions) -> Classifier:
     features, classes = options.features, options.classes
-    return Classifier(
-        lambda: logistic_regression(features, classes), "features", (features,), classes
-    )
+    return _of_features(options, lambda: logistic_regression(features, classes))
 
 
 def _tabular_mlp(options: TabularMlpOptions) -> Classifier:
     features, hidden, classes = options.features, options.hidden, options.classes
+    return _of_features(options, lambda: multilayer_perceptron(features, hidden, classes))
+
+
+def _of_features(
+    options: LogisticRegressionOptions | TabularMlpOptions, network: Callable[[], nn.Module]
+) -> Classifier:
+    features = options.features
+
+    def normalised() -> nn.Module:
+        return nn.Sequential(RunningNorm(features), network())
+
     return Classifier(
-        lambda: multilayer_perceptron(features, hidden, classes), "features", (features,), classes
+        normalised if options.normalise else network, "features", (features,), options.classes
     )
 
 

@@ -172,6 +172,8 @@ class Trainer:
         if self._reduction == "mean":
             part.vector[part.where()] /= part.samples
         self._parameter.grad = torch.from_numpy(part.vector[: self._split])
+        if self._settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameter, self._settings.clip_norm)
         self._optimizer.step()
         self._weights[self._split :] += moved
         self.discard(round_)
@@ -234,11 +236,12 @@ class Trainer:
 
     @property
     def _kind(self) -> _Kind:
-        return _Kind(self._settings.name, self._split, len(self._weights) - self._split)
+        return _Kind(self._settings.kind, self._split, len(self._weights) - self._split)
 
     def _take(self, weights: Vector, state: dict[str, npt.NDArray[Any]]) -> None:
         self._weights[:] = weights
-        self._optimizer.state[self._parameter] = {
+        self._optimizer = make_optimizer(self._settings, self._parameter)
+        self._optimizer.state[self._parameter] |= {
             name: torch.from_numpy(value) for name, value in state.items()
         }
         for round_ in tuple(self._sums):

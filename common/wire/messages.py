@@ -264,6 +264,8 @@ def _check_made(update: UpdateApplied) -> None:
         _need(whole, "parts", update.parts, f"{len(update.batches)} batches in all")
     if update.scale is not UNSET:
         _check_rate("scale", update.scale)
+    if update.rate is not UNSET:
+        _check_rate("rate", update.rate)
     if update.equivalent is not UNSET:
         _check_rate("equivalent", update.equivalent)
 

@@ -229,6 +229,7 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         rules=spec.synchronised.core_rules(spec.group_size),
         reduction=spec.reduction,
         rate_by_group=spec.rate_by_group,
+        schedule=spec.optimizer.scheduled,
         group_sizes=spec.group_sizes,
         group_linger_s=spec.group_linger_s,
         on_missing=spec.on_missing,

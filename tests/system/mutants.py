@@ -578,9 +578,9 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "self._progress += round_.share",
+                "update = round_.update(",
                 "round_.synchrony = (self._changed or self._settings).mode.synchrony()\n"
-                "        self._progress += round_.share",
+                "        update = round_.update(",
             ),
         ),
     ),
@@ -590,8 +590,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "self._progress += round_.share",
-                "round_.mode = self.mode\n        self._progress += round_.share",
+                "update = round_.update(",
+                "round_.mode = self.mode\n        update = round_.update(",
             ),
         ),
     ),
@@ -620,7 +620,12 @@ MUTANTS = (
     Mutant(
         "an update counts by the job's own K",
         100,
-        (Edit(CORE + "leader.py", "self._progress += round_.share", "self._progress += 1"),),
+        (Edit(CORE + "leader.py", "self._progress = update.progress", "self._progress += 1"),),
+    ),
+    Mutant(
+        "the learning rate goes by how far the model is",
+        100,
+        (Edit(CORE + "rounds.py", "schedule.share(before)", "schedule.share(0.0)"),),
     ),
     Mutant(
         "a snapshot says how many updates of the job's own K the model has come to",

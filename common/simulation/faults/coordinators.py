@@ -24,6 +24,7 @@ from common.core.messages import (
     UpdateApplied,
     unused_number,
 )
+from common.core.schedule import Schedule
 from common.core.settings import CoordinatorSettings, Mode
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
@@ -53,6 +54,7 @@ TUNED_ROUNDS = 1  # worlds are short: K may move with each
 MODELS_KEPT = 3
 WHOLE_EVERY = 7  # versions, one of which has changed so much that it is put whole
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
+SCHEDULE = Schedule("inverse_sqrt", warmup=4, updates=3)  # no two updates of a chain have one rate
 GENESIS_TOKEN: Token = (GENESIS, 0)
 
 
@@ -76,6 +78,7 @@ def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
         rule_rounds=RULE_ROUNDS if way.group_sizes is None else TUNED_ROUNDS,
         reduction=way.reduction,
         rate_by_group=way.rate_by_group,
+        schedule=SCHEDULE,
         group_sizes=way.group_sizes,
         group_linger_s=GROUP_LINGER_S if scenario.linger else None,
         on_missing=scenario.on_missing,
@@ -511,11 +514,13 @@ class SimulatedCoordinator:
             raise Violation("wrong parts", f"{update.parts}, not {walked}")
         step = (rate or 0.0) * (1.0 if update.scale is UNSET else update.scale)
         expected = [self._steps(update, mode, count / len(parts)) for mode in modes]
-        if not any(
+        if update.rate != step or not any(
             low <= step <= high or isclose(step, low) or isclose(step, high)
             for low, high in expected
         ):
-            raise Violation("wrong rate", f"{rate} x {update.scale}, not one of {expected}")
+            raise Violation(
+                "wrong rate", f"{rate} x {update.scale}, said {update.rate}, not one of {expected}"
+            )
 
     def _progress(self, update: UpdateApplied) -> float:
         """As how much an update counts, with all before it: K by the job's own K each."""
@@ -540,8 +545,10 @@ class SimulatedCoordinator:
             steps += [own] if way.group_sizes else []
         else:
             steps = [own]
-        smaller = 1 + update.staleness if mode.damped else 1
-        return min(steps) / smaller, max(steps) / smaller
+        before = self.world.nodes.get(self._token)
+        share = SCHEDULE.share(before.progress if before is not None else 0.0)
+        share /= 1 + update.staleness if mode.damped else 1
+        return min(steps) * share, max(steps) * share
 
     def _check_starving(self, update: UpdateApplied) -> None:
         """The oldest batch is settled after few further updates, unless it is asked again."""

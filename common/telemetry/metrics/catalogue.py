@@ -143,6 +143,13 @@ TRAINING_METRIC = gauge(
     "The task's metrics of the newest update, likewise: accuracy and the like.",
     "coordinator",
 )
+LEARNING_RATE = gauge(
+    "doll_learning_rate",
+    "1",
+    _JOB,
+    "Of the newest update, by the job's rate, its schedule and its synchronisation.",
+    "coordinator",
+)
 ROUND_STAGE = Metric(
     "doll_round_seconds",
     "histogram",

@@ -86,6 +86,7 @@ def _of_leader(leading: Leading) -> Iterator[tuple[Metric, tuple[str, ...], floa
     yield catalogue.VERSION, (), leading.version
     yield from _known(catalogue.LOSS, leading.loss)
     yield from _by(catalogue.TRAINING_METRIC, leading.metrics)
+    yield from _known(catalogue.LEARNING_RATE, leading.learning_rate)
     yield from _known(catalogue.BATCHES_WAITING, leading.waiting)
     yield from _known(catalogue.WORKERS_LIVE, leading.live)
     if leading.synchrony is not None:
@@ -129,6 +130,7 @@ _GAUGES = (
     catalogue.VERSION,
     catalogue.LOSS,
     catalogue.TRAINING_METRIC,
+    catalogue.LEARNING_RATE,
     catalogue.BATCHES_WAITING,
     catalogue.WORKERS_LIVE,
     catalogue.SYNCHRONISATION,

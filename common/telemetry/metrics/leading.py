@@ -82,6 +82,7 @@ class Leading:
     live: int | None = None
     synchrony: Synchrony | None = None  # of the newest update
     staleness: int | None = None  # likewise
+    learning_rate: float | None = None  # likewise
     busy: float | None = None  # share of their time that workers computed
     group_size: int | None = None  # K of an update that would begin now
     gradients: deque[RecentGradient] = field(default_factory=lambda: deque(maxlen=RECENT_GRADIENTS))
@@ -179,6 +180,7 @@ class JobMetrics:
             before = self.leading.synchrony
             self._switches.inc(before is not None and before.mode != synchrony.mode)
             self.leading.synchrony, self.leading.staleness = synchrony, update.staleness
+            self.leading.learning_rate = update.rate or None
             names = sorted(update.metrics)[:MOST_METRICS]
             self.leading.metrics = {name: update.metrics[name] for name in names}
 

@@ -165,6 +165,7 @@ def as_data(job: str, audit: Audit) -> dict[str, Any]:
                 "stale": update.staleness,
                 "synchrony": to_builtins(update.synchrony) if update.synchrony else None,
                 "scale": update.scale or 1.0,
+                "learning_rate": update.rate or None,
                 "batches": [batch.offset for batch in update.batches],
                 "spans": [str(span) for span in merged(_spans(update))],
             }

@@ -356,6 +356,7 @@ def _render(job: str, picture: Picture) -> Group:
     present = [
         ("workers", _number(picture.alive) + leaving),
         ("records/s", _number(progress.samples_per_s)),
+        ("learning rate", "-" if (rate := progress.learning_rate) is None else f"{rate:.4g}"),
         ("lag", _number(progress.lag)),
         ("batches waiting", _number(progress.waiting)),
         ("records skipped", _at_least(progress.skipped, whole=progress.whole)),

@@ -45,7 +45,7 @@ def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> 
         UnavailableError: If Kafka or object storage is unavailable.
     """
     need_torch(f"--from {source}")
-    from common.jobs.build import trainer_of
+    from common.jobs.build import optimizer_of, trainer_of
 
     job, _, version = source.partition("@")
     wish = wish_of(version) if "@" in source else "newest"
@@ -68,7 +68,7 @@ def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> 
         ) from error
     sha256 = CheckpointStore(blobs, spec.name).put_origin(trainer.snapshot())
     origin = Origin(job, found.snapshot.by, found.snapshot.made.version, sha256)
-    own = spec.optimizer.name
+    own = optimizer_of(spec).kind
     what = (
         f"weights and optimizer state ({own})"
         if other == own

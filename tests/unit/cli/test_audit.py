@@ -160,7 +160,7 @@ def test_what_a_takeover_took_back_does_not_count(world: World) -> None:
 
 def test_of_a_job_that_is_not_synchronous_it_is_told_how_stale_each_update_is(world: World) -> None:
     synchrony = Synchrony(1, staleness=2)
-    stale = replace(update(2, batch(1, 2, 4)), synchrony=synchrony, base=0, scale=0.5)
+    stale = replace(update(2, batch(1, 2, 4)), synchrony=synchrony, base=0, scale=0.5, rate=0.05)
     happened(world, CLAIMS, (LEAD, replace(update(1, batch(0, 0, 2)), synchrony=synchrony), stale))
     shown = world.run("audit", "digits").stdout
     assert "mode" in shown
@@ -168,10 +168,10 @@ def test_of_a_job_that_is_not_synchronous_it_is_told_how_stale_each_update_is(wo
     assert "stale  1 of 2" in shown
     assert "switches of synchronisation: 0" in shown
     data = json.loads(world.run("audit", "digits", "--json").stdout)
-    fields = ("mode", "stale", "scale", "synchrony")
+    fields = ("mode", "stale", "scale", "learning_rate", "synchrony")
     told = [tuple(each[field] for field in fields) for each in data["versions"]]
     as_told = {"group_size": 1, "staleness": 2}
-    assert told == [("stale", 0, 1.0, as_told), ("stale", 1, 0.5, as_told)]
+    assert told == [("stale", 0, 1.0, None, as_told), ("stale", 1, 0.5, 0.05, as_told)]
 
 
 def test_records_that_do_not_parse_are_passed_over(world: World) -> None:

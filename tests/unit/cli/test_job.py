@@ -232,11 +232,12 @@ def test_watch_tells_how_workers_are_synchronised(world: World) -> None:
     assert "synchronisation stale (K 1, s 1)" in shown
     claimed(world, 1, 2)
     synchrony = Synchrony(1, staleness=2)
-    made = [update(0, 1), replace(update(0, 2), synchrony=synchrony, base=0, revision=1)]
+    made = [update(0, 1), replace(update(0, 2), synchrony=synchrony, base=0, revision=1, rate=5e-4)]
     records = (Lead(-1, GENESIS, "c"), *made)
     world.write("doll.digits.updates", *map(encode_audit, records))
     shown = world.run("job", "watch", "digits", "--once").stdout
     assert "synchronisation stale (K 1, s 2)" in shown
+    assert "learning rate 0.0005 " in shown
     assert "stale" in next(line for line in shown.splitlines() if "update" in line)
 
 

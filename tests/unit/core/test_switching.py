@@ -13,6 +13,7 @@ from msgspec import UNSET
 from common.core import commands as do
 from common.core import events
 from common.core.messages import Failed, Synchrony
+from common.core.schedule import Schedule
 from common.core.settings import CoordinatorSettings, Mode, Rule
 from common.core.stop_rule import LOSS_WINDOW, StopRule
 from common.core.switching import FEWER, Switch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from common.core.messages import UpdateApplied
+    from common.core.schedule import ScheduleKind
 
 ROUNDS = 4
 OWN = Mode(8)
@@ -206,6 +208,51 @@ def test_what_counts_updates_counts_by_the_k_of_the_job() -> None:
     assert the(bench.said, do.Finish).reason == "2 updates applied"
     hot = [(snapshot.made.version, snapshot.progress) for snapshot in bench.published]
     assert hot == [(2, 1.0), (4, 2.0)]
+
+
+def test_the_schedule_goes_by_the_k_of_the_job_and_from_where_a_leader_fell() -> None:
+    # K=1 of 2 by a rule: J   1    2    3   │ a successor, from J=2, begins before it sees workers
+    # counts before as        0    0.5  1   │ 1: K=2, and so twice the rate
+    schedule = Schedule("step", updates=1, factor=0.25)
+    settings = replace(BY_FLEET, schedule=schedule, hot_every_updates=1)
+    settings = replace(settings, mode=replace(settings.mode, learning_rate=1.0))
+    one = leading(settings, A, B)
+    one.announce(A, A, A, A)
+    for _ in range(3):
+        one.compute()
+        one.read_updates()
+    assert [update.rate for _, _, update in updates(one)] == [0.5, 0.5, 0.125]
+    two = Bench(settings, updates=one.updates, control=one.control, name="c2")
+    two.lead(one.published[-1])
+    two.see(A, B)
+    two.read_control()
+    two.compute()
+    assert [(size, update.rate) for size, _, update in updates(two)] == [(2, 0.25)]
+
+
+@given(
+    st.sampled_from(["constant", "step", "cosine", "inverse_sqrt"]),
+    st.integers(0, 50),
+    st.integers(1, 1000),
+)
+def test_a_schedule_rises_to_the_whole_rate_and_falls_to_no_rate_of_zero(
+    kind: ScheduleKind, warmup: int, each: int
+) -> None:
+    schedule = Schedule(kind, warmup, each)
+    shares = [schedule.share(float(progress)) for progress in range(warmup + 1)]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    later = [schedule.share(warmup + each * n / 4) for n in (*range(50), 10**9)]
+    assert later == sorted(later, reverse=True)
+    assert 0 < later[-1] <= later[0] == 1.0
+
+
+def test_a_schedule_is_its_formula() -> None:
+    assert Schedule("step", 2, 10, 0.5).share(31) == 0.25
+    assert Schedule("cosine", 0, 10, final=0.2).share(5) == pytest.approx(0.6)
+    assert Schedule("cosine", 0, 10, final=0.2).share(99) == pytest.approx(0.2)
+    assert Schedule("inverse_sqrt", 5, 10).share(35) == 0.5
+    assert [Schedule(warmup=4).share(done) for done in (0, 1, 3, 9)] == [0.25, 0.5, 1.0, 1.0]
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 9.0)), min_size=1, max_size=80))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from common.core.audit import audit
@@ -36,6 +37,7 @@ from common.core.messages import (
 from common.core.spans import Partition, Span
 from common.jobs.edit import changed_spec
 from common.jobs.progress import QUIET_S, RECENT_RECORDS, WORDS, Columns, JobProgress, Look
+from common.jobs.spec import ScheduleSpec
 from tests.unit.admin.live.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
 
 PLACES = [Partition(stream, index) for stream in STREAMS for index in (0, 1)]
@@ -432,6 +434,22 @@ def test_switches_are_known_and_taken_back() -> None:
     view.feed_update(4, lead(0, base=ModelId(0, 2)), NOW, NOW)
     assert view.columns.switches == deque([(2, NOW, "stale")])
     assert (view.numbers(NOW).stale, view.numbers(NOW).updates) == (1, 1.5)
+
+
+def test_the_learning_rate_is_the_newest_updates_and_before_the_first_that_of_its_schedule() -> (
+    None
+):
+    record = job()
+    schedule = ScheduleSpec(kind="cosine", updates=100, warmup_updates=10)
+    optimizer = record.spec.optimizer.model_copy(update={"schedule": schedule})
+    view = JobProgress(
+        record._replace(spec=record.spec.model_copy(update={"optimizer": optimizer}))
+    )
+    assert view.numbers(NOW).learning_rate == pytest.approx(optimizer.learning_rate / 10)
+    view.feed_update(0, lead(), NOW, NOW)
+    for version, rate in ((1, UNSET), (2, 0.25)):
+        assert view.feed_update(version, replace(update(0, version), rate=rate), NOW, NOW)
+        assert view.numbers(NOW).learning_rate == (rate or None)
 
 
 def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> None:

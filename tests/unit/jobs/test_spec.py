@@ -203,6 +203,7 @@ def test_a_tuner_that_makes_no_sense_is_refused(
 def test_a_job_without_the_blocks_is_written_as_programs_that_do_not_know_them_read_it() -> None:
     written = parse_job(TEXT).model_dump_json()
     assert "synchronisation" not in written
+    assert "clip_norm" not in written
     assert "tuner" not in written
 
 
@@ -290,7 +291,27 @@ def test_yaml_and_json_give_the_same_job() -> None:
         ("task.name", "gan", "job file: task.name: must be one of image-classifier, logistic"),
         ("task.name", None, "job file: task: needs a name or an entrypoint"),
         ("optimizer.learning_rate", 0, "job file: optimizer.learning_rate: must be above 0"),
-        ("optimizer.momentum", 0.9, "job file: optimizer: adam has no option 'momentum'"),
+        (
+            "optimizer.momentum",
+            0.9,
+            "job file: optimizer: adam has no option 'momentum': sgd, momentum have it",
+        ),
+        (
+            "optimizer",
+            {"name": "sgd", "learning_rate": 0.1, "nesterov": True},
+            "job file: optimizer: nesterov: sgd needs a momentum for it, such as 0.9",
+        ),
+        (
+            "optimizer.schedule",
+            {"kind": "cosine"},
+            "job file: optimizer.schedule: updates: is missing; cosine needs it, such as 1000",
+        ),
+        (
+            "optimizer.schedule",
+            {"kind": "inverse_sqrt", "updates": 9, "final": 0.5},
+            "job file: optimizer.schedule: final: a schedule that is inverse_sqrt has none: leave",
+        ),
+        ("optimizer.clip_norm", 0.0, "job file: optimizer.clip_norm: must be above 0.0, got 0.0"),
         ("optimizer", None, "job file: optimizer: is missing"),
         ("stop.loss", "low", 'job file: stop.loss: must be a number, got "low"'),
         ("start_at", "noon", "job file: start_at: must be earliest, latest or a time such as"),

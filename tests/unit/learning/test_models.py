@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ from torch.nn.functional import batch_norm, conv2d, cross_entropy, linear, relu
 from common.datasets.readers import read_records
 from common.datasets.records import take
 from common.learning.gradients import GradientComputer
-from common.learning.models import IMAGE_NETWORKS, cnn_28, cnn_32, cnn_small
+from common.learning.models import IMAGE_NETWORKS, RunningNorm, cnn_28, cnn_32, cnn_small
+from common.learning.optimizers import OptimizerSettings
 from common.learning.tasks import build_model, make_task
+from common.learning.trainer import Trainer
 from tests.unit.learning.examples import CPU
 
 if TYPE_CHECKING:
@@ -100,3 +102,51 @@ def test_resnet_32_is_that_of_the_paper(*, real: bool) -> None:
 @pytest.mark.parametrize("side", [2, 3, 8])
 def test_the_small_network_takes_small_images(side: int) -> None:
     assert cnn_small(1, side, side, 10)(torch.zeros(3, 1, side, side)).shape == (3, 10)
+
+
+def test_running_normalisation_knows_the_records_of_all_updates_whoever_held_them() -> None:
+    """Batches of 8, 32 of an update on its own or in two messages, of features far from zero."""
+    options = {"features": 3, "classes": 2, "normalise": True}
+    task = make_task("logistic-regression", options)
+    scales, states = np.array([1e3, 1e-2, 1.0]), []
+    for local_rate, cuts in ((0.0, [4]), (0.0, [1, 3]), (0.1, [4])):
+        computer = GradientComputer(task, build_model(task, 0), CPU)
+        subject = Trainer(computer.model.vector, 8, OptimizerSettings("sgd", 0.1))
+        seen = list[np.ndarray[Any, Any]]()
+        for step in range(60):
+            random = np.random.default_rng(step)
+            batches = [
+                {
+                    "features": (random.normal(5.0, 1.0, (8, 3)) * scales).astype(np.float32),
+                    "label": random.integers(0, 2, 8),
+                }
+                for _ in range(4)
+            ]
+            seen += [batch["features"] for batch in batches]
+            computer.load(subject.weights())
+            for held in (batches[: cuts[0]], batches[cuts[0] :]):
+                if held:
+                    part = computer.compute(held, local_rate)
+                    subject.add(0, part.vector, part.samples)
+            subject.apply(0)
+        computer.load(subject.weights())
+        states.append({name: it.numpy() for name, it in computer.model.module.named_buffers()})
+    records = np.concatenate(seen)
+    for state in states:
+        assert state["0.updates"] == 60
+        assert state["0.mean"] == pytest.approx(records.mean(0), rel=1e-4)
+        assert state["0.variance"] == pytest.approx(records.var(0), rel=0.02)
+    assert states[1]["0.variance"] == pytest.approx(states[0]["0.variance"], rel=1e-4)
+    assert np.array_equal(states[2]["0.mean"], states[0]["0.mean"])  # a walk moves weights alone
+
+
+def test_running_normalisation_judges_each_record_alone_once_something_is_known() -> None:
+    norm = RunningNorm(2)
+    records = torch.from_numpy(np.random.default_rng(0).normal(7.0, 3.0, (40, 2))).float()
+    assert norm(records).mean().item() == pytest.approx(0.0, abs=1e-5)  # of the first, its own
+    for _ in range(5):
+        norm(records)
+    whole = norm.eval()(records)
+    assert torch.allclose(norm(records[:1]), whole[:1])
+    assert whole.std(0).tolist() == pytest.approx([1.0, 1.0], rel=0.1)
+    assert norm.updates.item() == 6

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,10 +18,13 @@ from common.learning.optimizers import (
     OptimizerName,
     OptimizerSettings,
     make_optimizer,
+    set_learning_rate,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+NESTEROV: dict[str, Any] = {"momentum": 0.8, "nesterov": True}
 
 
 def stepped(settings: OptimizerSettings, steps: int = 2) -> torch.optim.Optimizer:
@@ -66,7 +70,9 @@ def test_an_optimizer_keeps_what_a_snapshot_of_it_must_hold(name: str) -> None:
     ("name", "rate", "options", "named"),
     [
         ("lamb", 0.1, {}, "sgd, momentum, adam"),
-        ("sgd", 0.1, {"momentum": 0.9}, "momentum.*weight_decay"),
+        ("sgd", 0.1, {"beta": 0.9}, "beta.*momentum.*weight_decay"),
+        ("sgd", 0.1, {"nesterov": True}, "nesterov needs a momentum"),
+        ("ftrl", 0.1, {"beta": 0.0}, "beta"),
         ("adam", 0.1, {"betas": [0.9, 1.0]}, "betas"),
         ("adam", 0.1, {"eps": "small"}, "eps"),
         ("sgd", 0.0, {}, "learning_rate"),
@@ -81,18 +87,26 @@ def test_settings_that_make_no_sense_are_refused_naming_what_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("name", "theirs"),
+    ("name", "options", "theirs"),
     [
-        ("sgd", partial(torch.optim.SGD, lr=0.1, fused=True)),
-        ("momentum", partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)),
-        ("adam", partial(torch.optim.Adam, lr=0.1, fused=True)),
+        ("sgd", {"weight_decay": 0.1}, partial(torch.optim.SGD, weight_decay=0.1)),
+        ("sgd", NESTEROV, partial(torch.optim.SGD, **NESTEROV)),
+        ("momentum", {}, partial(torch.optim.SGD, momentum=0.9)),
+        ("adam", {"weight_decay": 0.1}, partial(torch.optim.Adam, weight_decay=0.1)),
+        ("adamw", {}, torch.optim.AdamW),
+        ("adagrad", {"eps": 1e-6}, partial(torch.optim.Adagrad, eps=1e-6)),
     ],
 )
 def test_an_optimizer_is_torchs_own_to_the_bit(
-    name: OptimizerName, theirs: Callable[..., torch.optim.Optimizer]
+    name: OptimizerName,
+    options: dict[str, object],
+    theirs: Callable[..., torch.optim.Optimizer],
 ) -> None:
     both = [torch.nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2)]
-    optimizers = make_optimizer(OptimizerSettings(name, 0.1), both[0]), theirs([both[1]])
+    optimizers = (
+        make_optimizer(OptimizerSettings(name, 0.1, options), both[0]),
+        theirs([both[1]], lr=0.1, fused=True),
+    )
     for step in range(5):
         for parameter, optimizer in zip(both, optimizers, strict=True):
             optimizer.zero_grad()
@@ -100,6 +114,39 @@ def test_an_optimizer_is_torchs_own_to_the_bit(
             optimizer.step()
             optimizer.load_state_dict(optimizer.state_dict())
     assert both[0].tolist() == both[1].tolist()
+
+
+def test_ftrl_is_algorithm_1_of_its_paper() -> None:
+    alpha, beta, l1, l2 = 0.5, 1.0, 0.3, 0.1
+    settings = OptimizerSettings("ftrl", alpha, {"beta": beta, "l1": l1, "l2": l2})
+    parameter = torch.nn.Parameter(torch.zeros(50))
+    optimizer = make_optimizer(settings, parameter)
+    random = np.random.default_rng(0)
+    z, n = np.zeros((2, 50))
+    for _ in range(30):
+        w = -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / alpha + l2) * (abs(z) > l1)
+        assert parameter.detach().numpy() == pytest.approx(w, abs=1e-5)
+        g = random.normal(size=50) * (random.random(50) < 0.2)
+        parameter.grad = torch.tensor(g, dtype=torch.float32)
+        optimizer.step()
+        sigma = (np.sqrt(n + g**2) - np.sqrt(n)) / alpha
+        z += g - sigma * w
+        n += g**2
+    assert 0 < (parameter == 0).sum() < 50  # what l1 is for
+
+
+def test_without_penalties_ftrl_steps_from_where_it_begins_at_each_steps_own_rate() -> None:
+    parameter = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+    optimizer = make_optimizer(OptimizerSettings("ftrl", 1.0), parameter)
+    weights, squares = np.array([3.0, -2.0]), np.zeros(2)
+    for step, rate in enumerate((0.1, 0.4, 0.05, 0.05)):
+        gradient = np.array([1.0 + step, 0.0])
+        squares += gradient**2
+        weights -= rate / (1 + np.sqrt(squares)) * gradient
+        set_learning_rate(optimizer, rate)
+        parameter.grad = torch.tensor(gradient, dtype=torch.float32)
+        optimizer.step()
+        assert parameter.tolist() == pytest.approx(weights, rel=1e-5)
 
 
 def test_no_optimizer_loads_torchs_compiler() -> None:

@@ -41,6 +41,8 @@ def test_the_arithmetic_of_networks_for_images_is_that_of_their_layers(
         ("tabular-mlp", {"features": 41, "classes": 2}),
         ("tabular-mlp", {"features": 7, "classes": 3, "hidden": [5, 6, 7]}),
         ("tabular-mlp", {"features": 7, "classes": 3, "hidden": []}),
+        ("logistic-regression", {"features": 41, "classes": 2, "normalise": True}),
+        ("tabular-mlp", {"features": 7, "classes": 3, "normalise": True}),
         ("sparse-logistic", {"features": 1000, "entries": 39}),
         ("matrix-factorisation", {"users": 70, "items": 30, "rank": 5}),
         ("lda", {"words": 100, "entries": 9, "topics": 7, "documents": 50}),

@@ -49,6 +49,11 @@ def test_a_network_is_chosen_by_the_shape(shape: tuple[int, int, int], network: 
         ("tabular-mlp", {"features": 4}, "classes"),
         ("logistic-regression", {"features": 2**40, "classes": 2}, "features"),
         ("logistic-regression", {"features": 4, "classes": 2, "depth": 3}, "its options are"),
+        (
+            "sparse-logistic",
+            {"normalise": True},
+            "has no normalise, .* leaves out would be zero no",
+        ),
         ("guessing", {}, "is none of image-classifier"),
     ],
 )

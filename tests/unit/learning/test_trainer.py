@@ -6,15 +6,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as functions
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from common.core.vectors import SparseVector, dense
 from common.errors import CorruptError, UserError
 from common.learning.checkpoint import pack
 from common.learning.errors import NotFiniteError
 from common.learning.gradients import GradientComputer
-from common.learning.optimizers import OPTIMIZER_NAMES, OptimizerName, OptimizerSettings
+from common.learning.optimizers import (
+    OPTIMIZER_NAMES,
+    OptimizerName,
+    OptimizerSettings,
+    make_optimizer,
+)
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from tests.unit.learning.examples import CPU, Counting, Regression, normalised, points
@@ -69,6 +77,37 @@ def test_an_update_is_made_at_its_own_learning_rate() -> None:
         subject.add(ROUND, np.ones(1, np.float32), 1)
         subject.apply(ROUND, rate, scale=0.5)
         assert weights_of(subject).tolist() == [weight]
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+def test_training_is_a_plain_torch_loop_to_the_bit(name: OptimizerName) -> None:
+    """Two batches of 8 an update: the loop adds their gradients up, and clips their mean once."""
+    network = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(network.weight)
+    task, parameter = Regression(network), nn.Parameter(network.weight.detach().clone().flatten())
+    settings = OptimizerSettings(name, 0.05, clip_norm=0.8)
+    optimizer = make_optimizer(settings, parameter)
+    computer = GradientComputer(task, network, CPU, together_bytes=0)
+    subject = Trainer(computer.model.vector, 3, settings)
+    clipped = 0
+    for step in range(12):
+        batches = [points(2 * step + place, 8) for place in range(2)]
+        computer.load(subject.weights())
+        part = computer.compute(batches)
+        subject.add(ROUND, part.vector, part.samples)
+        subject.apply(ROUND)
+
+        optimizer.zero_grad()
+        for batch in batches:
+            x, y = (torch.from_numpy(batch[name]) for name in "xy")
+            losses = (functions.linear(x, parameter[None])[:, 0] - y) ** 2
+            torch.autograd.backward(losses.sum())
+        assert parameter.grad is not None
+        parameter.grad /= 16
+        clipped += nn.utils.clip_grad_norm_(parameter, 0.8).item() > 0.8
+        optimizer.step()
+        assert weights_of(subject).tobytes() == parameter.detach().numpy().tobytes()
+    assert 0 < clipped < 12
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_NAMES)
@@ -294,15 +333,32 @@ def test_another_jobs_weights_come_with_the_state_of_an_optimizer_of_the_same_ki
     assert faster.snapshot() == other.snapshot()
 
 
-def test_another_jobs_weights_come_alone_where_the_optimizer_is_another() -> None:
-    other, subject = trainer("adam"), trainer("momentum")
+@pytest.mark.parametrize("name", ["momentum", "adagrad"])  # adagrad keeps something from step 0 on
+def test_another_jobs_weights_come_alone_where_the_optimizer_is_another(
+    name: OptimizerName,
+) -> None:
+    other, subject = trainer("adam"), trainer(name)
     train(other, 0, 3)
     train(subject, 10, 12)
     assert subject.adopt(other.snapshot()) == "adam"
     assert np.array_equal(weights_of(subject), weights_of(other))
-    fresh = trainer("momentum")
+    fresh = trainer(name)
     fresh.restore(subject.snapshot())  # it is a snapshot of this job now
     assert fresh.snapshot() == subject.snapshot()
+    train(subject, 0, 1)
+    train(fresh, 0, 1)
+    assert fresh.snapshot() == subject.snapshot()
+
+
+def test_sgd_with_a_momentum_goes_on_from_what_momentum_kept() -> None:
+    start = np.zeros(PARAMETERS + BUFFERS, np.float32)
+    by_name = Trainer(start, PARAMETERS, OptimizerSettings("momentum", 0.01))
+    by_option = Trainer(start, PARAMETERS, OptimizerSettings("sgd", 0.01, {"momentum": 0.9}))
+    train(by_name, 0, 3)
+    by_option.restore(by_name.snapshot())
+    for subject in (by_name, by_option):
+        train(subject, 3, 5)
+    assert by_option.snapshot() == by_name.snapshot()
 
 
 def test_weights_of_a_model_of_another_size_are_not_adopted() -> None:

@@ -134,6 +134,7 @@ audits = (
             base=max(update.version - 1 - stale, 0),
             parts=(1,) * len(update.batches),
             scale=scale,
+            rate=scale,
         ),
         st.builds(UpdateApplied, counts, st.integers(1, 2**40), groups, counts, finite),
         synchronies,
@@ -382,6 +383,7 @@ def test_of_how_an_update_is_made_nothing_is_said_where_that_is_as_always() -> N
         b"base",
         b"parts",
         b"scale",
+        b"rate",
         b"since",
         b"changes",
     ):
@@ -428,6 +430,7 @@ def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kaf
         base=2**62 - 1,
         parts=(1,) * group_size,
         scale=1 / 3,
+        rate=1 / 3,
     )
     assert len(wire.encode_audit(update)) < KAFKA_BYTES
 

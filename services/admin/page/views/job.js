@@ -84,7 +84,7 @@ export function jobView(main, name, state) {
     show(view.badge, job.state, () => badge(job));
     show(view.detail, job.detail, () => (job.detail ? [h("summary", {}, "Traceback"), h("pre", { class: "detail" }, job.detail)] : []));
     view.detail.hidden = !job.detail;
-    show(view.subtitle, [job.spec, progress.synchrony.group_size, job.submitted_s, Math.floor(Date.now() / 60000)], () => subtitle(job));
+    show(view.subtitle, [job.spec, progress.synchrony.group_size, progress.learning_rate, job.submitted_s, Math.floor(Date.now() / 60000)], () => subtitle(job));
     show(view.warnings, warnings(store), () => banners(warnings(store)));
     show(view.plan, provisioning?.plan ?? provisioning, () => (provisioning ? planInForce(provisioning) : unprovisioned(store)));
     show(view.believed, provisioning?.believed ?? null, () => (provisioning ? estimates(provisioning.believed) : []));
@@ -192,7 +192,7 @@ function subtitle(job) {
     spec.task.name ?? spec.task.entrypoint ?? "",
     spec.streams.length > 4 ? `${spec.streams.length} streams` : spec.streams.join(", "),
     `K = ${count(job.progress.synchrony.group_size)} batches of b = ${count(spec.batch_size)}`,
-    `${spec.optimizer.name}, learning rate ${short(spec.optimizer.learning_rate)}`,
+    `${spec.optimizer.name}, learning rate ${short(job.progress.learning_rate ?? spec.optimizer.learning_rate)}`,
     `submitted ${clock(job.submitted_s)}, ${duration(Date.now() / 1000 - job.submitted_s)} ago`,
   ];
   return parts.filter(Boolean).map((text) => h("span", {}, text));
