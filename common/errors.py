@@ -53,6 +53,20 @@ class UnavailableError(OutsideError):
     retriable: ClassVar[bool] = True
 
 
+class GroupError(UnavailableError):
+    """A group of members broke, or could not be formed: those who are left form another.
+
+    Args:
+        message: What went wrong.
+        unreachable: Names of members to whom this one could not connect just now. One that answers
+            no more although its machine does, as it is frozen, is not among them.
+    """
+
+    def __init__(self, message: str, unreachable: frozenset[str] = frozenset()) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
+
+
 class UnknownTopicError(OutsideError):
     """The topic does not exist and nobody but its owner may create it."""
 

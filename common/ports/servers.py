@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from common.core.spans import LogPosition, Partition, Span
     from common.core.spread import JobDemand, WorkerPlacement
     from common.errors import DeliveryError
+    from common.ports.group import Rendezvous
 
 # --- Kafka -----------------------------------------------------------------------------------
 
@@ -627,6 +628,9 @@ class Boards(Protocol):
 
     def roster(self) -> Roster:
         """Open the records of all jobs and workers."""
+
+    def rendezvous(self, job: str) -> Rendezvous:
+        """Open where members of a job's groups find each other."""
 
     def close(self) -> None:
         """Let go of all connections."""

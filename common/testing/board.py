@@ -48,6 +48,7 @@ class Notices:
     )  # status, until when
     lease: tuple[str, float] | None = None  # holder, until when
     snapshots: dict[int, bytes] = field(default_factory=dict)  # by epoch
+    groups: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)  # entries, by name
 
 
 class MemoryRedis:
@@ -120,6 +121,10 @@ class MemoryBoards:
     def roster(self) -> MemoryRoster:
         """Open the records of all jobs and workers."""
         return MemoryRoster(self._server)
+
+    def rendezvous(self, job: str) -> MemoryRendezvous:
+        """Open where members of a job's groups find each other."""
+        return MemoryRendezvous(self._server, job)
 
     def close(self) -> None:
         """There are no connections."""
@@ -407,6 +412,34 @@ class MemoryBoard:
     def _parsed(self, data: Iterable[bytes]) -> list[UpdateTrigger]:
         parsed = (self._rejections.parse("trigger", wire.decode_trigger, each) for each in data)
         return [trigger for trigger in parsed if trigger is not None]
+
+
+class MemoryRendezvous:
+    """Where members of a job's groups find each other; may be shared between threads."""
+
+    def __init__(self, server: MemoryRedis, job: str) -> None:
+        self._server = server
+        self._job = job
+
+    def leave(self, name: str, key: str, value: bytes) -> None:
+        """Append an entry."""
+        with self._server.changed:
+            self._left(name).append((key, value))
+            self._server.changed.notify_all()
+
+    def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
+        """Wait for entries behind a position; empty if none came."""
+        deadline, known = time.monotonic() + timeout_s, int(after or 0)
+        with self._server.changed:
+            while True:
+                left = self._left(name)[known:]
+                if left or not self._server.waited(deadline):
+                    return [(str(n), *entry) for n, entry in enumerate(left, known + 1)]
+
+    def _left(self, name: str) -> list[tuple[str, bytes]]:
+        if self._server.away:
+            raise UnavailableError("the server is unavailable")
+        return self._server.jobs.setdefault(self._job, Notices()).groups.setdefault(name, [])
 
 
 class MemoryRoster:

@@ -15,6 +15,7 @@ slot:
     doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
     doll:{job}:lease                      who may try to lead
     doll:{job}:lease:after:<replica>      who took it from one that ended, expires
+    doll:{job}:group:<name>               see `common.adapters.redis.rendezvous`
 
 What workers of all its jobs answer to a replica is one list, so that one connection waits for it:
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.adapters.redis.access import RedisAccess
 from common.adapters.redis.board import RedisBoard, RedisReplies, replica_channel
+from common.adapters.redis.rendezvous import RedisRendezvous
 from common.adapters.redis.roster import RedisRoster
 from common.adapters.redis.server import RedisServer, connect
 from common.errors import OutsideError
@@ -149,6 +150,10 @@ class RedisBoards:
     def roster(self) -> RedisRoster:
         """Open the records of all jobs and workers."""
         return RedisRoster(self._client)
+
+    def rendezvous(self, job: str) -> RedisRendezvous:
+        """Open where members of a job's groups find each other."""
+        return RedisRendezvous(self._client, job)
 
     def close(self) -> None:
         """Let go of all connections."""

@@ -1,0 +1,357 @@
+"""Groups of `torch.distributed` over gloo (`common.ports.group`), made one by one, never global.
+
+Several live in a process side by side, so nothing of `init_process_group` is used. What gloo does
+not do itself, as measured with torch 2.13:
+
+- After a death only the neighbours of the dead raise. The others do when those let go of their
+  group, with everything that refers to it: an exception's traceback is enough to keep it. So no
+  error of ours is raised from one of gloo's.
+- gloo's own `abort` does nothing. A receive that may take a millisecond closes all connections.
+- Forming cannot be ended, and takes up to five timeouts: it is done in a thread of its own, which
+  is left behind where nobody waits for it any more.
+- Connections made when they are first used hang where a member died before that: all are made at
+  once.
+- No error says who is gone, as they pass from neighbour to neighbour. So every process listens on
+  a port that does nothing else, and who raises tries those of the others.
+
+Wheels of torch have no TLS in gloo, and no authentication: see docs/howto/security.md.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from ipaddress import ip_address
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError, ProcessGroupGloo, Work
+
+from common.errors import GroupError, OutsideError, UserError
+from common.ports.group import TIMEOUT_S, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from common.core.messages import Vector
+    from common.ports.group import Rendezvous
+
+_THREADS = 2  # of gloo, in a group: one sends while one receives
+_LOOK_S = 0.02  # between looks whether a group that is being formed was aborted
+_PATIENCE_S = 0.25  # with a group that is being formed, until others are tried; 20 take 0.2 s
+# Longer than the kernel waits until it asks again, so that one lost packet accuses nobody.
+_REACH_S = 1.5
+_POISON_TAG = 77
+_ABORTED = "it was aborted"
+
+
+class _Gloo(Protocol):
+    """What is used of a `ProcessGroupGloo`, whose stubs lack most of it."""
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Work: ...
+
+    def alltoall_base(
+        self, incoming: torch.Tensor, outgoing: torch.Tensor, received: list[int], sent: list[int]
+    ) -> Work: ...
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Work: ...
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Work: ...
+
+
+class GlooGroups:
+    """A process's way into groups; shared between threads.
+
+    Args:
+        host: A numeric address of this machine, by which the others reach it.
+        rendezvous: Where members find each other.
+
+    Raises:
+        UserError: If this machine has no such address.
+    """
+
+    def __init__(self, host: str, rendezvous: Rendezvous) -> None:
+        self._host = host
+        self._rendezvous = rendezvous
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+        except OSError as error:
+            raise UserError(
+                f"DOLL_ADVERTISE: {host} is no address of this machine: {error.strerror}"
+            ) from error
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._answer, name="group-probes", daemon=True).start()
+
+    def group(
+        self, name: str, members: Sequence[Peer], rank: int, timeout_s: float = TIMEOUT_S
+    ) -> GlooGroup:
+        """Make a member of a group that is still to be formed."""
+        return GlooGroup(self._host, self._rendezvous, name, members, rank, timeout_s)
+
+    def close(self) -> None:
+        """Be reached no more; groups that stand go on."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up whoever waits in `accept`
+        self._listener.close()
+
+    def _answer(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                self._listener.accept()[0].close()
+
+
+class GlooGroup:
+    """One member's part in a group; all but `abort` belong to one thread."""
+
+    def __init__(
+        self,
+        host: str,
+        rendezvous: Rendezvous,
+        name: str,
+        members: Sequence[Peer],
+        rank: int,
+        timeout_s: float,
+    ) -> None:
+        self._host = host
+        self._name = name
+        self._members = tuple(members)
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._over = threading.Event()
+        self._store = _Store(rendezvous, name, timeout_s, self._over)
+        self._group: _Gloo | None = None
+
+    def form(self) -> None:
+        """Connect to all the others.
+
+        Raises:
+            GroupError: If that cannot be.
+        """
+        self._refuse_loopback()
+        formed = SimpleQueue[tuple[_Gloo | None, str]]()
+        threading.Thread(target=self._connect, args=(formed,), daemon=True).start()
+        deadline, patient_until = monotonic() + self._timeout_s, monotonic() + _PATIENCE_S
+        why, unreachable = "", frozenset[str]()
+        while self._group is None:
+            with suppress(Empty):
+                self._group, why = formed.get(timeout=_LOOK_S)
+            if self._over.is_set():
+                why = _ABORTED
+            elif self._group is None and (why or monotonic() > patient_until):
+                unreachable = self._unreachable(self._over.is_set)
+                patient_until = monotonic() + _PATIENCE_S
+                if not why and (unreachable or monotonic() > deadline):
+                    why = self._what_lacks()
+            if why:
+                self.abort()
+                with suppress(Empty):  # if it comes later still, its thread sees to it
+                    self._group, _ = formed.get_nowait()
+                    self.abort()
+                raise self._error("be formed", why, unreachable)
+
+    def all_reduce(self, vector: Vector) -> None:
+        """Sum the vectors of all members, in place."""
+        tensor = torch.from_numpy(vector)
+        self._call("add up", lambda group: [group.allreduce([tensor])])
+
+    def exchange(
+        self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
+    ) -> None:
+        """Send a part of a vector to each member, and get one from each."""
+        into, of, lengths = torch.from_numpy(incoming), torch.from_numpy(outgoing), list(received)
+        self._call("exchange", lambda group: [group.alltoall_base(into, of, lengths, list(sent))])
+
+    def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
+        """Let every member have the parts of all, in place."""
+        parts = torch.split(torch.from_numpy(vector), list(lengths))
+        ranks = [rank for rank, length in enumerate(lengths) if length]
+        self._call("gather", lambda group: [group.broadcast(parts[rank], rank) for rank in ranks])
+
+    def copy(self, vectors: Sequence[Vector]) -> None:
+        """Send rank 0's vectors to all others, and return when all have all of them."""
+        tensors = [torch.from_numpy(vector) for vector in vectors if len(vector)]
+        self._call("copy", lambda group: [group.broadcast(tensor, 0) for tensor in tensors])
+        self.all_reduce(np.zeros(1, np.float32))  # who has sent it all may leave before it is read
+
+    def abort(self) -> None:
+        """Leave the group, from any thread and at any time; whoever is in a call of it raises."""
+        self._over.set()
+        group, self._group = self._group, None
+        if group is not None:
+            _poison(group)
+
+    def _call(self, what: str, begin: Callable[[_Gloo], list[Work]]) -> None:
+        """Do something together.
+
+        Raises:
+            GroupError: If it cannot be ended; nothing refers to the group then.
+        """
+        group = self._group
+        if group is None:
+            raise self._error(
+                what, _ABORTED if self._over.is_set() else "it was never formed", frozenset()
+            )
+        why = _done(begin, group)
+        del begin, group  # see the module's first point
+        if why:
+            aborted = self._over.is_set()
+            self.abort()
+            unreachable = frozenset[str]() if aborted else self._unreachable()
+            raise self._error(what, _ABORTED if aborted else why, unreachable)
+
+    def _connect(self, formed: SimpleQueue[tuple[_Gloo | None, str]]) -> None:
+        """Form it; whoever began this may have left."""
+        try:
+            group = self._connected()
+        except (RuntimeError, OutsideError) as error:
+            formed.put((None, _in_short(error)))
+            return
+        formed.put((group, ""))
+        if self._over.is_set():
+            _poison(group)
+
+    def _connected(self) -> _Gloo:
+        kind: Any = ProcessGroupGloo  # whose stubs lack its options
+        options = kind._Options()  # noqa: SLF001 -- there is no other way to name the address
+        options._devices = [kind.create_device(hostname=self._host, lazy_init=False)]  # noqa: SLF001
+        options._timeout = timedelta(seconds=self._timeout_s)  # noqa: SLF001
+        options._threads = _THREADS  # noqa: SLF001
+        group: _Gloo = kind(self._store, self._rank, len(self._members), options)
+        return group
+
+    def _what_lacks(self) -> str:
+        late = [each.name for n, each in enumerate(self._members) if n not in self._store.came]
+        return f"{', '.join(late)} did not come" if late else "connecting took too long"
+
+    def _refuse_loopback(self) -> None:
+        """Refuse addresses that mean another machine to each who reads them.
+
+        Raises:
+            GroupError: If some members say that they are at a loopback address, and others not.
+        """
+        at_home = [each for each in self._members if _is_loopback(each.address)]
+        if at_home and len(at_home) < len(self._members):
+            told = ", ".join(f"{each.name} ({each.address})" for each in at_home)
+            problem = f"a loopback address is told by {told}: set DOLL_ADVERTISE where they run"
+            own = _is_loopback(self._members[self._rank].address)
+            names = frozenset[str]() if own else frozenset(each.name for each in at_home)
+            raise self._error("be formed", problem, names)
+
+    def _unreachable(self, given_up: Callable[[], bool] = lambda: False) -> frozenset[str]:
+        """Which of the others do not let us connect to their ports."""
+        others = [each for n, each in enumerate(self._members) if n != self._rank]
+        return frozenset(each.name for each in _not_connected(others, given_up))
+
+    def _error(self, what: str, why: str, unreachable: frozenset[str]) -> GroupError:
+        whom = "".join(
+            f"; cannot reach {each.name} at {each.address}"
+            for each in self._members
+            if each.name in unreachable
+        )
+        return GroupError(f"group {self._name} cannot {what}: {why}{whom}", unreachable)
+
+
+class _Store(Store):
+    """What gloo keeps addresses in while a group forms; for one thread, a wait can be given up."""
+
+    def __init__(
+        self, rendezvous: Rendezvous, name: str, timeout_s: float, over: threading.Event
+    ) -> None:
+        super().__init__()
+        self._rendezvous = rendezvous
+        self._name = name
+        self._timeout_s = timeout_s
+        self._over = over
+        self._position = ""
+        self._values = dict[str, bytes]()
+        self.came = set[int]()  # ranks that have left an entry
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Leave an entry."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._rendezvous.leave(self._name, key, data)
+
+    def get(self, key: str) -> bytes:
+        """The value of an entry, once it is there."""
+        self.wait([key])
+        return self._values[key]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait for entries.
+
+        Raises:
+            DistStoreError: If they do not come, are not waited for any more, or one is there twice.
+        """
+        deadline = monotonic() + (timeout.total_seconds() if timeout else self._timeout_s)
+        while not self._values.keys() >= set(keys):
+            left_s = deadline - monotonic()
+            if self._over.is_set() or left_s <= 0:
+                raise DistStoreError(f"{', '.join(keys)} did not come")
+            found = self._rendezvous.entries(self._name, self._position, min(left_s, _LOOK_S))
+            for self._position, key, value in found:
+                if key in self._values:
+                    raise DistStoreError("its name was used before")
+                self._values[key] = value
+                with suppress(ValueError):  # gloo's keys are 0/<rank>
+                    self.came.add(int(key.rpartition("/")[2]))
+
+
+def _done(begin: Callable[[_Gloo], list[Work]], group: _Gloo) -> str:
+    """Do something together; returns why it cannot be ended, empty where it was."""
+    try:
+        for work in begin(group):
+            work.wait()
+    except RuntimeError as error:
+        return _in_short(error)
+    return ""
+
+
+def _poison(group: _Gloo) -> None:
+    """Close all connections of a group, whatever thread uses them."""
+    if group.size() > 1:
+        with suppress(RuntimeError):  # which is the point
+            neighbour = (group.rank() + 1) % group.size()
+            receiving = group.recv([torch.empty(1)], neighbour, _POISON_TAG)
+            receiving.wait(timedelta(milliseconds=1))
+
+
+def _not_connected(peers: Iterable[Peer], given_up: Callable[[], bool]) -> list[Peer]:
+    """Those whose ports take no connection now; none of them where it is given up."""
+    refused, deadline = list[Peer](), monotonic() + _REACH_S
+    with selectors.DefaultSelector() as selector, ExitStack() as sockets:
+        for peer in peers:
+            host, _, port = peer.address.rpartition(":")
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            probe = sockets.enter_context(socket.socket(family))
+            probe.settimeout(0)
+            probe.connect_ex((host, int(port)))
+            selector.register(probe, selectors.EVENT_WRITE, (probe, peer))
+        while selector.get_map() and monotonic() < deadline and not given_up():
+            for key, _ in selector.select(_LOOK_S):
+                probe, peer = key.data
+                selector.unregister(probe)
+                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    refused.append(peer)
+        silent = [key.data[1] for key in selector.get_map().values()]
+    return refused + ([] if given_up() else silent)
+
+
+def _is_loopback(address: str) -> bool:
+    return ip_address(address.rpartition(":")[0]).is_loopback
+
+
+def _in_short(error: Exception) -> str:
+    """What gloo says, without where in its source, and without its advice."""
+    return str(error).rpartition(".cc")[2].partition("] ")[2].partition(". This ")[0] or str(error)

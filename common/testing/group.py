@@ -1,0 +1,193 @@
+"""Groups in memory (`common.ports.group`): members are threads, and a network between them breaks.
+
+As gloo does, a group breaks as a whole: whoever raises or leaves breaks it for all the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from common.errors import GroupError
+from common.ports.group import TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from common.core.messages import Vector
+    from common.ports.group import Peer
+
+_Parts: TypeAlias = "Sequence[Vector]"
+
+
+@dataclass
+class _Meeting:
+    """What members of one group share."""
+
+    joined: set[int] = field(default_factory=set)  # ranks
+    broken: bool = False
+    parts: dict[tuple[int, int], _Parts] = field(default_factory=dict)  # by call and rank
+
+
+class MemoryNetwork:
+    """What connects members; a test breaks it. Members are known by their addresses."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()  # guards all that follows
+        self.meetings = dict[str, _Meeting]()
+        self.dead = set[str]()
+        self.frozen = set[str]()
+        self.cuts = set[frozenset[str]]()
+        self._members = 0
+
+    def groups(self) -> MemoryGroups:
+        """A member's way in."""
+        with self.changed:
+            self._members += 1
+            return MemoryGroups(self, f"127.0.0.1:{self._members}")
+
+    def kill(self, address: str) -> None:
+        """End a member."""
+        with self.changed:
+            self.dead.add(address)
+            self.changed.notify_all()
+
+    def freeze(self, address: str) -> None:
+        """Let a member stand still for ever, while its machine answers."""
+        with self.changed:
+            self.frozen.add(address)
+
+    def cut(self, one: str, other: str) -> None:
+        """Let two members reach each other no more."""
+        with self.changed:
+            self.cuts.add(frozenset((one, other)))
+            self.changed.notify_all()
+
+
+class MemoryGroups:
+    """One member's way into groups; shared between threads."""
+
+    def __init__(self, network: MemoryNetwork, address: str) -> None:
+        self._network = network
+        self.address = address
+
+    def group(
+        self, name: str, members: Sequence[Peer], rank: int, timeout_s: float = TIMEOUT_S
+    ) -> MemoryGroup:
+        """Make a member of a group that is still to be formed."""
+        return MemoryGroup(self._network, name, members, rank, timeout_s)
+
+    def close(self) -> None:
+        """Be reached no more."""
+        self._network.kill(self.address)
+
+
+class MemoryGroup:
+    """One member's part in a group; all but `abort` belong to one thread."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        name: str,
+        members: Sequence[Peer],
+        rank: int,
+        timeout_s: float,
+    ) -> None:
+        self._network = network
+        self._name = name
+        self._members = tuple(members)
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._calls = 0
+        with network.changed:
+            self._meeting = network.meetings.setdefault(name, _Meeting())
+
+    def form(self) -> None:
+        """Connect to all the others."""
+        with self._network.changed:
+            meeting = self._meeting
+            if self._rank in meeting.joined:
+                raise self._broken("its name was used before")
+            if meeting.broken:
+                raise self._broken("it was aborted")
+            meeting.joined.add(self._rank)
+            self._await(lambda: len(meeting.joined) == len(self._members))
+
+    def all_reduce(self, vector: Vector) -> None:
+        """Sum the vectors of all members, in place."""
+        vector[:] = np.sum([part for [part] in self._met([vector.copy()])], axis=0)
+
+    def exchange(
+        self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
+    ) -> None:
+        """Send a part of a vector to each member, and get one from each."""
+        parts = self._met(np.split(outgoing.copy(), np.cumsum(sent)[:-1]))
+        for into, theirs in zip(np.split(incoming, np.cumsum(received)[:-1]), parts, strict=True):
+            into[:] = theirs[self._rank]
+
+    def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
+        """Let every member have the parts of all, in place."""
+        ends = np.cumsum(lengths)[:-1]
+        own = np.split(vector, ends)[self._rank].copy()
+        vector[:] = np.concatenate([part for [part] in self._met([own])])
+
+    def copy(self, vectors: Sequence[Vector]) -> None:
+        """Send rank 0's vectors to all others, and return when all have all of them."""
+        for vector, sent in zip(vectors, self._met(vectors)[0], strict=True):
+            vector[:] = sent
+        self._met([])
+
+    def abort(self) -> None:
+        """Leave the group, from any thread and at any time; whoever is in a call of it raises."""
+        with self._network.changed:
+            self._meeting.broken = True
+            self._network.changed.notify_all()
+
+    def _met(self, parts: _Parts) -> list[_Parts]:
+        """Meet all the others in their call of this number; returns what they brought, by rank."""
+        self._calls += 1
+        with self._network.changed:
+            if self._meeting.broken or self._rank not in self._meeting.joined:
+                raise self._broken("it broke before, or was never formed")
+            met = self._meeting.parts
+            met[self._calls, self._rank] = parts
+            keys = [(self._calls, rank) for rank in range(len(self._members))]
+            self._await(lambda: all(key in met for key in keys))
+            return [met[key] for key in keys]
+
+    def _await(self, holds: Callable[[], bool]) -> None:
+        """Wait, with the lock in hand.
+
+        Raises:
+            GroupError: If the group breaks before it holds, or it takes too long.
+        """
+        network, deadline = self._network, monotonic() + self._timeout_s
+        own = self._members[self._rank].address
+        network.changed.notify_all()
+        while own in network.frozen or not holds():
+            left_s = deadline - monotonic()
+            if own not in network.frozen and (self._meeting.broken or self._unreachable()):
+                raise self._broken("it was aborted, or a member left it")
+            if own in network.dead or (own not in network.frozen and left_s <= 0):
+                raise self._broken("a member took too long")
+            network.changed.wait(max(left_s, 0.01))
+
+    def _unreachable(self) -> frozenset[str]:
+        own = self._members[self._rank].address
+        return frozenset(
+            each.name
+            for each in self._members
+            if each.address in self._network.dead
+            or frozenset((own, each.address)) in self._network.cuts
+        )
+
+    def _broken(self, why: str) -> GroupError:
+        self._meeting.broken = True
+        self._network.changed.notify_all()
+        names = self._unreachable()
+        whom = f"; cannot reach {', '.join(sorted(names))}" if names else ""
+        return GroupError(f"group {self._name}: {why}{whom}", names)

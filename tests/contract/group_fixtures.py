@@ -1,0 +1,201 @@
+"""Fleets of members of groups, on which the port is held to its contract: memory, and processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from multiprocessing.connection import Client
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import pytest
+
+from common.embedded.process import Child, short_folder
+from common.ports.group import Peer
+from common.testing.group import MemoryNetwork
+from tests.contract.group_member import Member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from common.embedded.redis import EmbeddedRedis
+
+LONG_S = 30.0  # for what must happen: a test that waits so long has failed
+Answers: TypeAlias = dict[str, Future[Any]]  # of members
+NOWHERE = "127.0.0.1:1"  # nobody listens there
+
+
+class Fleet(Protocol):
+    """Members by name, who are there once they are asked for something."""
+
+    def ask(self, name: str, method: str, *arguments: object) -> Any:  # noqa: ANN401 -- of `Member`
+        """Let a member do something."""
+
+    def peers(self, names: Sequence[str], seen_by: str) -> list[Peer]:
+        """Where one of them sees them."""
+
+    def lost(self, names: Sequence[str], seen_by: str) -> list[int]:
+        """Ranks whose entries one of them never gets."""
+
+    def kill(self, name: str) -> None:
+        """End a member."""
+
+    def freeze(self, name: str) -> None:
+        """Let it stand still until the test ends."""
+
+    def cut(self, one: str, other: str) -> None:
+        """Let two not reach each other in groups that are formed from now on."""
+
+
+class _InMemory:
+    """Members that are threads."""
+
+    def __init__(self) -> None:
+        self._network = MemoryNetwork()
+        self._members = dict[str, Member]()
+
+    def _member(self, name: str) -> Member:
+        return self._members.setdefault(name, Member(self._network.groups()))
+
+    def ask(self, name: str, method: str, *arguments: object) -> Any:  # noqa: ANN401 -- see above
+        return getattr(self._member(name), method)(*arguments)
+
+    def peers(self, names: Sequence[str], seen_by: str) -> list[Peer]:
+        del seen_by
+        return [Peer(name, self._member(name).address()) for name in names]
+
+    def lost(self, names: Sequence[str], seen_by: str) -> list[int]:
+        del names, seen_by
+        return []
+
+    def kill(self, name: str) -> None:
+        self._network.kill(self._member(name).address())
+        self._members.pop(name)
+
+    def freeze(self, name: str) -> None:
+        self._network.freeze(self._member(name).address())
+
+    def cut(self, one: str, other: str) -> None:
+        self._network.cut(*(self._member(name).address() for name in (one, other)))
+
+    def close(self) -> None:
+        for name in list(self._members):
+            self.kill(name)
+
+
+class _InProcesses:
+    """Members that are processes, and meet in a Redis over gloo; one that was killed comes anew."""
+
+    def __init__(self, redis: str, folder: Path) -> None:
+        self._redis = redis
+        self._folder = folder
+        self._children = dict[str, tuple[Child, str]]()  # with their sockets
+        self._frozen = set[str]()
+        self._cuts = set[frozenset[str]]()
+        self._numbers = count()
+
+    def _member(self, name: str) -> tuple[Child, str]:
+        if name not in self._children:
+            path = self._folder / str(next(self._numbers))
+            module = "tests.contract.group_member"
+            command = [sys.executable, "-P", "-m", module, str(path), self._redis]
+            child = Child(command, self._folder / "log", forks=True)
+            child.await_ready(path.exists, LONG_S)
+            self._children[name] = child, str(path)
+        return self._children[name]
+
+    def ask(self, name: str, method: str, *arguments: object) -> Any:  # noqa: ANN401 -- see above
+        with Client(self._member(name)[1]) as client:
+            client.send((method, *arguments))
+            answer = client.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def peers(self, names: Sequence[str], seen_by: str) -> list[Peer]:
+        lost = {names[rank] for rank in self.lost(names, seen_by)}
+        return [Peer(it, NOWHERE if it in lost else self.ask(it, "address")) for it in names]
+
+    def lost(self, names: Sequence[str], seen_by: str) -> list[int]:
+        return [rank for rank, it in enumerate(names) if frozenset((it, seen_by)) in self._cuts]
+
+    def kill(self, name: str) -> None:
+        self._children.pop(name)[0].kill()
+
+    def freeze(self, name: str) -> None:
+        os.kill(self._member(name)[0].pid, signal.SIGSTOP)
+        self._frozen.add(name)
+
+    def cut(self, one: str, other: str) -> None:
+        self._cuts.add(frozenset((one, other)))
+
+    def mend(self) -> None:
+        """Let everybody who lives be well again."""
+        for name in self._frozen:
+            self.kill(name)
+        self._frozen.clear()
+        self._cuts.clear()
+
+    def close(self) -> None:
+        for name in list(self._children):
+            self.kill(name)
+
+
+@pytest.fixture(scope="module")
+def processes(embedded_redis: EmbeddedRedis) -> Iterator[_InProcesses]:
+    with TemporaryDirectory(dir=short_folder()) as folder:
+        fleet = _InProcesses(embedded_redis.url, Path(folder))
+        yield fleet
+        fleet.close()
+
+
+@pytest.fixture(params=["memory", "gloo"])
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    if request.param == "memory":
+        in_memory = _InMemory()
+        yield in_memory
+        in_memory.close()
+    else:
+        in_processes: _InProcesses = request.getfixturevalue("processes")
+        yield in_processes
+        in_processes.mend()
+
+
+class Together:
+    """Lets several members do something at the same time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._threads = ThreadPoolExecutor(32)
+
+    def make(self, name: str, members: Sequence[str], timeout_s: float = LONG_S) -> None:
+        """Let each make its part of a group."""
+        for rank, member in enumerate(members):
+            peers, lost = (of(members, member) for of in (self._fleet.peers, self._fleet.lost))
+            self._fleet.ask(member, "make", name, peers, rank, timeout_s, lost)
+
+    def begin(self, method: str, name: str, by: Mapping[str, tuple[object, ...]]) -> Answers:
+        """Let members begin something in a group, each with its own arguments."""
+        ask = self._fleet.ask
+        return {m: self._threads.submit(ask, m, method, name, *args) for m, args in by.items()}
+
+    def form(self, name: str, members: Sequence[str], timeout_s: float = LONG_S) -> None:
+        """Make and form a group."""
+        self.make(name, members, timeout_s)
+        for answer in self.begin("form", name, dict.fromkeys(members, ())).values():
+            answer.result(LONG_S)
+
+    def close(self) -> None:
+        """Wait for nobody."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@pytest.fixture
+def together(fleet: Fleet) -> Iterator[Together]:
+    together = Together(fleet)
+    yield together
+    together.close()

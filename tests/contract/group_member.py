@@ -1,0 +1,120 @@
+"""A member of groups that does what it is asked: in a thread, or in a process of its own.
+
+    python -m tests.contract.group_member SOCKET REDIS
+
+listens on a socket; each connection asks for one thing and is told what came of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from multiprocessing.connection import Connection, Listener
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from common.adapters.redis.exchange import RedisBoards
+from common.errors import GroupError
+from common.ports.group import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from common.core.messages import Vector
+    from common.ports.group import Groups, Peer, Rendezvous
+
+
+class Member:
+    """One member, and the groups that it is in."""
+
+    def __init__(self, groups: Groups, link: Lossy | None = None) -> None:
+        self._groups = groups
+        self._link = link
+        self._formed = dict[str, Group]()
+
+    def address(self) -> str:
+        """Where others reach it."""
+        return self._groups.address
+
+    def make(
+        self, name: str, members: Sequence[Peer], rank: int, timeout_s: float, lost: Collection[int]
+    ) -> None:
+        """Make a group; what some ranks leave for it is lost on its way here."""
+        if self._link is not None:
+            self._link.lost = lost
+        self._formed[name] = self._groups.group(name, members, rank, timeout_s)
+
+    def form(self, name: str) -> None:
+        """Form it."""
+        self._formed[name].form()
+
+    def all_reduce(self, name: str, numbers: Sequence[float]) -> Vector:
+        """Add numbers up."""
+        vector = np.array(numbers, np.float32)
+        self._formed[name].all_reduce(vector)
+        return vector
+
+    def exchange(
+        self, name: str, numbers: Sequence[float], sent: Sequence[int], received: Sequence[int]
+    ) -> Vector:
+        """Exchange parts."""
+        incoming = np.full(sum(received), np.nan, np.float32)
+        self._formed[name].exchange(np.array(numbers, np.float32), sent, incoming, received)
+        return incoming
+
+    def gather(self, name: str, numbers: Sequence[float], lengths: Sequence[int]) -> Vector:
+        """Gather parts."""
+        vector = np.array(numbers, np.float32)
+        self._formed[name].gather(vector, lengths)
+        return vector
+
+    def copy(self, name: str, *numbers: Sequence[float]) -> list[Vector]:
+        """Copy from rank 0."""
+        vectors = [np.array(each, np.float32) for each in numbers]
+        self._formed[name].copy(vectors)
+        return vectors
+
+    def abort(self, name: str) -> None:
+        """Leave a group."""
+        self._formed[name].abort()
+
+
+class Lossy:
+    """A rendezvous that loses what some ranks leave for others: so a link is cut."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
+        self.lost: Collection[int] = ()
+
+    def leave(self, name: str, key: str, value: bytes) -> None:
+        """Append an entry."""
+        self._rendezvous.leave(name, key, value)
+
+    def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
+        """Those that are not lost."""
+        found = self._rendezvous.entries(name, after, timeout_s)
+        return [each for each in found if int(each[1].rpartition("/")[2]) not in self.lost]
+
+
+def _serve(socket: str, redis: str) -> None:
+    from common.adapters.torch_group import GlooGroups  # noqa: PLC0415 -- memory needs no torch
+
+    link = Lossy(RedisBoards(redis).rendezvous("job"))
+    member = Member(GlooGroups("127.0.0.1", link), link)
+    with Listener(socket, backlog=16) as listener:
+        while True:
+            threading.Thread(target=_answer, args=(member, listener.accept())).start()
+
+
+def _answer(member: Member, asked: Connection[Any, Any]) -> None:
+    with asked:
+        method, *arguments = asked.recv()
+        try:
+            asked.send(getattr(member, method)(*arguments))
+        except GroupError as error:
+            asked.send(error)
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

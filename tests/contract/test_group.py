@@ -1,0 +1,232 @@
+"""The contract of groups: threads in memory, and gloo in real processes that are killed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from common.errors import GroupError
+from tests.contract.group_fixtures import LONG_S
+
+if TYPE_CHECKING:
+    from tests.contract.group_fixtures import Answers, Fleet, Together
+
+pytest_plugins = ["tests.redis_servers", "tests.contract.group_fixtures"]
+
+ALL = ("m0", "m1", "m2", "m3")
+SHORT_S = 1.0  # how long members wait for one who is silent
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
+
+
+def results(answers: Answers) -> dict[str, Any]:
+    return {member: answer.result(LONG_S) for member, answer in answers.items()}
+
+
+def broken(answers: Answers) -> dict[str, list[str]]:
+    """Of each whom it could not reach."""
+    found = dict[str, list[str]]()
+    for member, answer in answers.items():
+        with pytest.raises(GroupError) as caught:
+            answer.result(LONG_S)
+        found[member] = sorted(caught.value.unreachable)
+        assert all(each in str(caught.value) for each in found[member])
+    return found
+
+
+def test_vectors_are_added_up_with_what_is_counted_along(together: Together, name: str) -> None:
+    together.form(name, ALL)
+
+    for _ in range(3):
+        # Behind the weights stand the samples of each, and a one: so many members took part.
+        added = together.begin(
+            "all_reduce",
+            name,
+            {m: ([0.1 * n] * 1000 + [10.0**n, 1.0],) for n, m in enumerate(ALL)},
+        )
+        found = results(added)
+
+    assert found["m0"] == pytest.approx([0.6] * 1000 + [1111, 4], rel=1e-6)
+    assert all(found[m].tobytes() == found["m0"].tobytes() for m in ALL)
+
+
+def test_parts_of_any_length_are_exchanged(together: Together, name: str) -> None:
+    members = ALL[:3]
+    together.form(name, members)
+    sent = [3, 0, 2]  # who sends how much to ranks 0, 1, 2: all the same, so rank 1 gets nothing
+
+    found = results(
+        together.begin(
+            "exchange",
+            name,
+            {
+                m: ([10.0 * n + k for k in range(5)], sent, [sent[n]] * 3)
+                for n, m in enumerate(members)
+            },
+        )
+    )
+
+    assert found["m0"].tolist() == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+    assert found["m1"].tolist() == []
+    assert found["m2"].tolist() == [3, 4, 13, 14, 23, 24]
+
+
+def test_everybody_gets_the_parts_of_all(together: Together, name: str) -> None:
+    members = ALL[:3]
+    together.form(name, members)
+    lengths = [2, 0, 3]
+
+    found = results(
+        together.begin(
+            "gather", name, {m: ([float(n)] * 5, lengths) for n, m in enumerate(members)}
+        )
+    )
+
+    assert {tuple(vector) for vector in found.values()} == {(0, 0, 2, 2, 2)}
+
+
+def test_one_alone_is_a_group(together: Together, name: str) -> None:
+    together.form(name, ALL[:1])
+
+    assert results(together.begin("all_reduce", name, {"m0": ([1.0, 2.0],)}))["m0"].tolist() == [
+        1,
+        2,
+    ]
+    assert results(together.begin("copy", name, {"m0": ([1.0],)}))["m0"] == [[1.0]]
+
+
+def test_a_death_in_a_call_is_told_to_all_and_the_others_go_on(
+    fleet: Fleet, together: Together, name: str
+) -> None:
+    # The neighbours of the dead notice; they leave, and so the others do.
+    together.form(name, ALL)
+    adding = together.begin("all_reduce", name, dict.fromkeys(("m0", "m2", "m3"), ([1.0] * 1000,)))
+
+    fleet.kill("m1")
+
+    assert broken(adding) == {each: ["m1"] for each in ("m0", "m2", "m3")}
+    left = ("m0", "m2", "m3")
+    together.form(name + "-next", left)
+    again = results(together.begin("all_reduce", name + "-next", dict.fromkeys(left, ([1.0],))))
+    assert [vector.tolist() for vector in again.values()] == [[3.0]] * 3
+
+
+def test_who_is_frozen_is_waited_for_no_longer_than_said_and_accused_by_nobody(
+    fleet: Fleet, together: Together, name: str
+) -> None:
+    together.form(name, ALL[:3], SHORT_S)
+    fleet.freeze("m1")
+
+    adding = together.begin("all_reduce", name, dict.fromkeys(("m0", "m2"), ([1.0] * 1000,)))
+
+    assert broken(adding) == {"m0": [], "m2": []}  # its machine answers
+
+
+def test_a_call_is_given_up_by_another_thread_and_the_group_is_left(
+    together: Together, name: str
+) -> None:
+    together.form(name, ALL[:3])
+    adding = together.begin("all_reduce", name, dict.fromkeys(("m0", "m1"), ([1.0] * 1000,)))
+
+    results(together.begin("abort", name, {"m0": (), "m1": ()}))
+
+    assert broken(adding) == {"m0": [], "m1": []}
+    assert broken(together.begin("all_reduce", name, {"m2": ([1.0] * 1000,)})) == {"m2": []}
+    assert broken(together.begin("all_reduce", name, {"m0": ([1.0] * 1000,)})) == {"m0": []}
+
+
+def test_who_is_dead_while_a_group_forms_is_named(
+    fleet: Fleet, together: Together, name: str
+) -> None:
+    together.make(name, ALL[:3])
+    fleet.kill("m2")
+
+    forming = together.begin("form", name, {"m0": (), "m1": ()})
+
+    assert broken(forming) == {"m0": ["m2"], "m1": ["m2"]}
+
+
+def test_who_does_not_come_is_waited_for_no_longer_than_said(
+    fleet: Fleet, together: Together, name: str
+) -> None:
+    together.make(name, ALL[:3], SHORT_S)
+    fleet.freeze("m2")
+
+    assert broken(together.begin("form", name, {"m0": (), "m1": ()})) == {"m0": [], "m1": []}
+
+
+def test_forming_can_be_given_up_before_and_after_it_begins(together: Together, name: str) -> None:
+    together.make(name, ALL[:2])
+    forming = together.begin("form", name, {"m0": ()})
+    results(together.begin("abort", name, {"m0": (), "m1": ()}))
+
+    assert broken(forming) == {"m0": []}
+    assert broken(together.begin("form", name, {"m1": ()})) == {"m1": []}
+
+
+def test_who_dies_before_the_first_call_hangs_nobody(
+    fleet: Fleet, together: Together, name: str
+) -> None:
+    together.form(name, ALL)
+    fleet.kill("m3")
+
+    adding = together.begin("all_reduce", name, dict.fromkeys(ALL[:3], ([1.0] * 1000,)))
+
+    assert broken(adding) == {each: ["m3"] for each in ALL[:3]}
+
+
+def test_two_who_cannot_reach_each_other_name_each_other(
+    fleet: Fleet, together: Together, name: str
+) -> None:
+    # m1 reaches both. It may have formed its part before the others give up.
+    fleet.cut("m0", "m2")
+    together.make(name, ALL[:3], SHORT_S)
+    forming = together.begin("form", name, dict.fromkeys(ALL[:3], ()))
+
+    middle = forming.pop("m1")
+    assert broken(forming) == {"m0": ["m2"], "m2": ["m0"]}
+    if middle.exception(LONG_S) is None:
+        middle = together.begin("all_reduce", name, {"m1": ([1.0],)})["m1"]
+    assert broken({"m1": middle}) == {"m1": []}
+
+
+def test_a_name_that_was_used_is_refused(together: Together, name: str) -> None:
+    together.form(name, ALL[:2])
+    together.make(name, ALL[:2])
+
+    answers = together.begin("form", name, dict.fromkeys(ALL[:2], ()))
+
+    assert broken(answers) == {"m0": [], "m1": []}
+    assert all("used before" in str(answer.exception()) for answer in answers.values())
+
+
+def test_a_copy_goes_on_beside_the_calls_of_another_group(together: Together, name: str) -> None:
+    together.form(name, ALL[:3])
+    together.form(name + "-copy", ("m1", "m3"))
+    state: list[list[float]] = [[2.0] * 3000, [], [7.0]]
+    lacking: list[list[float]] = [[0.0] * 3000, [], [0.0]]
+
+    copying = together.begin("copy", name + "-copy", {"m1": tuple(state)})  # waits for m3
+    for _ in range(3):
+        results(together.begin("all_reduce", name, dict.fromkeys(ALL[:3], ([1.0],))))
+    copying |= together.begin("copy", name + "-copy", {"m3": tuple(lacking)})
+
+    assert [vector.tolist() for vector in results(copying)["m3"]] == state
+
+
+def test_a_copy_that_breaks_off_is_an_error_and_breaks_no_other_group(
+    fleet: Fleet, together: Together, name: str
+) -> None:
+    together.form(name, ALL[:2])
+    together.form(name + "-copy", ("m1", "m3"))
+    copying = together.begin("copy", name + "-copy", {"m1": ([2.0] * 3_000_000,)})
+
+    fleet.kill("m3")
+
+    assert broken(copying) == {"m1": ["m3"]}
+    found = results(together.begin("all_reduce", name, dict.fromkeys(ALL[:2], ([1.0],))))
+    assert found["m0"].tolist() == [2.0]

@@ -1,0 +1,53 @@
+"""Addresses that nobody else could use are refused, with what to do about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.adapters.torch_group import GlooGroups
+from common.errors import GroupError, UserError
+from common.ports.group import Peer
+from common.testing.board import MemoryBoards, MemoryRedis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEAR, FAR = Peer("near", "127.0.0.1:4000"), Peer("far", "10.0.0.3:4000")
+
+
+@pytest.fixture
+def groups() -> Iterator[GlooGroups]:
+    groups = GlooGroups("127.0.0.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
+    yield groups
+    groups.close()
+
+
+@pytest.mark.parametrize(("rank", "named"), [(0, []), (1, ["near"])])
+def test_a_loopback_address_among_others_is_refused_in_words(
+    groups: GlooGroups, rank: int, named: list[str]
+) -> None:
+    with pytest.raises(GroupError) as caught:
+        groups.group("view-1", [NEAR, FAR], rank).form()
+
+    told = "a loopback address is told by near (127.0.0.1:4000): set DOLL_ADVERTISE where they run"
+    assert told in str(caught.value)
+    assert sorted(caught.value.unreachable) == named
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(UserError, match=r"DOLL_ADVERTISE: 192.0.2.1 is no address of this machine"):
+        GlooGroups("192.0.2.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
+
+
+def test_whoever_is_closed_is_reached_no_more(groups: GlooGroups) -> None:
+    other = GlooGroups("127.0.0.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
+    members = [Peer("a", groups.address), Peer("b", other.address)]
+    other.close()
+
+    with pytest.raises(GroupError) as caught:
+        groups.group("view-1", members, 0).form()
+
+    assert caught.value.unreachable == {"b"}
+    assert "b did not come; cannot reach b at 127.0.0.1:" in str(caught.value)

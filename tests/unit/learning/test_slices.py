@@ -1,0 +1,135 @@
+"""Slices step as the whole does, bit by bit, and their digests are that of the whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.learning.optimizers import OPTIMIZER_NAMES, OptimizerSettings
+from common.learning.slices import BLOCK, Slice, cut, digest, joined, lengths, part_of
+from common.learning.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.core.messages import Vector
+    from common.learning.gradients import Reduction
+    from common.learning.optimizers import OptimizerName
+
+RATE = 0.01
+SAMPLES = 7
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets how many torch has: it cuts a step among them, at places of its own."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def drawn(size: int, seed: int) -> Vector:
+    return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+
+
+@given(size=st.integers(0, 20 * BLOCK), count=st.integers(1, 9))
+def test_slices_cover_everything_once_and_differ_by_a_block(size: int, count: int) -> None:
+    slices = cut(size, count)
+
+    assert [n for place in slices for n in range(place.start, place.stop)] == list(range(size))
+    assert all(place.start % BLOCK == 0 or place.start == size for place in slices)
+    sizes = [place.stop - place.start for place in slices]
+    assert max(sizes) - min(sizes) < 2 * BLOCK
+
+
+def test_what_ranks_own_lies_in_their_order() -> None:
+    slices = cut(3 * BLOCK + 5, 3)
+
+    assert lengths(slices, [1, 1, 3], 4) == [0, 2 * BLOCK, 0, BLOCK + 5]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize(("count", "of_torch"), [(3, 1), (3, 2), (70, 1)])
+def test_a_step_over_slices_is_the_step_over_the_whole_bit_by_bit(
+    threads: Callable[[int], None],
+    name: OptimizerName,
+    count: int,
+    of_torch: int,
+    reduction: Reduction,
+) -> None:
+    threads(of_torch)
+    # Parameters end within a slice, buffers begin there; some of 70 slices hold buffers alone.
+    parameters, buffers = 60 * BLOCK + 37, 5 * BLOCK + 3
+    settings = OptimizerSettings(name, RATE)
+    weights = drawn(parameters + buffers, 0)
+    whole = Trainer(weights, parameters, settings, reduction)
+    slices = [Slice(place, parameters, settings, reduction) for place in cut(len(weights), count)]
+
+    for update in range(3):
+        total = drawn(len(weights), update + 1)
+        whole.add(update, total, SAMPLES)
+        whole.apply(update, RATE / (update + 1))
+        following = np.empty_like(weights)
+        for each in slices:
+            place = each.place
+            for _ in range(2):  # an attempt that came to nothing changes nothing
+                rate = RATE / (update + 1)
+                each.prepare(weights[place], total[place].copy(), SAMPLES, rate, following[place])
+            each.commit()
+        weights = following
+        assert weights.tobytes() == whole.weights()
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+def test_a_slice_goes_on_from_its_part_of_the_state(name: OptimizerName) -> None:
+    settings, size = OptimizerSettings(name, RATE), 5 * BLOCK + 3
+    weights, total = drawn(size, 0), drawn(size, 1)
+    one = Slice(slice(0, size), size, settings)
+    following = np.empty_like(weights)
+    one.prepare(weights, total.copy(), SAMPLES, RATE, following)
+    one.commit()
+    slices = [Slice(place, size, settings) for place in cut(size, 2)]
+    for each in slices:
+        each.restore(part_of(one.state, each.place))
+    assert {key: value.tobytes() for key, value in one.state.items()} == {
+        key: value.tobytes() for key, value in joined([each.state for each in slices]).items()
+    }
+
+    weights = following
+    after, expected = np.empty_like(weights), np.empty_like(weights)
+    one.prepare(weights, total.copy(), SAMPLES, RATE, expected)
+    for each in slices:
+        place = each.place
+        each.prepare(weights[place], total[place].copy(), SAMPLES, RATE, after[place])
+
+    assert after.tobytes() == expected.tobytes()
+
+
+@given(size=st.integers(0, 5 * BLOCK), count=st.integers(1, 4), seed=st.integers(0, 9))
+def test_digests_of_slices_add_up_to_that_of_the_whole(size: int, count: int, seed: int) -> None:
+    vector = drawn(size, seed)
+
+    parts = [digest(vector[place], place.start) for place in cut(size, count)]
+
+    assert sum(parts) % 2**64 == digest(vector)
+
+
+@given(data=st.data())
+def test_a_digest_tells_a_torn_copy(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 4 * BLOCK))
+    before, after = drawn(size, 1), drawn(size, 2)
+    torn = after.copy()
+    torn[data.draw(st.integers(0, size - 1)) :] = before[-1:]
+
+    assert digest(after) == digest(after.copy())
+    assert digest(torn) != digest(after)
+    swapped = np.concatenate([after[BLOCK : 2 * BLOCK], after[:BLOCK], after[2 * BLOCK :]])
+    assert (digest(swapped) == digest(after)) == (size <= BLOCK)
+    after[0] = -after[0]
+    assert digest(torn) != digest(after)
