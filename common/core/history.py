@@ -180,6 +180,8 @@ class History:
     def _lead(self, offset: int, lead: Lead) -> bool:
         if lead.after != self._epoch:
             return False  # it names another Lead than the one in force: somebody was faster
+        if lead.exact and lead.base != self.head:
+            return False  # an update came between: the members hold that one
         while len(self._path) > 1 and self._path[-1].version > lead.base.version:
             self._path.pop()
         if self._path[-1] != lead.base:

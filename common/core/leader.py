@@ -99,7 +99,10 @@ class Leader:
         self._ledger = Ledger.of(snapshot)
         self._control = snapshot.control
         self._history = history
-        requeued = history.requeued
+        # Claims above the snapshot's control position are replayed, of batches that its weights
+        # contain, too. An operator took some of those back before they were used.
+        self._used = {batch.offset: batch for batch in snapshot.used or ()}
+        requeued = {o: batch for o, batch in history.requeued.items() if o not in self._used}
         # Their claims may lie above the snapshot's control position and be replayed only now. What
         # this leader publishes before that must name them: its successor's history begins later.
         self._quarantined = snapshot.left_out
@@ -218,7 +221,9 @@ class Leader:
             skipped = getattr(record, "skipped", ())
             if skipped:
                 yield do.DeadLetterRecords(skipped)
-            if decision.batch is not None and not self._is_quarantined(decision.batch):
+            if decision.batch is not None and not (
+                self._is_used(decision.batch) or self._is_quarantined(decision.batch)
+            ):
                 self._grouper.add(decision.batch)
             if isinstance(record, Opened):
                 yield from self._expire_gone()
@@ -603,6 +608,10 @@ class Leader:
                 self._returned.discard(batch.offset)
                 yield self._publisher.append(Quarantined(self._epoch, batch, "expired"))
 
+    def _is_used(self, batch: Batch) -> bool:
+        """Whether exactly this batch is in an update after the snapshot that it began with."""
+        return self._used.get(batch.offset) == batch.without_skipped()
+
     def _is_quarantined(self, batch: Batch) -> bool:
         """Whether an earlier leader quarantined exactly this batch."""
         known = self._quarantined
@@ -677,6 +686,7 @@ class Leader:
                 for offset, batch in sorted(self._quarantined.items(), key=itemgetter(0))
                 if offset >= self._ledger.position
             ),
+            used=tuple(b for o, b in self._used.items() if o >= self._ledger.position) or UNSET,
             opened=self._ledger.opened,
             known=self._ledger.known,
             synchrony=self._synchrony,

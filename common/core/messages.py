@@ -65,6 +65,24 @@ class TriggerStream(NamedTuple):
     epoch: int = -1  # the leader's; -1: no status was seen
 
 
+class Member(NamedTuple):
+    """A process among those that add gradients up: whoever comes back under a name is another."""
+
+    worker: WorkerId
+    life: int  # random, at the process's start
+
+
+class AttemptId(NamedTuple):
+    """One attempt at an update; a membership makes at most one at each version.
+
+    Collectives match by the order of calls: a second one could meet the first.
+    """
+
+    epoch: int  # of its leader
+    membership: int  # its number
+    version: int  # J, after the update
+
+
 # --- the control topic: what workers claim, of which logs --------------------------------------
 
 
@@ -189,6 +207,8 @@ class Lead(msgspec.Struct, frozen=True, tag="lead"):
     # above all before it lets snapshots be passed over of which Kafka lost records.
     after_loss: int = 0
     loss: str = ""  # what was lost, if some were
+    # Counts only if its base is the newest effective update: members hold the weights of no other.
+    exact: bool | UnsetType = UNSET
 
     def epoch_at(self, offset: int) -> int:
         """The epoch that begins with this record: without a number, its own offset."""
@@ -217,6 +237,9 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     rate: float | UnsetType = UNSET  # of this step, in all; an older program's does not say it
     # How many updates of the job's own K the model has come to with this one; else as many as J.
     equivalent: float | UnsetType = UNSET
+    by: AttemptId | UnsetType = UNSET  # of members: whoever has prepared this one may apply it
+    digest: int | UnsetType = UNSET  # of what they prepared
+    copies: int | UnsetType = UNSET  # how many of them have it whole
 
     @property
     def progress(self) -> float:
@@ -357,6 +380,46 @@ class Unsettled(NamedTuple):
     live: int  # workers that the leader sees
 
 
+class Membership(msgspec.Struct, frozen=True):
+    """Who adds gradients up together, as the leader has decided: one process group is made of it.
+
+    A later one of the same leader, or any of a later leader, ends it with what it attempts.
+    """
+
+    number: int  # counts this leader's from 1; 0: none yet
+    members: tuple[Member, ...] = ()  # in order of their ranks
+
+
+class Reduce(msgspec.Struct, frozen=True):
+    """All members enter at once: each adds these of its gradients, all have the sum of all."""
+
+    attempt: AttemptId
+    parts: tuple[tuple[tuple[int, ...], ...], ...]  # by rank: batches of each gradient message
+    samples: int  # of all gradients
+    learning_rate: float | None = None  # of the step, without its scale; None: the job's
+    scale: float = 1.0
+
+
+class Copy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A member takes over all that another holds."""
+
+    member: Member
+    source: Member | None = None  # None: from storage, or made by the specification
+
+
+class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What members of a group are told by each trigger, beside what they are to compute."""
+
+    made: ModelId  # the version of the trigger's model, as its audit record names it
+    membership: Membership
+    by: AttemptId | None = None  # that made the version: its result may be applied
+    origin: int = 0  # of version 0: the life of the member that made its weights; 0: nobody yet
+    reduce: Reduce | None = None
+    copies: tuple[Copy, ...] = ()
+    report: bool = False  # all are to say what they hold
+    store: Member | None = None  # is to store this version
+
+
 class UpdateTrigger(msgspec.Struct, frozen=True):
     """Compute these gradients at this model or a later one (S_C;j,n; Algorithm 4, line 5)."""
 
@@ -372,6 +435,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     since: ModelId | UnsetType = UNSET
     changes: bytes | UnsetType = UNSET
     sparse: bool | UnsetType = UNSET  # whether its leader reads sparse gradients; else by the task
+    group: GroupOrders | UnsetType = UNSET  # where members hold the weights
 
     def continues(self, model: ModelId | None) -> bool:
         """Whether its changes make its model of this one."""
@@ -397,6 +461,63 @@ class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
     local_rate: float | UnsetType = UNSET
     # |its (P,) gradient|^2, where the order asks for it
     square: float | UnsetType = UNSET
+
+
+class GradientReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The gradient of one order, which stays where it was computed: `Gradient` without vector."""
+
+    worker: WorkerId
+    model: ModelId
+    batches: tuple[int, ...]
+    samples: int
+    loss_sum: float
+    metric_sums: dict[str, float]
+    seconds: float
+    life: int  # see `Member`
+    local_rate: float | UnsetType = UNSET
+    square: float | UnsetType = UNSET
+
+
+class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
+    """A member has the whole result of an attempt; it applies that once the audit names it."""
+
+    worker: WorkerId
+    model: ModelId  # that it is to be applied to
+    life: int
+    attempt: AttemptId
+    digest: int  # of the result
+
+
+class Broken(msgspec.Struct, frozen=True, tag="broken"):
+    """A member has left an attempt, and can take no further part in its membership."""
+
+    worker: WorkerId
+    model: ModelId
+    life: int
+    attempt: AttemptId
+    unreachable: tuple[Member, ...] = ()  # whom it could not reach
+    finite: bool = True  # false: the sum was not
+
+
+class StateReport(msgspec.Struct, frozen=True, tag="state"):
+    """What a member holds, whole; an older word never undoes a newer."""
+
+    worker: WorkerId
+    model: ModelId  # of the newest trigger that it heard
+    life: int
+    heard: TriggerId  # that trigger
+    made: ModelId | None  # the version that it holds, as its audit record names it; None: none
+    origin: int = 0  # likewise of version 0: see `GroupOrders`
+    unreachable: tuple[Member, ...] = ()  # of whom it could not copy
+
+
+class Stored(msgspec.Struct, frozen=True, tag="stored"):
+    """A member has stored a version: whoever finds it there can begin with it."""
+
+    worker: WorkerId
+    model: ModelId
+    life: int
+    made: ModelId
 
 
 FailedReason: TypeAlias = Literal[
@@ -429,4 +550,5 @@ class WorkerLeaving(msgspec.Struct, frozen=True, tag="farewell"):
     finishing: tuple[int, ...] = ()  # control offsets that it still sends a gradient of
 
 
-Reply: TypeAlias = Gradient | Failed | WorkerLeaving
+GroupReply: TypeAlias = GradientReady | Reduced | Broken | StateReport | Stored
+Reply: TypeAlias = Gradient | Failed | WorkerLeaving | GroupReply

@@ -78,7 +78,8 @@ class Trail:
         unseen = self._unseen_leader(record)
         if unseen is not None:
             before = max(record.number - 1, 0) if isinstance(record, UpdateApplied) else 0
-            self._history = History(unseen.epoch, unseen, offset, self._history.poison, before)
+            epoch = record.after if isinstance(record, Lead) else unseen.epoch
+            self._history = History(epoch, unseen, offset, self._history.poison, before)
         counts = self._history.feed(offset, record)
         self._guesses = self._guesses and not (counts and isinstance(record, Lead))
         if counts and self.version >= self._forget_at:
@@ -91,6 +92,8 @@ class Trail:
         match record:
             case UpdateApplied() if self._guesses and record.epoch > self.epoch:
                 return ModelId(record.epoch, record.version - 1)
+            case Lead(exact=True) if self._guesses and record.after > self.epoch:
+                return record.base  # it counts for what is its head alone
             case Lead() if self._guesses and record.after > self.epoch:
                 return ModelId(record.after, record.base.version)
             case _:

@@ -21,11 +21,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
-from common.core.messages import Assignment, Batch, Synchrony, UpdateApplied, WorkerId
+from common.core.messages import (
+    Assignment,
+    Batch,
+    GradientReady,
+    Synchrony,
+    UpdateApplied,
+    WorkerId,
+)
 from common.core.tuning import Scatter, rate_scale
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from common.core.messages import Failed, Gradient
     from common.core.poison import Suspects
@@ -150,6 +157,11 @@ class Round:
         self.asked = dict[int, list[WorkerId]]()  # who has been asked for a batch so far
         self.lingered = self.missing > 0  # it began with fewer
         self.short = ""  # why it is applied with fewer than K, once that is decided
+        self.ready = list[GradientReady]()  # those that count and stay where they were computed
+        self._clear()
+
+    def _clear(self) -> None:
+        """No gradient counts."""
         self.parts = list[int]()  # how many batches each gradient message was of
         self.samples = 0
         self._squares = 0.0  # see `Scatter`
@@ -180,10 +192,12 @@ class Round:
         """Take further batches in, in place of some that were quarantined."""
         self.todo.update((batch.offset, batch) for batch in batches)
 
-    def add(self, gradient: Gradient) -> None:
+    def add(self, gradient: Gradient | GradientReady) -> None:
         """Take in a gradient that counts."""
         for offset in gradient.batches:
             self.counted[offset] = self.todo.pop(offset)
+        if isinstance(gradient, GradientReady):
+            self.ready.append(gradient)
         self.parts.append(len(gradient.batches))
         version = gradient.model.version
         self.base = version if self.base is None else min(self.base, version)
@@ -194,6 +208,26 @@ class Round:
         self.loss_sum += gradient.loss_sum
         for name, value in gradient.metric_sums.items():
             self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+
+    def uncount(self, lost: Callable[[GradientReady], bool]) -> bool:
+        """Forget gradients that are lost with their members: their batches have none any more.
+
+        Args:
+            lost: Whether one is.
+
+        Returns:
+            Whether one was.
+        """
+        rest = [gradient for gradient in self.ready if not lost(gradient)]
+        if len(rest) == len(self.ready):
+            return False
+        self.ready = []
+        self.todo |= self.counted
+        self.counted = {}
+        self._clear()
+        for gradient in rest:
+            self.add(gradient)
+        return True
 
     @property
     def scatter(self) -> Scatter:
@@ -423,7 +457,7 @@ class Rounds:
                 orders.append(Assignment(worker, tuple(batches), rate, squared))
         return tuple(orders)
 
-    def count(self, gradient: Gradient, version: int) -> tuple[Round | None, str]:
+    def count(self, gradient: Gradient | GradientReady, version: int) -> tuple[Round | None, str]:
         """Count a gradient message: the round that it is of, or why it does not count.
 
         Args:
@@ -446,7 +480,9 @@ class Rounds:
         self.not_finite.clear()
         return round_, ""
 
-    def _why_not(self, round_: Round | None, gradient: Gradient, version: int) -> str:
+    def _why_not(
+        self, round_: Round | None, gradient: Gradient | GradientReady, version: int
+    ) -> str:
         """Why a gradient does not count in a round; empty where it does."""
         offsets, taken_at = gradient.batches, gradient.model.version
         absent = [offset for offset in offsets if round_ is None or offset not in round_.todo]

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from common.core.history import History
 from common.core.messages import (
     GENESIS,
+    AttemptId,
     Batch,
     LogPositions,
     ModelId,
@@ -20,6 +22,7 @@ from common.core.messages import (
     Openings,
     Positions,
     Synchrony,
+    UpdateApplied,
 )
 from common.core.spans import LogPosition, Partition
 
@@ -59,6 +62,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     synchrony: Synchrony | None = None  # of the last update, where that names one
     # Updates of the job's own K that it has come to. None: as many as J, as all older programs say.
     equivalent: float | None = None
+    # Where members hold the weights, this may be of any age: see `roll_forward`. The attempt that
+    # made the last update, and what updates used at or above `control_position`.
+    attempt: AttemptId | UnsetType = UNSET
+    used: tuple[Batch, ...] | UnsetType = UNSET
 
     @property
     def progress(self) -> float:
@@ -154,6 +161,41 @@ def choose(
         if not history.base_lost or snapshot.by < 0:
             return snapshot, history
     return None
+
+
+def roll_forward(
+    snapshot: Snapshot, history: History, updates: Iterable[tuple[int, AuditRecord | None]]
+) -> Snapshot:
+    """What a leader must know to go on from the newest update, whose weights members hold.
+
+    Args:
+        snapshot: From which the history was read on.
+        history: Of all these records.
+        updates: The updates topic from there on.
+    """
+    records = {
+        ModelId(record.epoch, record.version): record
+        for _, record in updates
+        if isinstance(record, UpdateApplied)
+    }
+    path = [records[model] for model in history.path[1:]]
+    if not path:
+        return snapshot
+    last = path[-1]
+    used = {batch.offset: batch for record in path for batch in record.batches}
+    return msgspec.structs.replace(
+        snapshot,
+        made=history.head,
+        waiting=tuple(batch for batch in snapshot.waiting if batch.offset not in used),
+        strikes={o: strikes for o, strikes in snapshot.strikes.items() if o not in used},
+        returned=tuple(offset for offset in snapshot.returned if offset not in used),
+        samples=snapshot.samples + sum(record.samples for record in path),
+        losses=snapshot.losses + tuple(record.loss for record in path),
+        synchrony=last.synchrony or None,
+        equivalent=None if last.equivalent is UNSET else last.equivalent,
+        attempt=last.by,
+        used=(*(snapshot.used or ()), *used.values()),
+    )
 
 
 def _read(history: History, updates: Iterable[tuple[int, AuditRecord | None]]) -> History:

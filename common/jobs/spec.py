@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from common.config.aggregation import AggregationSpec  # noqa: TC001 -- pydantic reads it when run
 from common.config.synchronisation import (
     MOST,
     PROPORTIONAL,
@@ -444,6 +445,10 @@ class JobSpec(Part):
         exclude_if=lambda value: value is None,  # programs that do not know it may have such a job
     )
     """When workers wait for each other; by default `synchronous`."""
+    aggregation: AggregationSpec | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
+    """Who adds gradients up and holds the weights; by default the coordinator."""
     sync: SyncSpec = Field(default=SyncSpec(), exclude=True)
     """Was `synchronisation`, with one mode."""
     optimizer: OptimizerSpec
@@ -577,7 +582,7 @@ class JobSpec(Part):
     @property
     def format(self) -> int:
         """Of its record: 2 where older programs would read over what it says, and must not."""
-        later = (self.synchronisation, self.compression, self.tuner)
+        later = (self.synchronisation, self.aggregation, self.compression, self.tuner)
         return 1 if all(part is None for part in later) else 2
 
     @property
@@ -650,6 +655,28 @@ class JobSpec(Part):
                     f" local_rate is averaged, got {rule.learning_rate:g}: leave one of both out"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _can_be_grouped(self) -> JobSpec:
+        if self.aggregation is None or self.aggregation.mode == "board":
+            return self
+        modes = [mode.mode for mode, _ in self.synchronised.modes(self.group_size)]
+        stale = next((mode for mode in modes if mode in {"stale", "asynchronous"}), None)
+        if stale is not None:
+            raise ValueError(
+                "aggregation.mode: a group holds one version of the weights, all enter an update"
+                f" together, got synchronisation.mode: {stale}: take synchronous or averaging, or"
+                " mode: board"
+            )
+        if self.compression is not None:
+            raise ValueError(
+                "aggregation.mode: workers of a group are told no changes, they make them: leave"
+                " compression out, or take mode: board"
+            )
+        raise ValueError(
+            "aggregation.mode: group is not offered by this version yet: leave it out, or take"
+            " mode: board"
+        )
 
     @model_validator(mode="after")
     def _can_be_tuned(self) -> JobSpec:

@@ -21,23 +21,31 @@ from msgspec import UNSET
 
 from common.core.messages import (
     MOST_TRACEBACK,
+    AttemptId,
     AuditRecord,
     Batch,
     BatchReady,
+    Broken,
     ControlRecord,
     Drifted,
     Evaluated,
     Failed,
     Gradient,
+    GradientReady,
+    GroupOrders,
     Lead,
     LeaderStatus,
+    Member,
     ModelId,
     Opened,
     Quarantined,
+    Reduced,
     Replayed,
     Reply,
     Requeued,
     SpanExpired,
+    StateReport,
+    Stored,
     UpdateApplied,
     UpdateTrigger,
     Vector,
@@ -268,6 +276,25 @@ def _check_made(update: UpdateApplied) -> None:
         _check_rate("rate", update.rate)
     if update.equivalent is not UNSET:
         _check_rate("equivalent", update.equivalent)
+    if update.by is not UNSET:
+        _check_attempt("by", update.by)
+        own = update.by.epoch == update.epoch and update.by.version == update.version
+        _need(own, "by", update.by, "an attempt of this leader at this version")
+    if update.digest is not UNSET:
+        _check_count("digest", update.digest)
+    if update.copies is not UNSET:
+        _check_count("copies", update.copies, 1)
+
+
+def _check_attempt(field: str, attempt: AttemptId) -> None:
+    _check_count(f"{field}.epoch", attempt.epoch)
+    _check_count(f"{field}.membership", attempt.membership, 1)
+    _check_count(f"{field}.version", attempt.version, 1)
+
+
+def _check_member(field: str, member: Member) -> None:
+    _need(bool(member.worker), f"{field}.worker", member.worker, "a name")
+    _check_count(f"{field}.life", member.life)
 
 
 def check_leader_status(leader_status: LeaderStatus) -> None:
@@ -326,18 +353,80 @@ def check_trigger(trigger: UpdateTrigger) -> None:
         _need(oldest <= last, "unsettled.oldest_unsettled", oldest, f"<= {last}")
     if trigger.weights is not None:
         _need(len(trigger.weights) % 4 == 0, "weights", len(trigger.weights), "4 bytes per number")
+    if trigger.group is not UNSET:
+        _check_group(trigger.group, trigger.model)
+
+
+def _check_group(group: GroupOrders, model: ModelId) -> None:
+    """Look at what members are told."""
+    check_model("group.made", group.made)
+    same = group.made.version == model.version
+    _need(same, "group.made", group.made, f"version {model.version}, the trigger's")
+    _check_count("group.origin", group.origin)
+    _check_count("group.membership.number", group.membership.number)
+    members = group.membership.members
+    for member in members:
+        _check_member("group.membership.members", member)
+    _need(len(set(members)) == len(members), "group.membership.members", members, "each once")
+    if group.by is not None:
+        _check_attempt("group.by", group.by)
+    if group.store is not None:
+        _check_member("group.store", group.store)
+    for copy in group.copies:
+        _check_member("group.copies.member", copy.member)
+        if copy.source is not None:
+            _check_member("group.copies.source", copy.source)
+    if group.reduce is not None:
+        attempt, parts = group.reduce.attempt, group.reduce.parts
+        next_one = (model.epoch, group.membership.number, model.version + 1)
+        _need(attempt == next_one, "group.reduce.attempt", attempt, f"{next_one}")
+        _need(len(parts) == len(members), "group.reduce.parts", parts, "some of each member")
+        _check_offsets(offset for part in parts for message in part for offset in message)
+        _check_count("group.reduce.samples", group.reduce.samples, 1)
+        _check_rate("group.reduce.learning_rate", group.reduce.learning_rate or 0.0)
+        _check_rate("group.reduce.scale", group.reduce.scale)
 
 
 def check_reply(reply: Reply) -> None:
     """Refuse a reply that is about nothing or is not finite."""
     _check_worker(reply.worker)
     check_model("model", reply.model)
-    if isinstance(reply, WorkerLeaving):
-        for offset in reply.finishing:
-            _check_count("finishing", offset)
-        return
+    match reply:
+        case WorkerLeaving(finishing=finishing):
+            for offset in finishing:
+                _check_count("finishing", offset)
+        case Gradient() | GradientReady() | Failed():
+            _check_answer(reply)
+        case Reduced() | Broken() | StateReport() | Stored():
+            _check_count("life", reply.life)
+            _check_word(reply)
+
+
+def _check_word(reply: Reduced | Broken | StateReport | Stored) -> None:
+    """Look at what a member says of what it holds."""
+    if isinstance(reply, Reduced | Broken):
+        _check_attempt("attempt", reply.attempt)
+        last = reply.attempt.version - 1
+        _need(reply.model.version == last, "model", reply.model, f"of version {last}")
+    if isinstance(reply, Reduced):
+        _check_count("digest", reply.digest)
+    if isinstance(reply, StateReport | Broken):
+        for member in reply.unreachable:
+            _check_member("unreachable", member)
+    if isinstance(reply, StateReport):
+        _check_count("heard.epoch", reply.heard.epoch, -1)
+        _check_count("heard.number", reply.heard.number)
+        _check_count("origin", reply.origin)
+    if isinstance(reply, StateReport | Stored) and reply.made is not None:
+        check_model("made", reply.made)
+
+
+def _check_answer(reply: Gradient | GradientReady | Failed) -> None:
+    """Look at what became of an order."""
     _check_offsets(reply.batches)
-    if isinstance(reply, Gradient):
+    if isinstance(reply, GradientReady):
+        _check_count("life", reply.life)
+    if isinstance(reply, Gradient | GradientReady):
         _check_count("samples", reply.samples)
         _check_finite("loss_sum", reply.loss_sum)
         _check_metrics("metric_sums", reply.metric_sums)
@@ -385,7 +474,7 @@ class _Tagged(msgspec.Struct):
     format: int = 1
 
 
-FORMAT = 3  # of the records in Kafka: the latest that this program knows
+FORMAT, AUDIT_FORMAT = 3, 4  # of records in Kafka, of the updates topic: the latest known here
 
 
 def format_of(message: object) -> int:
@@ -394,9 +483,11 @@ def format_of(message: object) -> int:
     Format 2 names bad records together by reason, and updates leave them to the claims; it takes
     batches out of quarantine, or makes it final. Format 3 numbers epochs, and the updates and
     quarantines of each leader; it says of spans what the log was when they were read, and opens
-    partitions.
+    partitions. Format 4 is of leads that count for the newest update alone.
     """
     match message:
+        case Lead(exact=True):
+            return 4
         case Lead(epoch=epoch) if epoch >= 0:
             return 3
         case BatchReady() | SpanExpired() | Opened():
@@ -499,11 +590,15 @@ _AUDIT = Codec(
     msgspec.json.Decoder(AuditRecord),
     check_audit,
     ("lead", "update", "quarantined", "requeued", "replayed", "evaluated", "drifted"),
+    (AUDIT_FORMAT, format_of),
 )
 _LEADER_STATUS = Codec("standing", msgspec.msgpack.Decoder(LeaderStatus), check_leader_status)
 _TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)
 _REPLY = Codec(
-    "reply", msgspec.msgpack.Decoder(Reply), check_reply, ("gradient", "failed", "farewell")
+    "reply",
+    msgspec.msgpack.Decoder(Reply),
+    check_reply,
+    *(("gradient", "failed", "farewell", "ready", "reduced", "broken", "state", "stored"),),
 )
 _DEMAND = Codec("job demand", msgspec.msgpack.Decoder(JobDemand), check_demand)
 _PLACEMENT = Codec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement), check_placement)

@@ -108,7 +108,7 @@ def _kind(annotation: Any) -> str:  # noqa: ANN401 -- whatever a field is declar
         return "mapping"
     if all(isinstance(part, type) and issubclass(part, BaseModel) for part in parts):
         return "block below"
-    return ", ".join(f"`{p}`" if isinstance(p, str) else _WORDS[p] for p in parts)
+    return ", ".join(_WORDS[p] if isinstance(p, type) else f"`{p}`" for p in parts)
 
 
 def _is_mapping(annotation: Any) -> bool:  # noqa: ANN401 -- likewise

@@ -17,6 +17,7 @@ from common.core.messages import (
     UpdateApplied,
     unused_number,
 )
+from common.core.partial_history import Trail
 from common.core.spans import Span
 from tests.unit.core.examples import batch
 from tests.unit.core.leaders import Topic, read, topics, update
@@ -39,6 +40,28 @@ def test_a_takeover_takes_back_what_its_base_does_not_contain() -> None:
 
     assert history.epoch == 3
     assert history.path == (GENESIS, ModelId(0, 1), ModelId(3, 2))
+
+
+def test_an_exact_lead_counts_for_the_newest_update_alone() -> None:
+    # The update of 0 came between c2's look at the topic and its Lead: members hold version 2.
+    topic: Topic = [
+        Lead(-1, GENESIS, "c1"),
+        update(0, 1),
+        update(0, 2),
+        Lead(0, ModelId(0, 1), "c2", exact=True),
+        Lead(0, ModelId(0, 2), "c3", exact=True),
+    ]
+    history = read(topic)
+
+    assert (history.epoch, history.head) == (4, ModelId(0, 2))
+    assert read([*topic[:3], Lead(0, ModelId(0, 1), "c2")]).head == ModelId(0, 1)
+
+
+def test_an_exact_lead_counts_for_a_reader_who_came_after_the_topic_s_beginning() -> None:
+    # Lead 40 of an epoch that made no update; its base is of an earlier one.
+    trail = Trail(start=7)
+    assert trail.feed(7, Lead(40, ModelId(20, 5), "c9", 60, exact=True))
+    assert (trail.epoch, trail.head) == (60, ModelId(20, 5))
 
 
 def test_an_epoch_is_the_number_that_its_lead_carries() -> None:

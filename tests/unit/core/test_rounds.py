@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.core.messages import Assignment, Batch, Gradient, ModelId, WorkerId
+from common.core.messages import Assignment, Batch, Gradient, GradientReady, ModelId, WorkerId
 from common.core.poison import Suspects
 from common.core.rounds import GradientTimes, Round, Rounds, fits
 from common.core.settings import CoordinatorSettings, Mode
@@ -133,6 +133,33 @@ def test_deadlines_grow_with_batches_and_attempts_and_stay_finite(
     assert FLOOR_S <= allowed_s <= times.allowed_s(batches + 1, attempt)
     assert allowed_s <= times.allowed_s(batches, attempt + 1)
     assert allowed_s <= 20 * times.allowed_s(batches, attempt=0)
+
+
+# --- gradients that stay where they were computed ---------------------------------------------
+
+
+def ready(worker: WorkerId, batches: list[Batch], loss: float = 1.0) -> GradientReady:
+    samples = sum(each.samples for each in batches)
+    offsets = tuple(each.offset for each in batches)
+    return GradientReady(worker, MODEL, offsets, samples, loss * samples, {"right": loss}, 0.1, 1)
+
+
+def test_what_was_counted_is_lost_with_its_member_and_asked_of_others() -> None:
+    one = _One(batch(0), batch(1), batch(2))
+    one.orders(0.0, {A, B})
+    assert one.count(ready(A, [batch(0)], loss=1.0)) == ""
+    assert one.count(ready(B, [batch(1)], loss=3.0)) == ""
+    assert one.count(ready(A, [batch(2)], loss=1.0)) == ""
+
+    assert one.round.uncount(lambda gradient: gradient.worker == A)
+    assert not one.round.uncount(lambda gradient: gradient.worker == A)
+    assert (one.round.todo, one.round.counted) == ({0: batch(0), 2: batch(2)}, {1: batch(1)})
+
+    assert asked(one.orders(1.0, {B})) == {B: [0, 2]}
+    assert one.count(ready(B, [batch(0), batch(2)], loss=3.0)) == ""
+    update = one.round.update(3, 8, 8.0)
+    assert (update.samples, update.loss, update.metrics) == (3 * SAMPLES, 3.0, {"right": 6 / 30})
+    assert [each.offset for each in update.batches] == [1, 0, 2]
 
 
 # --- suspects --------------------------------------------------------------------------------

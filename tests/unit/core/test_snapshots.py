@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.core.messages import GENESIS, Lead, ModelId
-from common.core.snapshots import Snapshot, choose, genesis
+from common.core.snapshots import Snapshot, choose, genesis, roll_forward
 from tests.unit.core.examples import FIRST, P, Q, batch
 from tests.unit.core.leaders import Topic, read, topics, update
 
@@ -104,3 +105,35 @@ def test_the_chosen_snapshot_is_the_best_that_is_part_of_the_history(found: Foun
     assert (history.epoch, history.head) == (whole.epoch, whole.head)
     good = [snapshot.made.version for snapshot in snapshots if snapshot.made in whole.path]
     assert chosen.made.version == max(good)
+
+
+def test_a_snapshot_is_rolled_forward_over_the_updates_since() -> None:
+    # offset   0         1           2               3                   4           5
+    # record   Lead(-1)  J=1: 0, 1   J=2: 3, 9       Lead(0), its base   J=3: 4      J=3 of 0: 5
+    # snapshot J=1, control position 8, batches 3 to 5 wait                           void
+    topic: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1, 0, 1), update(0, 2, 3, 9)]
+    topic += [Lead(0, ModelId(0, 2), "c2", exact=True), update(3, 3, 4), update(0, 3, 5)]
+    before = replace(
+        after(read(topic[:2])),
+        control_position=8,
+        waiting=tuple(map(batch, (3, 4, 5))),
+        strikes={4: 1, 5: 1},
+        returned=(3, 5),
+        samples=20,
+        losses=(1.0,),
+    )
+    records = list(enumerate(topic))[2:]
+    chosen, history = chosen_of([genesis(FIRST), before], records)
+
+    rolled = roll_forward(chosen, history, records)
+    assert rolled == replace(
+        before,
+        made=ModelId(3, 3),
+        waiting=(batch(5),),
+        strikes={5: 1},
+        returned=(5,),
+        samples=50,
+        losses=(1.0, 1.0, 1.0),
+        used=tuple(map(batch, (3, 9, 4))),
+    )
+    assert roll_forward(before, chosen_of([before], [])[1], []) == before

@@ -78,6 +78,57 @@ def test_a_worker_that_is_never_asked_for_several_batches_cannot_walk() -> None:
 
 
 @pytest.mark.parametrize(
+    ("block", "other", "message"),
+    [
+        ({"layout": "slices"}, {}, "aggregation: layout: is of mode: group, got mode: board"),
+        ({"mode": "group", "owners": 1}, {}, "aggregation: owners: every replica holds everything"),
+        ({"mode": "group", "stage": 2}, {}, "aggregation: stage: every replica holds everything"),
+        (
+            {"mode": "group", "layout": "slices", "owners": 4},
+            {},
+            "aggregation.owners: must be at most 3, got 4",
+        ),
+        (
+            {"mode": "group", "layout": "slices", "servers": 0},
+            {},
+            "aggregation: servers: must be auto or at least 1, got 0",
+        ),
+        (
+            {"mode": "group"},
+            {"synchronisation": {"mode": "stale"}},
+            "aggregation.mode: a group holds one version of the weights, all enter an upd",
+        ),
+        (
+            {"mode": "group"},
+            {"synchronisation": {"rules": [{"mode": "asynchronous", "when": {"workers_from": 2}}]}},
+            "aggregation.mode: a group holds one version of the weights, all enter an upd",
+        ),
+        (
+            {"mode": "group"},
+            {"compression": {"significance": 1.5}},
+            "aggregation.mode: workers of a group are told no changes, they make them",
+        ),
+        (
+            {"mode": "group", "layout": "slices", "servers": 3, "backup": {"every_updates": 5}},
+            {},
+            "aggregation.mode: group is not offered by this version yet",
+        ),
+    ],
+)
+def test_aggregation_that_cannot_be_is_refused(
+    block: dict[str, Any], other: dict[str, Any], message: str
+) -> None:
+    text = yaml.safe_dump(yaml.safe_load(TEXT) | {"aggregation": block} | other)
+    assert refusal(text).startswith(f"job file: {message}")
+
+
+def test_the_board_may_be_named() -> None:
+    named = parse_job(yaml.safe_dump(yaml.safe_load(TEXT) | {"aggregation": {"mode": "board"}}))
+    assert named.format == 2  # programs that do not know the block say so
+    assert "aggregation" not in parse_job(TEXT).model_dump()
+
+
+@pytest.mark.parametrize(
     ("block", "staleness", "per_worker", "local_rate", "bound"),
     [
         (None, 0, 0, 0.0, 40),

@@ -18,21 +18,33 @@ from common.core.batching import MAX_SKIPPED, Batcher, Cut, Run, most_group_size
 from common.core.messages import (
     GENESIS,
     Assignment,
+    AttemptId,
     Batch,
     BatchReady,
+    Broken,
+    Copy,
     Drifted,
     Evaluated,
     Failed,
     Gradient,
+    GradientReady,
+    GroupOrders,
+    GroupReply,
     Lead,
     LeaderStatus,
+    Member,
+    Membership,
     ModelId,
     Opened,
     Quarantined,
+    Reduce,
+    Reduced,
     Replayed,
     Requeued,
     Skipped,
     SpanExpired,
+    StateReport,
+    Stored,
     Synchrony,
     TriggerId,
     UpdateApplied,
@@ -113,7 +125,11 @@ rates = st.floats(0, 1e9)
 synchronies = st.builds(Synchrony, st.integers(1, 2**40), counts, st.booleans(), rates)
 audits = (
     st.builds(Lead, st.integers(-1, 2**40), models, names)
-    | st.builds(Lead, st.integers(-1, 2**40), models, names, st.integers(2**41, 2**53))
+    | st.builds(
+        Lead,
+        *(st.integers(-1, 2**40), models, names, st.integers(2**41, 2**53)),
+        exact=st.sampled_from([UNSET, True]),
+    )
     | st.builds(
         UpdateApplied,
         counts,
@@ -130,6 +146,9 @@ audits = (
     | st.builds(
         lambda update, synchrony, stale, scale: with_(
             update,
+            by=AttemptId(update.epoch, 1 + stale, update.version),
+            digest=stale,
+            copies=1 + stale,
             synchrony=synchrony,
             base=max(update.version - 1 - stale, 0),
             parts=(1,) * len(update.batches),
@@ -181,6 +200,31 @@ triggers = st.builds(
     st.integers(0, 9),
     st.binary(max_size=9),
 )
+members = st.builds(Member, workers, counts)
+groups_of_members = st.lists(members, min_size=1, max_size=3, unique=True).map(tuple)
+attempts = st.builds(AttemptId, counts, st.integers(1, 2**40), st.integers(1, 2**40))
+
+
+@st.composite
+def triggers_of_groups(draw: st.DrawFn) -> UpdateTrigger:
+    model = ModelId(draw(counts), draw(st.integers(0, 2**40)))
+    membership = Membership(draw(st.integers(1, 2**40)), draw(groups_of_members))
+    parts = tuple(((2 * rank,), (2 * rank + 1,)) for rank, _ in enumerate(membership.members))
+    attempt = AttemptId(model.epoch, membership.number, model.version + 1)
+    copies = draw(st.lists(st.builds(Copy, members, st.none() | members), max_size=2))
+    orders = GroupOrders(
+        ModelId(draw(counts), model.version) if model.version else GENESIS,
+        membership,
+        draw(st.none() | attempts),
+        draw(counts),
+        draw(st.none() | st.just(Reduce(attempt, parts, 9, 0.5, 2.0))),
+        tuple(copies),
+        draw(st.booleans()),
+        draw(st.none() | members),
+    )
+    return UpdateTrigger(TriggerId(model.epoch, 1), model, (), group=orders)
+
+
 vectors = st.lists(st.floats(width=32), min_size=1, max_size=9).map(
     lambda numbers: np.array(numbers, np.float32)
 )
@@ -191,6 +235,31 @@ gradients = st.builds(
 )
 failures = st.builds(
     Failed, workers, models, offsets, st.sampled_from(["raised", "expired", "task"]), texts, texts
+)
+group_replies: st.SearchStrategy[GroupReply] = (
+    st.builds(
+        GradientReady,
+        *(workers, models, offsets, counts, finite, metrics, st.floats(0, 1e9), counts),
+        *(st.just(UNSET) | rates, st.just(UNSET) | rates),
+    )
+    | st.builds(
+        lambda worker, life, attempt, digest: Reduced(
+            worker, ModelId(attempt.epoch, attempt.version - 1), life, attempt, digest
+        ),
+        *(workers, counts, attempts, counts),
+    )
+    | st.builds(
+        lambda worker, life, attempt, unreachable, finite: Broken(
+            worker, ModelId(attempt.epoch, attempt.version - 1), life, attempt, unreachable, finite
+        ),
+        *(workers, counts, attempts, groups_of_members, st.booleans()),
+    )
+    | st.builds(
+        StateReport,
+        *(workers, models, counts, st.builds(TriggerId, counts, counts), st.none() | models),
+        *(counts, groups_of_members | st.just(())),
+    )
+    | st.builds(Stored, workers, models, counts, models)
 )
 workers_leaving = st.builds(WorkerLeaving, workers, models, offsets | st.just(()))
 
@@ -227,11 +296,11 @@ WAYS = {
     "claim": Way(wire.encode_claim, wire.decode_claim, ready | expired | openings),
     "audit": Way(wire.encode_audit, wire.decode_audit, audits),
     "standing": Way(wire.encode_leader_status, wire.decode_leader_status, leader_statuses),
-    "trigger": Way(wire.encode_trigger, wire.decode_trigger, triggers),
+    "trigger": Way(wire.encode_trigger, wire.decode_trigger, triggers | triggers_of_groups()),
     "reply": Way(
         partial(wire.encode_reply, "digits"),
         wire.decode_reply,
-        gradients | failures | workers_leaving,
+        gradients | failures | workers_leaving | group_replies,
     ),
     "job demand": Way(wire.encode_demand, wire.decode_demand, demands),
     "worker placement": Way(wire.encode_placement, wire.decode_placement, placements),
@@ -258,8 +327,10 @@ def test_a_message_comes_back_as_it_was(kind: str, data: st.DataObject) -> None:
     assert WAYS[kind].decode(WAYS[kind].encode(message)) == message
 
 
-@given(failures | workers_leaving)
-def test_a_failure_or_a_worker_leaving_comes_back_as_it_was(reply: Failed | WorkerLeaving) -> None:
+@given(failures | workers_leaving | group_replies)
+def test_a_reply_without_numbers_comes_back_as_it_was(
+    reply: Failed | WorkerLeaving | GroupReply,
+) -> None:
     assert wire.decode_reply(wire.encode_reply("digits", reply)) == ("digits", reply)
 
 
@@ -295,14 +366,14 @@ def test_claims_and_audit_records_can_be_read_by_any_kafka_tool() -> None:
 # --- later formats -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["claim", "audit"])
+@pytest.mark.parametrize(("kind", "known"), [("claim", 3), ("audit", 4)])
 @given(data=st.data())
-def test_a_record_of_a_later_format_is_no_garbage(kind: str, data: st.DataObject) -> None:
+def test_a_record_of_a_later_format_is_no_garbage(
+    kind: str, known: int, data: st.DataObject
+) -> None:
     whole = WAYS[kind].encode(data.draw(WAYS[kind].messages))
-    later = msgspec.json.encode(
-        msgspec.json.decode(whole) | {"format": wire.FORMAT + 1, "more": []}
-    )
-    with pytest.raises(FutureFormatError, match="of format 4, expected at most 3"):
+    later = msgspec.json.encode(msgspec.json.decode(whole) | {"format": known + 1, "more": []})
+    with pytest.raises(FutureFormatError, match=f"of format {known + 1}, expected at most {known}"):
         WAYS[kind].decode(later)
 
 
@@ -340,8 +411,9 @@ def test_a_record_says_a_later_format_only_where_an_older_program_would_misread_
     assert [format_in(wire.encode_audit(each)) for each in batches] == [3, 3]
     assert format_in(wire.encode_audit(Drifted(GENESIS, 0.0, "clicks", 0.1, 0.2))) == 1
     # And takes a Lead's offset for its epoch.
-    leads = (Lead(7, GENESIS, "c"), Lead(7, GENESIS, "c", 8))
-    assert [format_in(wire.encode_audit(each)) for each in leads] == [1, 3]
+    leads = (Lead(7, GENESIS, "c"), Lead(7, GENESIS, "c", 8), Lead(7, GENESIS, "c", 8, exact=True))
+    # The last of which it would let count where it does not.
+    assert [format_in(wire.encode_audit(each)) for each in leads] == [1, 3, 4]
 
 
 def test_spans_of_older_programs_are_of_generation_0_and_know_nothing_of_the_log() -> None:

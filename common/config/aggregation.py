@@ -1,0 +1,61 @@
+"""The block `aggregation` of a job's file: who adds gradients up and holds the weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from common.config.synchronisation import Count, Part, Positive
+
+_OF_SLICES = ("stage", "servers", "owners", "backup")
+
+
+class BackupSpec(Part):
+    """How often owners of slices leave what they hold with members on reliable machines."""
+
+    every_updates: Count = 20
+    """Each n-th version."""
+
+
+class AggregationSpec(Part):
+    """Who adds gradients up, takes the step and holds the weights."""
+
+    mode: Literal["board", "group"] = "board"
+    """`board`: the coordinator, from gradients that pass through Redis; `group`: workers among
+    themselves, who must reach each other (not offered by this version yet)."""
+    layout: Literal["replicas", "slices"] = "replicas"
+    """Of `group`: every worker holds all weights and optimizer state, or slices have owners."""
+    stage: Literal["auto", 1, 2, 3] = "auto"
+    """Of `slices`: owners are reliable machines (1), half of the spot machines (2), likewise while
+    reliable ones only keep backups (3); `auto`: by the ratio of spot to reliable ones."""
+    servers: Literal["auto"] | int = "auto"
+    """Of `slices`: how many own some; `auto`: half of the spot machines, at least one."""
+    owners: Annotated[int, Field(ge=1, le=3)] = 2
+    """Of `slices`: how many own each."""
+    backup: BackupSpec = BackupSpec()
+    """Of `slices`: copies on reliable machines."""
+    copies: Count = 2
+    """Workers that must have an update whole before it counts where others broke off; fewer where
+    fewer live."""
+    heal_s: Literal["auto"] | Positive = "auto"
+    """So long an update waits for a worker that copies the weights; `auto`: by their size."""
+    leave_s: Positive = 5.0
+    """So long a worker that leaves may be needed for what it holds."""
+    transport: Literal["gloo", "nccl"] = "gloo"
+    """Of `group`: what carries the numbers."""
+
+    @model_validator(mode="after")
+    def _each_counts(self) -> Self:
+        fields = type(self).model_fields.items()
+        given = [name for name, field in fields if getattr(self, name) != field.default]
+        if self.mode == "board" and given:
+            raise ValueError(f"{given[0]}: is of mode: group, got mode: board: leave it out")
+        if self.servers != "auto" and self.servers < 1:
+            raise ValueError(f"servers: must be auto or at least 1, got {self.servers}")
+        sliced = [name for name in _OF_SLICES if name in given]
+        if self.layout == "replicas" and sliced:
+            raise ValueError(
+                f"{sliced[0]}: every replica holds everything: leave it out, or take layout: slices"
+            )
+        return self
