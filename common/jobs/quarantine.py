@@ -127,6 +127,10 @@ class Quarantine:
         poison = {batch.offset: batch for batch in self._history.poison}
         return [poison[offset] for offset in choose(self._job, self.listed(), offsets)]
 
+    def replayed(self) -> list[Batch]:
+        """Batches that are quarantined for good because their records are written anew."""
+        return [self._history.quarantined[offset].batch for offset in sorted(self._replayed)]
+
     def requeue(self, offsets: Sequence[int] | None, by: str, at_s: float) -> list[RequeuedBatch]:
         """Take batches back: each waits for an update once more, as if it were new.
 

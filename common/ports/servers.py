@@ -83,6 +83,17 @@ class LogRecord(NamedTuple):
     value: bytes | None  # None is a tombstone
     timestamp_s: float = 0.0  # Kafka's, since 1970; 0: nobody knows
     epoch: int = -1  # Kafka's leader epoch of the record; -1: not known
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class NewRecord(NamedTuple):
+    """One record that shall be written."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    partition: int | None = None  # None: by the key, or spread evenly without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +293,23 @@ class Writer(Protocol):
         """Flush, and forget what does not arrive soon: it may arrive later, or never."""
 
 
+class Transactions(Protocol):
+    """Writes records by transactions, under a name that one process has at a time."""
+
+    def write(self, records: Sequence[NewRecord]) -> None:
+        """Write all of these or, if this process dies or fails, none; readers see them soon.
+
+        Raises:
+            UnknownTopicError: If there is no such topic; none was written.
+            RecordTooLargeError: If no topic takes so large a record; none was written.
+            DeliveryError: If they cannot be written, or somebody else has the name now.
+            UnavailableError: If the broker is unavailable; all may have been written, or none.
+        """
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
 class Log(Protocol):
     """Kafka. May be shared between threads; what it makes belongs to one thread each."""
 
@@ -420,6 +448,17 @@ class Log(Protocol):
             max_bytes: Records that are not delivered yet, however many, take no more; a single
                 record may always be queued.
             on_ready: As of `tail`: each time that `poll` comes to have something to do.
+        """
+
+    def transactions(self, name: str) -> Transactions:
+        """Write by transactions under a name.
+
+        Whoever had the name before writes no more, and what it had begun is gone: once this
+        returns, a reader sees all that was ever written under the name.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+            OutsideError: If it refuses.
         """
 
     def close(self) -> None:

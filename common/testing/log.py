@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import Positions
     from common.core.spans import Span
-    from common.ports.servers import NewTopic
+    from common.ports.servers import NewRecord, NewTopic
 
 
 class Group:
@@ -282,6 +282,7 @@ class Stored:
     value: bytes | None
     arrival_s: float
     epoch: int
+    headers: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(slots=True)
@@ -333,6 +334,7 @@ class MemoryLog:
         self._keyless = 0  # records appended without key and partition
         self._tails = set[MemoryTail]()
         self._writers = WeakSet[MemoryWriter]()
+        self._names = dict[str, MemoryTransactions]()
         self._settings = dict[str, dict[str, str]]()  # by topic
         self._away = False
         self.tells_no_offsets = False  # in delivery reports, as of records that were sent twice
@@ -475,6 +477,16 @@ class MemoryLog:
         writer = MemoryWriter(self, waits=waits, max_bytes=max_bytes, on_ready=on_ready)
         self._writers.add(writer)
         return writer
+
+    def transactions(self, name: str) -> MemoryTransactions:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+        """
+        with self.here():
+            self._names[name] = MemoryTransactions(self, name)
+            return self._names[name]
 
     def close(self) -> None:
         """See the port; other parts of a test go on with it, as other processes do with Kafka."""
@@ -633,8 +645,17 @@ class MemoryLog:
             raise UnknownTopicError(f"there is no topic {topic}")
         return tuple(Partition(topic, index) for index in range(len(self._topics[topic])))
 
+    def has_name(self, name: str, transactions: MemoryTransactions) -> bool:
+        """Whether nobody has taken a name since these transactions did."""
+        return self._names[name] is transactions
+
     def append(
-        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
+        self,
+        topic: str,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: tuple[tuple[str, bytes], ...] = (),
     ) -> int:
         """Append a record and give its offset; the lock must be held.
 
@@ -656,7 +677,7 @@ class MemoryLog:
             raise DeliveryError(f"{topic} is compacted and takes no record without a key")
         offset, stored.end = stored.end, stored.end + 1
         epoch = stored.epochs[-1][0]
-        stored.records.append(Stored(offset, key, value, self._clock(), epoch))
+        stored.records.append(Stored(offset, key, value, self._clock(), epoch, headers))
         self.changed()
         return offset
 
@@ -666,6 +687,40 @@ class MemoryLog:
 
 
 MAX_RECORD_BYTES = 1_000_000  # Kafka's default
+
+
+class MemoryTransactions:
+    """The `Transactions` port."""
+
+    def __init__(self, log: MemoryLog, name: str) -> None:
+        self._log = log
+        self._name = name
+
+    def write(self, records: Sequence[NewRecord]) -> None:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such topic; none was written.
+            RecordTooLargeError: If no topic takes so large a record; none was written.
+            DeliveryError: If somebody else has the name now.
+            UnavailableError: If the broker is unavailable.
+        """
+        with self._log.here():
+            for record in records:
+                self._log.partitions_of(record.topic)
+                if len(record.value or b"") > MAX_RECORD_BYTES:
+                    raise RecordTooLargeError(f"{record.topic} refuses a record")
+            if not self._log.has_name(self._name, self):
+                raise DeliveryError(f"another process writes as {self._name} now")
+            for record in records:
+                self._log.append(
+                    record.topic, record.partition, record.key, record.value, record.headers
+                )
+
+    def close(self) -> None:
+        """See the port."""
+
+
 _SLICE_S = 0.02  # between looks at a queue that is full
 
 
@@ -750,7 +805,9 @@ class MemoryTail:
             whole = len(run) < max_records  # then nothing but holes is left
             self._position = moved(at, run, stored.end if whole else run[-1].offset + 1)
             return [
-                LogRecord(each.offset, each.key, each.value, each.arrival_s, each.epoch)
+                LogRecord(
+                    each.offset, each.key, each.value, each.arrival_s, each.epoch, each.headers
+                )
                 for each in run
             ]
 
@@ -781,6 +838,7 @@ class _Queued(NamedTuple):
     partition: int | None
     key: bytes | None
     value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
     on_delivered: Callable[[int | None], None] | None
     on_failed: Callable[[DeliveryError], None] | None
 
@@ -815,7 +873,7 @@ class MemoryWriter:
         *,
         partition: int | None = 0,
         key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes]] = (),  # noqa: ARG002 -- no port reads them back
+        headers: Sequence[tuple[str, bytes]] = (),
         on_delivered: Callable[[int | None], None] | None = None,
         on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
@@ -834,7 +892,7 @@ class MemoryWriter:
             with suppress(UnavailableError):  # then it waits in the queue, known or not
                 self._log.partitions(topic)
                 self._checked.add(topic)
-        record = _Queued(topic, partition, key, value, on_delivered, on_failed)
+        record = _Queued(topic, partition, key, value, tuple(headers), on_delivered, on_failed)
         while self._queue and self._queued_bytes() + record.size() > self._max_bytes:
             if not self._waits:
                 raise UnavailableError(f"{topic}: {self._queued_bytes()} bytes wait to be sent")
@@ -884,7 +942,7 @@ class MemoryWriter:
             try:
                 with self._log.here():
                     offset = self._log.append(
-                        record.topic, record.partition, record.key, record.value
+                        record.topic, record.partition, record.key, record.value, record.headers
                     )
             except UnavailableError:
                 return

@@ -1,4 +1,4 @@
-"""Reads a job's own topics whole, as they stand now."""
+"""Reads topics of one partition whole, as they stand now."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_decoded(
         ExpiredError: If retention deletes what is being read.
     """
     decoded = list[tuple[int, T | None]]()
-    for record in _records(log, topic, last, start):
+    for record in read_records(log, topic, last, start):
         try:
             decoded.append((record.offset, decode(record.value or b"")))
         except FutureFormatError as error:
@@ -60,7 +60,21 @@ def identified(log: Log, partition: Partition, offset: int) -> LogPosition:
     return LogPosition(offset, "" if found is None else found.topic_id)
 
 
-def _records(log: Log, topic: str, last: int | None, start: int) -> Iterator[LogRecord]:
+def read_records(
+    log: Log, topic: str, last: int | None = None, start: int = 0
+) -> Iterator[LogRecord]:
+    """All records of a topic's first partition that are there now, or the newest.
+
+    Args:
+        log: Where the topic is.
+        topic: Its first partition is read.
+        last: Offsets to go back from the end; None: to the beginning.
+        start: Leave out what is below this offset.
+
+    Raises:
+        UnavailableError: If Kafka stops answering.
+        ExpiredError: If retention deletes what is being read.
+    """
     partition = Partition(topic, 0)
     bounds = log.bounds(partition)
     start = max(bounds.start, start, 0 if last is None else bounds.end - last)

@@ -175,7 +175,7 @@ class UpdatesWatch(threading.Thread):
                     history, noted = History(), min(noted, lost.divergent_offset or 0)
                     continue
                 now = time.monotonic()
-                for offset, _key, value, applied_s, _epoch in records:
+                for offset, _key, value, applied_s, *_ in records:
                     record = wire.decode_audit(value or b"")
                     counts = history.feed(offset, record) and offset >= noted
                     if counts and isinstance(record, UpdateApplied):

@@ -17,6 +17,7 @@ from common.errors import DollError, OutsideError, UserError
 from services.cli import exits
 from services.cli.commands import (
     audit,
+    dlq,
     job,
     key,
     model,
@@ -103,6 +104,7 @@ app.command()(produce.produce)
 app.command()(audit.audit)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(job.app, name="job")
 app.add_typer(key.app, name="key")
 app.add_typer(model.app, name="model")

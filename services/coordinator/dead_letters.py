@@ -8,16 +8,6 @@ it will not write them again.
 A record that a producer could write may be too large to be written again: clients refuse what is
 above their own limit, and a dead-letter topic may take less than its stream. Then its letter has
 the beginning of the record, as much as is taken, and says so; the address is always whole.
-
-Its key is the address, `clicks[0]@17` of a record and `clicks[0]@10:20` of a batch's part: one that
-comes twice has the same, and a topic that somebody compacts takes it and keeps all.
-
-| header                       | what                                                             |
-| ---------------------------- | ---------------------------------------------------------------- |
-| reason                       | why it is here                                                   |
-| topic, partition, offset     | where the record is, or where the batch's records begin          |
-| end                          | of a batch alone: the offset after its last record there         |
-| truncated                    | how many bytes the value had, where it is not whole              |
 """
 
 from __future__ import annotations
@@ -27,10 +17,10 @@ from collections import deque
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.messages import Quarantined, Skipped
-from common.core.spans import Partition, Span
+from common.core.spans import Span
 from common.errors import (
     BrokenWriterError,
     DeliveryError,
@@ -41,8 +31,8 @@ from common.errors import (
 )
 from common.ports.servers import NewTopic
 from common.telemetry.logging import Outage
+from common.topics.dead_letters import Letter, letter_of, letters_of
 from common.topics.names import dead_letter_topic
-from common.wire import messages as wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,55 +42,7 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.leading import JobMetrics
 
-REASON_BYTES = 4_000  # an exception's text may be of any length, and the address must fit beside it
-# Of a value that was refused, so much is tried next: nobody says how much the topic would take, and
-# a question takes a millisecond. What is left after so many cuts tells nobody anything.
-_KEEP = 3 / 4
-_LEAST_BYTES = 64
-
 _Refused: TypeAlias = "list[tuple[Letter, DeliveryError]]"
-
-
-class Letter(NamedTuple):
-    """One record of a dead-letter topic."""
-
-    topic: str
-    key: bytes
-    value: bytes | None
-    headers: tuple[tuple[str, bytes], ...]
-
-    def shortened(self) -> Letter | None:
-        """The same with less of its value; None where it has none any more."""
-        if not self.value:
-            return None
-        headers = self.headers
-        if "truncated" not in dict(headers):
-            headers = (*headers, ("truncated", str(len(self.value)).encode()))
-        size = int(len(self.value) * _KEEP)
-        value = self.value[:size] if size >= _LEAST_BYTES else b""
-        return self._replace(value=value, headers=headers)
-
-
-def letter_of(record: Skipped, offset: int, value: bytes | None) -> Letter:
-    """The letter of one record that does not decode.
-
-    Args:
-        record: Names it.
-        offset: Which of those that it names.
-        value: None where there is none, or retention was faster.
-    """
-    headers = _headers(record.reason, record.topic, record.partition, offset)
-    key = f"{Partition(record.topic, record.partition)}@{offset}".encode()
-    return Letter(dead_letter_topic(record.topic), key, value, headers)
-
-
-def letters_of(record: Quarantined) -> Iterator[Letter]:
-    """The letters of a quarantined batch: one for each span, all with the whole record."""
-    value = wire.encode_audit(record)
-    for span in record.batch.address:
-        headers = _headers(record.reason, span.topic, span.partition, span.start)
-        end = ("end", str(span.end).encode())
-        yield Letter(dead_letter_topic(span.topic), str(span).encode(), value, (*headers, end))
 
 
 def write(letters: Iterable[Letter], writer: Writer, timeout_s: float) -> bool:
@@ -145,15 +87,6 @@ def _shortened(letter: Letter, error: DeliveryError) -> Letter:
     if shorter is None:
         raise error
     return shorter
-
-
-def _headers(reason: str, topic: str, partition: int, offset: int) -> tuple[tuple[str, bytes], ...]:
-    return (
-        ("reason", reason.encode(errors="replace")[:REASON_BYTES]),
-        ("topic", topic.encode()),
-        ("partition", str(partition).encode()),
-        ("offset", str(offset).encode()),
-    )
 
 
 READ_S = 5.0
@@ -276,7 +209,7 @@ class DeadLetters:
         try:
             if self._writer is None:
                 self._writer = self._source.writer()
-            if not write(written(letters, self._spans), self._writer, FLUSH_S):
+            if not write(written(self._job, letters, self._spans), self._writer, FLUSH_S):
                 return False
         except BrokenWriterError as error:  # what comes twice is known by its offset
             self._outage.met(error)
@@ -323,14 +256,14 @@ class DeadLetters:
             self._log.info("dead_letters", records=records, topic=first.topic, reason=first.reason)
 
 
-def written(letters: Letters, spans: SpanReader) -> Iterator[Letter]:
+def written(job: str, letters: Letters, spans: SpanReader) -> Iterator[Letter]:
     """The letters themselves, with what Kafka still has of the records.
 
     Raises:
         UnavailableError: If the records cannot be read now.
     """
     if isinstance(letters, Quarantined):
-        yield from letters_of(letters)
+        yield from letters_of(job, letters)
         return
     named = {
         (record.topic, record.partition, offset): record
@@ -346,7 +279,7 @@ def written(letters: Letters, spans: SpanReader) -> Iterator[Letter]:
         for offset in range(span.start, span.end):
             record = named.get((*span.place, offset))
             if record is not None:
-                yield letter_of(record, offset, values.get(offset))
+                yield letter_of(job, record, offset, values.get(offset))
 
 
 def _spans_over(bad: Sequence[tuple[str, int, int]]) -> Iterator[Span]:

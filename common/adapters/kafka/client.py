@@ -86,6 +86,9 @@ class Record(Protocol):
     def value(self) -> bytes | None:
         """Value; None is a tombstone."""
 
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """Its headers, if it has some."""
+
     def timestamp(self) -> tuple[int, int]:
         """Kind of timestamp, and milliseconds since 1970."""
 

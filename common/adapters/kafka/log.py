@@ -35,6 +35,7 @@ from common.adapters.kafka.settings import client_properties, reader_properties
 from common.adapters.kafka.spans import KafkaSpanReader
 from common.adapters.kafka.stream import KafkaStreamReader
 from common.adapters.kafka.tail import Tails
+from common.adapters.kafka.transactions import KafkaTransactions
 from common.adapters.kafka.writer import KafkaWriter, SharedProducer
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import ExpiredError, OutsideError, UnavailableError, UnknownTopicError
@@ -321,6 +322,15 @@ class KafkaLog:
                 if self._producer.add(writer):
                     return writer
                 self._producer = None  # it is over
+
+    def transactions(self, name: str) -> KafkaTransactions:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+            OutsideError: If it refuses.
+        """
+        return KafkaTransactions(self._settings, name, self.partitions)
 
     def close(self) -> None:
         """See the port."""

@@ -589,7 +589,9 @@ class _TailConsumer:
 
 def _record(message: Record) -> LogRecord:
     written_s = max(arrival_s(message), 0.0)  # the client says -1 ms where it has none
-    return LogRecord(message.offset(), message.key(), message.value(), written_s, epoch_of(message))
+    headers = tuple((name, value or b"") for name, value in message.headers() or ())
+    epoch = epoch_of(message)
+    return LogRecord(message.offset(), message.key(), message.value(), written_s, epoch, headers)
 
 
 def _size(record: LogRecord) -> int:

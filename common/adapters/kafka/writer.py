@@ -285,7 +285,7 @@ class KafkaWriter:
                 self._look_again(topic)
                 produce()
         except KafkaException as raised:
-            raise _refusal(topic, cause_of(raised)) from raised
+            raise refusal_of(topic, cause_of(raised)) from raised
 
     def _look_again(self, topic: str) -> None:
         try:
@@ -319,9 +319,9 @@ class KafkaWriter:
             if on_delivered is not None:
                 self._due.append(partial(on_delivered, message.offset()))
         elif on_failed is not None:
-            self._due.append(partial(on_failed, _refusal(str(message.topic()), error)))
+            self._due.append(partial(on_failed, refusal_of(str(message.topic()), error)))
         elif self._failure is None:
-            self._failure = _refusal(str(message.topic()), error)
+            self._failure = refusal_of(str(message.topic()), error)
         self._reported += 1
         self._reported_bytes += size
         self._producer.reported(self)
@@ -332,7 +332,8 @@ class KafkaWriter:
             raise failure
 
 
-def _refusal(topic: str, error: KafkaError) -> DeliveryError:
+def refusal_of(topic: str, error: KafkaError) -> DeliveryError:
+    """The error of ours that says why a record was not taken."""
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return RecordTooLargeError(f"{topic} does not take so large a record: {error.str()}")
     told = f"{topic} has not taken a record, which is lost: {error.str()} ({error.name()})"

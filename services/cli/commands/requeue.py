@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from time import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,20 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.errors import ExpiredError, UnavailableError, UserError
+from common.errors import ExpiredError, UserError
 from services.cli.system.outside import outside_of, system_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from common.core.messages import Batch
-    from common.core.spans import Span
-    from common.jobs.quarantine import Outcome, QuarantinedBatch
-    from common.ports.servers import Log, LogRecord
-
-_DELIVERED_S = 30.0
-_READ_S = 10.0
-_READ_RECORDS = 1000
+    from common.jobs.quarantine import Outcome, Quarantine, QuarantinedBatch
+    from common.jobs.replay import Replayer
 
 Name = Annotated[str, typer.Argument(help="The job's name.")]
 Batches = Annotated[
@@ -79,36 +75,43 @@ def replay(
 
     For dead letters that other systems need, too; `doll job requeue` is for the job alone. The
     batch stays quarantined for good, and its records come back as new ones, with their keys and a
-    header `replayed_from`. They are written once the quarantine is final: if this command is
-    interrupted between the two, they are not written, and `doll audit --json` lists the batch as
-    replayed.
+    header `replayed_from`. Each batch is written whole and once: what is interrupted goes on where
+    it stopped when the same is asked again. `doll dlq replay` does so for records that did not
+    decode, and for a reason at a time.
 
     Example: [bold]doll job replay digits --batch 1042[/]
     """
-    from common.core.messages import Replayed
+    from common.jobs.replay import Replayer, unfinished
     from services.cli.system.direct import BY, quarantine_of
 
     log, offsets = outside_of(context).open_log(), _named(batch, all_batches=all_batches)
     quarantine = quarantine_of(log, job)
-    chosen = quarantine.choose(offsets)
+    begun = unfinished(log, quarantine)
+    if offsets is not None:
+        begun = [each for each in begun if each.offset in offsets]
+        done = {each.offset for each in begun}
+        offsets = [each for each in offsets if each not in done]
+    chosen = [*begun, *quarantine.choose(offsets)]
     if dry_run or not chosen:
         _list(job, quarantine.listed(), "doll job replay", len(chosen))
         return
-    written = 0
-    for each in chosen:
-        try:
-            records = _records_of(log, each)  # first: what cannot be read must not be sealed
-        except ExpiredError:
-            typer.echo(f"batch {each.offset}: some of its records were deleted, nothing is written")
-            continue
-        (counted,) = quarantine.write([Replayed(each, BY, time())])
-        if not counted:
-            typer.echo(f"batch {each.offset}: {_TOO_LATE}")
-            continue
-        _produce(log, each, records)
-        written += len(records)
-        typer.echo(f"batch {each.offset}: {len(records)} records were written again")
+    with closing(Replayer(log, BY)) as replayer:
+        written = sum(replay_batch(replayer, quarantine, each) for each in chosen)
     typer.echo(f"{written} records of {job} were written again")
+
+
+def replay_batch(replayer: Replayer, quarantine: Quarantine, batch: Batch, to: str = "") -> int:
+    """Write one batch's records anew, and say what became of it; returns how many they are."""
+    try:
+        written = replayer.batch(quarantine, batch, time(), to)
+    except ExpiredError:
+        typer.echo(f"batch {batch.offset}: some of its records were deleted, nothing is written")
+        return 0
+    if written is None:
+        typer.echo(f"batch {batch.offset}: {_TOO_LATE}")
+        return 0
+    typer.echo(f"batch {batch.offset}: {written} records were written again")
+    return written
 
 
 _TOO_LATE = "was requeued or replayed by somebody else meanwhile: nothing was done"
@@ -149,56 +152,3 @@ def _list(job: str, quarantined: Sequence[QuarantinedBatch], command: str, chose
         typer.echo(f"without --dry-run: {chosen} batches")
     else:
         typer.echo(f"name some: `{command} {job} --batch OFFSET`, or --all")
-
-
-def _records_of(log: Log, batch: Batch) -> list[tuple[Span, LogRecord]]:
-    """The records that a batch was to be trained on, each with the span that it is of.
-
-    Raises:
-        ExpiredError: If some are gone.
-        UnavailableError: If Kafka does not give them in time.
-    """
-    bad = {(s.topic, s.partition, offset) for s in batch.skipped for offset in s.offsets}
-    found: list[tuple[Span, LogRecord]] = []
-    for span in batch.address:
-        if log.bounds(span.place).start > span.start:
-            raise ExpiredError(f"{span.place} begins above {span.start}")
-        tail = log.tail(span.place, span.start)
-        try:
-            while (position := tail.position()) < span.end:
-                records = tail.read(_READ_RECORDS, _READ_S)
-                if tail.position() == position:
-                    raise UnavailableError(f"{span} cannot be read beyond {position} now")
-                found += [
-                    (span, record)
-                    for record in records
-                    if record.offset < span.end and (*span.place, record.offset) not in bad
-                ]
-        finally:
-            tail.close()
-    if len(found) < batch.samples:
-        raise ExpiredError(
-            f"batch {batch.offset} had {batch.samples} records, only {len(found)} are there"
-        )
-    return found
-
-
-def _produce(log: Log, batch: Batch, records: Sequence[tuple[Span, LogRecord]]) -> None:
-    writer = log.writer()
-    try:
-        for span, record in records:
-            came_from = f"{span.topic}[{span.partition}]@{record.offset}".encode()
-            writer.append(
-                span.topic,
-                record.value,
-                partition=span.partition,
-                key=record.key,
-                headers=(("replayed_from", came_from),),
-            )
-        if not writer.flush(_DELIVERED_S):
-            raise UnavailableError(
-                f"the topics of batch {batch.offset}: Kafka has not confirmed all records; look"
-                " with `doll audit --json` which of them count"
-            )
-    finally:
-        writer.close()

@@ -299,13 +299,18 @@ class RacingLog(MemoryLog):
         self.meanwhile: Callable[[], object] | None = None
 
     def append(
-        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
+        self,
+        topic: str,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: tuple[tuple[str, bytes], ...] = (),
     ) -> int:
         """As ever, but the other first."""
         if topic == self._topic and self.meanwhile:
             act, self.meanwhile = self.meanwhile, None
             act()
-        return super().append(topic, partition, key, value)
+        return super().append(topic, partition, key, value, headers)
 
 
 def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_is_told() -> None:

@@ -93,12 +93,17 @@ class RefusingLog(MemoryLog):
         return super().settings(topics)
 
     def append(
-        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
+        self,
+        topic: str,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: tuple[tuple[str, bytes], ...] = (),
     ) -> int:
         """As ever, but of the refused topic."""
         if topic == self.refused:
             raise DeliveryError(f"{topic} takes nothing")
-        return super().append(topic, partition, key, value)
+        return super().append(topic, partition, key, value, headers)
 
 
 class Bench:

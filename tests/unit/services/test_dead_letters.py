@@ -17,12 +17,10 @@ from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.testing.log import MemoryLog
+from common.topics.dead_letters import Letter, letter_of, letters_of
 from services.coordinator.dead_letters import (
     READ_RECORDS,
     DeadLetters,
-    Letter,
-    letter_of,
-    letters_of,
     write,
     written,
 )
@@ -50,10 +48,11 @@ def delivered(log: MemoryLog) -> list[LogRecord]:
 
 
 def test_a_letter_says_where_its_record_is_and_why() -> None:
-    letter = letter_of(TORN, 8, b"value")
+    letter = letter_of("j", TORN, 8, b"value")
     assert (letter.topic, letter.key, letter.value) == ("clicks.dlq", b"clicks[0]@8", b"value")
     assert dict(letter.headers) == {
         "reason": b"torn",
+        "job": b"j",
         "topic": b"clicks",
         "partition": b"0",
         "offset": b"8",
@@ -62,7 +61,7 @@ def test_a_letter_says_where_its_record_is_and_why() -> None:
 
 def test_a_batch_has_a_letter_for_each_of_its_spans() -> None:
     batch = Batch(4, WorkerId("w"), (Span("clicks", 0, 0, 9), Span("views", 2, 5, 6)), 10)
-    letters = list(letters_of(Quarantined(0, batch, "poison: " + "x" * 10**6)))
+    letters = list(letters_of("j", Quarantined(0, batch, "poison: " + "x" * 10**6)))
     assert [letter.topic for letter in letters] == ["clicks.dlq", "views.dlq"]
     assert [letter.key for letter in letters] == [b"clicks[0]@0:9", b"views[2]@5:6"]
     assert [dict(letter.headers)["end"] for letter in letters] == [b"9", b"6"]
@@ -73,7 +72,7 @@ def test_a_batch_has_a_letter_for_each_of_its_spans() -> None:
 def test_a_letter_that_is_shortened_has_less_and_less_and_says_how_much_it_was(
     value: bytes,
 ) -> None:
-    letter: Letter | None = letter_of(TORN, 7, value)
+    letter: Letter | None = letter_of("j", TORN, 7, value)
     before = len(value) + 1
     while letter is not None:
         assert letter.value is not None
@@ -97,7 +96,11 @@ def test_of_a_record_that_is_too_large_as_much_is_written_as_is_taken(
 ) -> None:
     # A Java producer writes up to 1,048,576 bytes; no client of ours writes more than 1,000,000.
     log, value = kafka(limit), bytes(range(256)) * 4062  # 1,039,872 bytes
-    letters = [letter_of(TORN, 7, b"small"), letter_of(TORN, 8, value), letter_of(TORN, 13, None)]
+    letters = [
+        letter_of("j", TORN, 7, b"small"),
+        letter_of("j", TORN, 8, value),
+        letter_of("j", TORN, 13, None),
+    ]
     assert write(letters, log.writer(), WAIT_S)
 
     small, empty, cut = delivered(log)
@@ -108,7 +111,7 @@ def test_of_a_record_that_is_too_large_as_much_is_written_as_is_taken(
 
 
 def test_a_letter_that_cannot_be_delivered_for_another_reason_is_a_fault() -> None:
-    log, letters = kafka(), [letter_of(TORN, 7, b"value")]
+    log, letters = kafka(), [letter_of("j", TORN, 7, b"value")]
     log.delete_topic("clicks.dlq")
     with pytest.raises((DeliveryError, UnknownTopicError)) as raised:
         write(letters, log.writer(), WAIT_S)
@@ -119,7 +122,7 @@ def test_letters_that_do_not_arrive_in_time_are_not_taken_for_delivered() -> Non
     log = kafka()
     writer = log.writer()
     log.go_away()
-    assert not write([letter_of(TORN, 7, b"value")], writer, 0.0)
+    assert not write([letter_of("j", TORN, 7, b"value")], writer, 0.0)
     log.come_back()
     assert writer.flush(WAIT_S)
     assert [record.value for record in delivered(log)] == [b"value"]  # and once more where retried
@@ -152,7 +155,7 @@ def test_bad_records_are_read_back_in_few_pieces_whatever_their_reasons(
     assert writer.flush(WAIT_S)
     skipped = tuple(Skipped(*STREAM, offset, reason) for offset, reason in bad.items())
     spans = CountingSpans(log)
-    letters = list(written(skipped, spans))
+    letters = list(written("j", skipped, spans))
 
     assert [letter.value for letter in letters] == [str(offset).encode() for offset in sorted(bad)]
     found = [dict(letter.headers) for letter in letters]
@@ -168,7 +171,7 @@ def test_of_records_that_expired_the_address_is_left() -> None:
         writer.append("clicks", b"value")
     assert writer.flush(WAIT_S)
     log.expire(STREAM, 10)
-    letters = list(written((Skipped(*STREAM, 3, "torn", (12,)),), log.spans()))
+    letters = list(written("j", (Skipped(*STREAM, 3, "torn", (12,)),), log.spans()))
     assert [int(dict(letter.headers)["offset"]) for letter in letters] == [3, 15]
     assert letters[0].value is None
 

@@ -1,0 +1,110 @@
+"""Writes records all or none, by transactions of Kafka, on a producer of its own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from common.adapters.kafka.client import as_ours, cause_of, made
+from common.adapters.kafka.settings import writer_properties
+from common.adapters.kafka.writer import refusal_of
+from common.errors import DeliveryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from confluent_kafka import Message
+
+    from common.adapters.kafka.settings import KafkaSettings
+    from common.ports.servers import NewRecord
+
+_ANY_PARTITION = -1  # the client's number for "let the partitioner choose"
+# So long nobody reads beyond what a process that was killed had begun, unless another one begins.
+_TIMEOUT_MS = 15_000
+_WAIT_S = 30.0
+
+
+class KafkaTransactions:
+    """The `Transactions` port.
+
+    Args:
+        settings: Where Kafka is.
+        name: The transactional id.
+        check_topic: Raises where a topic does not exist; a producer would ask the broker to create
+            it.
+
+    Raises:
+        UnavailableError: If the broker is unavailable.
+        OutsideError: If it refuses, or does not let us in.
+    """
+
+    def __init__(
+        self, settings: KafkaSettings, name: str, check_topic: Callable[[str], object]
+    ) -> None:
+        self._name = name
+        self._check_topic = check_topic
+        self._refused: DeliveryError | None = None
+        self._client = made(
+            Producer,
+            {
+                **writer_properties(settings),
+                "transactional.id": name,
+                "transaction.timeout.ms": _TIMEOUT_MS,
+                "message.timeout.ms": _TIMEOUT_MS,  # the client wants no more of it
+            },
+        )
+        try:
+            self._client.init_transactions(_WAIT_S)
+        except KafkaException as raised:
+            raise as_ours(cause_of(raised), f"writing as {name}") from raised
+
+    def write(self, records: Sequence[NewRecord]) -> None:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such topic; none was written.
+            RecordTooLargeError: If no topic takes so large a record; none was written.
+            DeliveryError: If they cannot be written, or somebody else has the name now.
+            UnavailableError: If the broker is unavailable; all may have been written, or none.
+        """
+        for topic in {record.topic for record in records}:
+            self._check_topic(topic)
+        self._refused = None
+        topic = ""
+        try:
+            self._client.begin_transaction()
+            for record in records:
+                topic = record.topic
+                self._client.produce(
+                    topic,
+                    record.value,
+                    record.key,
+                    _ANY_PARTITION if record.partition is None else record.partition,
+                    self._report,
+                    headers=list(record.headers) or None,
+                )
+            self._client.commit_transaction(_WAIT_S)
+        except KafkaException as raised:
+            error = cause_of(raised)
+            with suppress(KafkaException):
+                self._client.abort_transaction(_WAIT_S)
+            if self._refused is not None:
+                raise self._refused from raised
+            if error.fatal():
+                raise DeliveryError(
+                    f"writing as {self._name}: another process does so now, or this one stood still"
+                    f" for too long: {error.str()}"
+                ) from raised
+            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                raise refusal_of(topic, error) from raised
+            raise as_ours(error, f"writing as {self._name}") from raised
+
+    def close(self) -> None:
+        """See the port."""
+        self._client.purge()
+
+    def _report(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._refused = refusal_of(str(message.topic()), error)

@@ -1,0 +1,71 @@
+"""The `Transactions` port: all of some records or none, under a name that one has at a time."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.spans import Partition
+from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
+from common.ports.servers import NewRecord, NewTopic
+from tests.contract.log_fixtures import eventually, everything
+
+if TYPE_CHECKING:
+    from common.ports.servers import LogRecord
+    from tests.contract.log_fixtures import Rig
+
+pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
+
+HEADERS = (("said", b"yes"), ("by", b"a test"))
+
+
+def read(rig: Rig, topic: str, count: int) -> list[LogRecord]:
+    """All records of a topic, once there are so many."""
+    found: list[LogRecord] = []
+
+    def so() -> bool:
+        found[:] = everything(rig.log, Partition(topic, 0))
+        return len(found) >= count
+
+    eventually(so)
+    return found
+
+
+def test_records_of_several_topics_are_there_once_they_are_written_with_their_headers(
+    rig: Rig, fresh: str
+) -> None:
+    other = f"{fresh}-other"
+    rig.log.create_topics([NewTopic(fresh), NewTopic(other)])
+    with closing(rig.log.transactions(fresh)) as transactions:
+        transactions.write([NewRecord(fresh, b"a", b"k", HEADERS), NewRecord(other, None, b"k")])
+        (record,) = read(rig, fresh, 1)
+        assert (record.key, record.value, record.headers) == (b"k", b"a", HEADERS)
+        (record,) = read(rig, other, 1)
+        assert (record.key, record.value, record.headers) == (b"k", None, ())
+
+
+def test_who_takes_a_name_ends_who_had_it(owned_rig: Rig, fresh: str) -> None:
+    rig = owned_rig
+    rig.log.create_topics([NewTopic(fresh)])
+    with closing(rig.log.transactions(fresh)) as first:
+        first.write([NewRecord(fresh, b"a")])
+        with closing(rig.log.transactions(fresh)) as second:
+            with pytest.raises(DeliveryError):
+                first.write([NewRecord(fresh, b"b")])
+            second.write([NewRecord(fresh, b"c")])
+    assert [each.value for each in read(rig, fresh, 2)] == [b"a", b"c"]
+
+
+def test_of_what_cannot_be_written_whole_nothing_is_and_the_next_may_be(
+    rig: Rig, fresh: str
+) -> None:
+    rig.log.create_topics([NewTopic(fresh)])
+    with closing(rig.log.transactions(fresh)) as transactions:
+        with pytest.raises(UnknownTopicError):
+            transactions.write([NewRecord(fresh, b"a"), NewRecord(f"{fresh}-none", b"b")])
+        with pytest.raises(RecordTooLargeError):
+            transactions.write([NewRecord(fresh, b"a"), NewRecord(fresh, bytes(2_000_000))])
+        transactions.write([NewRecord(fresh, b"c")])
+    assert [each.value for each in read(rig, fresh, 1)] == [b"c"]

@@ -1,0 +1,252 @@
+"""`doll dlq`: letters are counted by reason, and their records are written anew, each once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.history import History
+from common.core.messages import Batch, Quarantined, Replayed, Requeued, Skipped, WorkerId
+from common.core.spans import Partition, Span
+from common.errors import UnavailableError
+from common.jobs import replay
+from common.ports.servers import NewTopic
+from common.testing.log import MemoryLog, MemoryTransactions
+from common.topics.dead_letters import Letter, letter_of, letters_of
+from common.wire import messages as wire
+from services.cli import exits
+from tests.unit.cli.conftest import World
+from tests.unit.cli.test_job import submitted
+from tests.unit.cli.test_requeue import LEAD, UPDATES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.ports.servers import LogRecord, NewRecord
+
+ADDRESS = "clinic-a[0]@{}"
+NO_LABEL, TORN = "label: is missing", "has 3 bytes, not 8"
+POISON = Batch(
+    0, WorkerId("w1"), (Span("clinic-a", 0, 0, 3),), 2, (Skipped("clinic-a", 0, 1, "x"),)
+)
+QUARANTINED = Quarantined(0, POISON, "poison: raised: KeyError")
+
+
+class MortalLog(MemoryLog):
+    """Whose transactions end with the process, after some of them."""
+
+    left = 10**6
+
+    def transactions(self, name: str) -> MemoryTransactions:
+        """As a log's, but they count."""
+        super().transactions(name)
+        mortal = self._names[name] = _Mortal(self, name)
+        return mortal
+
+
+class _Mortal(MemoryTransactions):
+    def write(self, records: Sequence[NewRecord]) -> None:
+        log = self._log
+        assert isinstance(log, MortalLog)
+        if log.left == 0:
+            raise UnavailableError("killed")
+        log.left -= 1
+        super().write(records)
+
+
+def happened(world: World, records: int = 10, bad: Sequence[tuple[int, str]] = ()) -> None:
+    """A job whose stream has so many records, some of which have letters, and one poison batch."""
+    submitted(world)
+    writer = world.log.writer()
+    for number in range(records):
+        headers = (("trace", b"t%d" % number),)
+        writer.append("clinic-a", b"r%d" % number, key=b"k%d" % number, headers=headers)
+    writer.flush(1.0)
+    for offset, reason in bad:
+        fail(world, offset, reason)
+    world.write(UPDATES, *map(wire.encode_audit, (LEAD, QUARANTINED)))
+
+
+def fail(world: World, offset: int, reason: str = NO_LABEL, job: str = "digits") -> None:
+    (record,) = [each for each in stream(world) if each.offset == offset]
+    put(world, letter_of(job, Skipped("clinic-a", 0, offset, reason), offset, record.value))
+
+
+def put(world: World, *letters: Letter) -> None:
+    world.log.create_topics([NewTopic("clinic-a.dlq")])
+    writer = world.log.writer()
+    for letter in letters:
+        writer.append(letter.topic, letter.value, key=letter.key, headers=letter.headers)
+    assert writer.flush(1.0)
+
+
+def stream(world: World, topic: str = "clinic-a") -> list[LogRecord]:
+    return world.log.tail(Partition(topic, 0), 0).read(10_000, 0.0)
+
+
+def new(world: World, topic: str = "clinic-a", old: int = 10) -> list[tuple[bytes | None, str]]:
+    """Values that were written anew, and where they first were."""
+    records = stream(world, topic)[old if topic == "clinic-a" else 0 :]
+    return [(each.value, dict(each.headers)["replayed_from"].decode()) for each in records]
+
+
+def test_letters_are_counted_by_reason_and_job(world: World) -> None:
+    happened(world, bad=[(3, NO_LABEL), (4, TORN), (5, NO_LABEL), (5, NO_LABEL)])
+    fail(world, 5, NO_LABEL, job="other")
+    put(world, *letters_of("digits", QUARANTINED))
+
+    told = [line.split() for line in world.run("dlq", "show", "clinic-a").stdout.splitlines()]
+
+    assert ["clinic-a", "digits", "2", "0", "0", *NO_LABEL.split()] in told
+    assert ["clinic-a", "other", "1", "0", "0", *NO_LABEL.split()] in told
+    assert ["clinic-a", "digits", "0", "1", "0", *QUARANTINED.reason.split()] in told
+    assert told[-1] == ["5", "dead", "letters"]
+    own = world.run("dlq", "show", "--job", "digits").stdout
+    assert own.endswith("4 dead letters\n")
+    assert "other" not in own
+    assert world.run("dlq", "show", "clinic-b").stdout == "0 dead letters\n"
+
+
+def test_records_of_one_reason_come_back_with_key_headers_and_their_first_address_once(
+    world: World,
+) -> None:
+    happened(world, bad=[(3, NO_LABEL), (4, TORN), (5, NO_LABEL)])
+    fail(world, 5, NO_LABEL, job="other")  # which is the same record
+    options = ("dlq", "replay", "clinic-a", "--reason", "label")
+
+    assert "2 records and 0 batches" not in world.run(*options).stdout
+
+    assert new(world) == [(b"r3", ADDRESS.format(3)), (b"r5", ADDRESS.format(5))]
+    assert [(each.key, each.headers[0]) for each in stream(world)[10:]] == [
+        (b"k3", ("trace", b"t3")),
+        (b"k5", ("trace", b"t5")),
+    ]
+    assert world.run(*options).stdout == "0 records were written to clinic-a\n"
+    world.run("dlq", "replay", "clinic-a.dlq", "--all", "--job", "digits")
+    assert new(world)[2:] == [(b"r4", ADDRESS.format(4))]
+
+
+def test_a_dry_run_counts_and_writes_nothing(world: World) -> None:
+    happened(world, bad=[(3, NO_LABEL), (4, TORN)])
+    put(world, *letters_of("digits", QUARANTINED))
+
+    told = world.run("dlq", "replay", "clinic-a", "--all", "--dry-run").stdout
+
+    assert told == "without --dry-run: 2 records and 1 batches\n"
+    assert len(stream(world)) == 10
+
+
+@pytest.mark.parametrize("options", [(), ("--all", "--reason", "x"), ("--all", "--to", "a.dlq")])
+def test_what_is_meant_must_be_said(world: World, options: tuple[str, ...]) -> None:
+    happened(world)
+    world.run("dlq", "replay", "clinic-a", *options, code=exits.REFUSED)
+    world.run("dlq", "show", code=exits.REFUSED)
+
+
+def test_what_fails_again_goes_round_no_second_time_unless_somebody_wants_it(world: World) -> None:
+    happened(world, bad=[(3, NO_LABEL)])
+    world.log.create_topics([NewTopic("other"), NewTopic("other.dlq")])
+    world.run("dlq", "replay", "clinic-a", "--all", "--to", "other")
+    letter = letter_of("j", Skipped("other", 0, 0, NO_LABEL), 0, b"r3")
+    put(world, letter)
+
+    told = world.run("dlq", "replay", "other", "--all", "--to", "clinic-a").stdout
+
+    assert told.endswith("1 had been before, and failed again: --again writes those, too\n")
+    assert new(world) == []
+    world.run("dlq", "replay", "other", "--all", "--to", "clinic-a", "--again")
+    assert new(world) == [(b"r3", ADDRESS.format(3))]  # the first address, however often
+
+
+def test_a_record_that_is_gone_is_written_from_its_letter_if_that_has_the_whole_of_it(
+    world: World,
+) -> None:
+    happened(world, bad=[(3, NO_LABEL), (4, NO_LABEL)])
+    letter = letter_of("digits", Skipped("clinic-a", 0, 5, NO_LABEL), 5, b"r5" * 200).shortened()
+    assert letter is not None
+    put(world, letter, letter_of("digits", Skipped("clinic-a", 0, 8, NO_LABEL), 8, b"not r8"))
+    world.log.expire(Partition("clinic-a", 0), 6)
+
+    told = world.run("dlq", "replay", "clinic-a", "--all").stdout
+
+    assert told.endswith("1 are gone, and their letters do not have the whole of them\n")
+    assert [(each.value, each.key) for each in stream_from(world, 10)] == [
+        (b"r3", None),
+        (b"r4", None),
+        (b"not r8", None),  # of a topic that was made anew since
+    ]
+
+
+def stream_from(world: World, offset: int) -> list[LogRecord]:
+    return world.log.tail(Partition("clinic-a", 0), offset).read(100, 0.0)
+
+
+def test_a_batch_is_replayed_once_and_cannot_be_requeued_then(world: World) -> None:
+    happened(world)
+    put(world, *letters_of("digits", QUARANTINED))
+
+    told = world.run("dlq", "replay", "clinic-a", "--reason", "KeyError").stdout
+
+    assert told == "batch 0: 2 records were written again\n2 records were written to clinic-a\n"
+    assert new(world) == [(b"r0", ADDRESS.format(0)), (b"r2", ADDRESS.format(2))]
+    world.run("dlq", "replay", "clinic-a", "--all")
+    world.run("job", "requeue", "digits", "--batch", "0", code=exits.REFUSED)
+    assert len(new(world)) == 2
+
+
+def test_a_batch_that_was_requeued_is_not_replayed(world: World) -> None:
+    happened(world)
+    put(world, *letters_of("digits", QUARANTINED))
+    world.write(UPDATES, wire.encode_audit(Requeued(POISON, "ada", 1.0)))
+
+    told = world.run("dlq", "replay", "clinic-a", "--all").stdout
+
+    assert told == "0 records were written to clinic-a\n"
+
+
+@pytest.mark.parametrize("command", [("dlq", "replay", "clinic-a"), ("job", "replay", "digits")])
+def test_a_replay_that_died_once_its_quarantine_was_final_goes_on(command: tuple[str, ...]) -> None:
+    log = MortalLog()
+    world = World(log)
+    happened(world)
+    put(world, *letters_of("digits", QUARANTINED))
+    log.left = 0
+
+    world.run(*command, "--all", code=exits.UNAVAILABLE)
+    assert isinstance(wire.decode_audit(stream(world, UPDATES)[-1].value or b""), Replayed)
+    assert new(world) == []
+    log.left = 1
+
+    world.run(*command, "--all")
+    assert [value for value, _ in new(world)] == [b"r0", b"r2"]
+    world.run(*command, "--all")
+    world.run("job", "replay", "digits", "--all")
+    assert len(new(world)) == 2
+    assert sum(isinstance(each, Replayed) for each in audit(world)) == 1
+
+
+def audit(world: World) -> list[object]:
+    fold, records = History(), stream(world, UPDATES)
+    decoded = [wire.decode_audit(record.value or b"") for record in records]
+    return [each for offset, each in enumerate(decoded) if fold.feed(offset, each)]
+
+
+@pytest.mark.parametrize("survived", range(4))
+def test_a_replay_that_dies_anywhere_goes_on_where_it_stopped(
+    survived: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_RECORDS", 3)
+    log = MortalLog()
+    world = World(log)
+    happened(world, bad=[(offset, NO_LABEL) for offset in range(9)])
+    log.left = survived
+
+    world.run(
+        *("dlq", "replay", "clinic-a", "--all"), code=0 if survived == 3 else exits.UNAVAILABLE
+    )
+    assert len(new(world)) == 3 * survived
+    log.left = 10
+    world.run("dlq", "replay", "clinic-a", "--all")
+
+    assert [value for value, _ in new(world)] == [b"r%d" % offset for offset in range(9)]
