@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -85,6 +85,29 @@ def update_capacity_per_s(
         np.divide(group_size, machines, out=np.ones(machines.shape), where=busy) - ROUNDING
     )
     return np.where(busy, 1 / (rounds * gradient_s + round_overhead_s), 0.0)
+
+
+def waiting_told(
+    policy: str, work: Work, waiting: float, gradient_s: float
+) -> tuple[Work, float | None]:
+    """Say to a policy what waits: `reassign` plans with it, the others for what is to arrive yet.
+
+    What waits need not arrive any more; but its gradients take their time all the same. So the work
+    of the others is as many updates as would take as long to arrive as what is left takes at least.
+
+    Args:
+        policy: Its name.
+        work: What is left, with what waits.
+        waiting: Updates whose records have arrived.
+        gradient_s: mu_C.
+    """
+    waiting = min(max(waiting, 0.0), work.updates)
+    if policy == "reassign":
+        return work, waiting
+    machines = np.array([float(work.workers)])
+    capacity_per_s = float(update_capacity_per_s(machines, work.group_size, gradient_s).item())
+    computed = work.updates * min(work.updates_per_s / capacity_per_s, 1.0)
+    return replace(work, updates=max(work.updates - waiting, computed)), None
 
 
 def machines_for_stability(work: Work, computing: Computing) -> int | None:

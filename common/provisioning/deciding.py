@@ -8,14 +8,13 @@ time: what it decided before that was a guess.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isclose
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation
-from common.policies.reassign import update_capacity_per_s
+from common.policies.reassign import waiting_told
 from common.policies.registry import policy_of
 from common.provisioning.estimating import SURE
 from common.provisioning.planning import (
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.reconciling import Backoff
     from common.provisioning.settings import ProvisionerSettings
-    from common.theory.work import Work
 
 AGAIN_S = 5.0  # until a policy is asked anew that could not decide
 
@@ -121,30 +119,18 @@ class PolicyRunner:
         to_loss = estimator.updates_to_loss()
         work = work_left(settings, rates, estimator.progress, now_s, to_loss)
         waiting = estimator.waiting
+        gradient_s = float(estimator.gradient(now_s).value)
         if waiting is not None:
-            waiting = min(waiting, work.updates)
-            if self._policy.name != "reassign":  # others take all that is left for yet to arrive
-                work, waiting = replace(work, updates=self._yet_to_take(work, waiting, now_s)), None
+            work, waiting = waiting_told(self._policy.name, work, waiting, gradient_s)
         return Situation(
             now_s=now_s - settings.submitted_s,
             work=work,
             pools=estimator.pools(self._ledger.paid_usd_per_hour, now_s),
-            gradient_s=float(estimator.gradient(now_s).value),
+            gradient_s=gradient_s,
             up=self._up(),
             stands_in_s=stands_in_s,
             waiting=waiting,
         )
-
-    def _yet_to_take(self, work: Work, waiting: float, now_s: float) -> float:
-        """Say how many updates would take as long to arrive as what is left takes at least.
-
-        What waits need not arrive any more; but its gradients take their time all the same.
-        """
-        gradient_s = float(self._estimator.gradient(now_s).value)
-        machines = np.array([float(work.workers)])
-        capacity_per_s = float(update_capacity_per_s(machines, work.group_size, gradient_s).item())
-        computed = work.updates * min(work.updates_per_s / capacity_per_s, 1.0)
-        return max(work.updates - waiting, computed)
 
     def ask(self, now_s: float) -> Planned | None:
         """Ask the policy if there is a reason to; give the plan if it is new, or was asked for.

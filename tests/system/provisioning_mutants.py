@@ -100,6 +100,11 @@ PROVISIONING_MUTANTS = (
     Mutant(
         "what is given back costs its pool's shortest time",
         50,
-        (Edit(HERE + "costs.py", "started_s + minimum_s)", "started_s)"),),
+        (Edit(HERE + "costs.py", "started_s + paid_s", "ended_s"),),
+    ),
+    Mutant(
+        "a machine costs what its own type costs",
+        50,
+        (Edit(HERE + "ledger.py", "Offer(self.pool, self.type, self.zone)", "Offer(self.pool)"),),
     ),
 )

@@ -125,6 +125,7 @@ class _Streams:
         # what one worker works off by itself in a step, if its speed is 1: a batch takes it mu_C
         self._most = givens.batch_size / givens.gradient_s * conditions.step_s
         self._waiting = np.zeros(shape) if conditions.stream == "keep" else None
+        self._update_records = givens.group_size * givens.batch_size
         self._heard_steps = np.zeros(shape, np.int32)  # in which records could come
         self.records = Records(shape, conditions.variation, rng)
 
@@ -142,6 +143,10 @@ class _Streams:
         come = np.minimum(self._waiting, fleet.speeds * self._most)
         self._waiting -= come
         return come
+
+    def unread(self) -> Array | float:
+        """(R,) updates of records that wait for their worker."""
+        return 0.0 if self._waiting is None else self._waiting.sum(axis=1) / self._update_records
 
     def seen(self, runs: Indexes) -> tuple[Array, Array]:
         """Tell the records of each stream and the seconds in which they came."""
@@ -193,6 +198,11 @@ class _Progress:
         missing, gained = givens.updates - before[over], self.made[over] - before[over]
         return over, np.clip(missing / np.maximum(gained, LEAST), 0.0, 1.0)
 
+    def unused(self) -> Array:
+        """(R,) updates of records that were read and are in none."""
+        unused: Array = self._total / (self._givens.group_size * self._givens.batch_size)
+        return unused - self.made
+
     def _count(self, runs: Indexes) -> None:
         if runs.size:
             batches = self._records.count(runs) // self._givens.batch_size
@@ -241,7 +251,8 @@ def simulate_analytically(
         if steps:
             changed = _changed(conditions.prices, before_s, now_s)
         left = np.maximum(givens.updates - work.made, 1.0)  # the last one, as long as it goes
-        driver.consider(now_s, usd_per_hour, changed, left, going)
+        waiting = None if conditions.stream == "pause" else streams.unread() + work.unused()
+        driver.consider(now_s, usd_per_hour, changed, left, going, waiting)
         offered = [None if offers is None else offers.step(now_s) for offers in conditions.offers]
         fleet.step(now_s, offered, usd_per_hour)
         over, share = work.go_on(streams.go_on(now_s, fleet), fleet, going)

@@ -205,7 +205,8 @@ class ProtocolSimulation:
             pause = experiment.while_preempted == "pause"
             self._group = Hold(self._time, streams, pause=pause)
         self._fleet = Fleet(givens.pools, 1, givens.workers, STEP_S)
-        unknown = None if beliefs is None else (beliefs, _Heard(streams, self._time))
+        self._heard = _Heard(streams, self._time)
+        unknown = None if beliefs is None else (beliefs, self._heard)
         self._driver = PolicyDriver(policy, self._fleet, givens, unknown)
         self._machines: list[Machine | None] = [None] * givens.workers
         self._slots = dict[WorkerId, int]()  # of all workers that there ever were
@@ -257,7 +258,7 @@ class ProtocolSimulation:
         if self._steps:
             changed |= [any(each.changed(before, now)[0] for each in draws.prices)]
         left = np.array([max(float(updates - made), 1.0)])
-        self._driver.consider(now, prices, changed, left, np.ones(1, np.bool_))
+        self._driver.consider(now, prices, changed, left, np.ones(1, np.bool_), self._waiting(made))
         offered = [None if each is None else each.step(now) for each in draws.offers]
         self._fleet.step(now, offered, prices)
         self._follow()
@@ -265,6 +266,15 @@ class ProtocolSimulation:
             self._progress(made / updates)
         self._steps += 1
         self._time.at(self._steps * STEP_S, self._step)
+
+    def _waiting(self, made: int) -> Array | None:
+        """Updates whose records have arrived; None where streams pause."""
+        experiment, givens = self._draws.experiment, self._draws.givens
+        if (experiment.on_preemption, experiment.while_preempted) == ("hold", "pause"):
+            return None
+        records, _ = self._heard.seen(np.array([0]))
+        waiting: Array = records.sum(axis=1) / (givens.group_size * givens.batch_size) - made
+        return waiting
 
     def _follow(self) -> None:
         """Start and preempt machines as the fleet says."""

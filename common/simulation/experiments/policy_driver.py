@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.policies.policy import ON_DEMAND, Situation
+from common.policies.reassign import waiting_told
 from common.simulation.experiments.results import Change
 from common.theory.errors import ParameterError, positive
 from common.theory.estimates import (
@@ -151,6 +152,7 @@ class PolicyDriver:
         price_changed: Flags,
         updates_left: Array,
         going: Flags,
+        waiting: Array | None = None,
     ) -> None:
         """Ask for every run in which there is a reason to.
 
@@ -160,6 +162,7 @@ class PolicyDriver:
             price_changed: (R,) whether one has changed since the last call.
             updates_left: (R,)
             going: (R,) runs that are not over.
+            waiting: (R,) updates whose records have arrived; None: nothing waits, it is paused.
         """
         due = going & self._due(now_s, price_changed)
         runs = np.flatnonzero(due)
@@ -179,8 +182,12 @@ class PolicyDriver:
             work = Work(
                 rates_per_s[row], givens.group_size, givens.batch_size, lefts[row], deadlines_s[row]
             )
+            told = None
+            if waiting is not None:
+                much, gradient_s = float(waiting[run]), givens.gradient_s
+                work, told = waiting_told(self._policy.name, work, much, gradient_s)
             situation = Situation(
-                now_s, work, pools[row], givens.gradient_s, up[row], stands_in_s[row]
+                now_s, work, pools[row], givens.gradient_s, up[row], stands_in_s[row], told
             )
             self._ask(run, situation)
 

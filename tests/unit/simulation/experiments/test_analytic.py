@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -188,6 +188,30 @@ def test_records_that_were_kept_are_worked_off_as_fast_as_gradients_are() -> Non
     (run,) = simulate_analytically(longer, Static(1), conditions, seed=1)
     assert at_50_s.runtime_s == pytest.approx(45.0, abs=2.0)  # 50 + 15 times 10 records
     assert run.runtime_s == pytest.approx(60.0, abs=2.0)
+
+
+def test_policies_are_told_what_waits_as_the_provisioner_tells_them() -> None:
+    # up       |- 10 s -|  20 s  |-- ...    5 records a second come, 100 make an update
+    # made     0        0.5      0.5
+    # to come           1.5      0.5        of 2; a gradient of 10 ms takes no time beside that
+    job, conditions = one_worker("#" * 5 + "." * 10 + "#")
+    expected: dict[Literal["pause", "keep"], float] = {"pause": 1.5, "keep": 0.55}
+    for stream, left in expected.items():
+        offers = calm(1, 1, "#" * 5 + "." * 10 + "#").offers
+        policy = Scripted(always([SPOT]), review_s=2.0)
+        changed = replace(conditions, stream=stream, offers=offers)
+        simulate_analytically(job, policy, changed, seed=1)
+        (asked,) = (each for each in policy.asked if each.now_s == 28.0)
+        assert asked.waiting is None
+        assert asked.work.updates == pytest.approx(left, abs=0.1)
+
+    job = givens(np.full((1, 4), 5.0), updates=20, k=10, b=10)
+    slow = replace(calm(1, 4), stream="reassign", capacity_per_s=lambda machines: 0.1 * machines)
+    reassign = Scripted(always([SPOT, -1, -1, -1]), review_s=10.0, name="reassign")
+    simulate_analytically(job, reassign, slow, seed=1)
+    (asked,) = (each for each in reassign.asked if each.now_s == 50.0)
+    assert asked.waiting == pytest.approx((0.2 - 0.1) * 50, abs=0.7)
+    assert asked.work.updates == pytest.approx(20 - 0.1 * 50, abs=0.7)
 
 
 def test_reassigned_streams_cost_capacity_alone() -> None:
