@@ -59,7 +59,7 @@ def field_names(model: type[BaseModel], location: Sequence[str | int]) -> list[s
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 part = kind
-    return sorted(part.model_fields)
+    return sorted(field.alias or name for name, field in part.model_fields.items())
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -25,7 +26,19 @@ from common.core.hashing import HASH
 from common.core.schedule import CONSTANT, Schedule, ScheduleKind
 from common.errors import GivenError, UnknownTopicError, UserError
 from common.jobs.names import check_name
-from common.learning.fields import INTEGERS, NUMBERS, DtypeName
+from common.learning.columns import fits, text_of
+from common.learning.fields import (
+    INTEGERS,
+    LABELS,
+    NUMBERS,
+    DtypeName,
+    Hashed,
+    Keys,
+    Mapped,
+    OneHot,
+    Parsed,
+    Source,
+)
 from common.learning.fields import Field as RecordField
 from common.learning.task_options import options_of
 from common.policies.policy import PolicyName
@@ -57,13 +70,141 @@ def _one_of(value: object, offered: Sequence[str], planned: Sequence[str] = ()) 
     raise ValueError(f"must be one of {', '.join(offered)}, got {value!r}")
 
 
+_Later = Field(exclude_if=lambda value: value is None)  # earlier programs may read a job without it
+_Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+_Numbers = Annotated[_Number | tuple[_Number, ...] | None, _Later]
+_Symbol = str | Annotated[int, Field(ge=-(2**53), le=2**53)] | _Number | bool
+
+
 class FieldSpec(Part):
     """One field of a record."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     dtype: DtypeName
     """Of its numbers, little-endian."""
     shape: tuple[Count, ...] = Field(default=(), max_length=8)
-    """Of one record's array; empty: one number."""
+    """Of one record's array; empty: one number. Left out where `from` or `one_hot` is a list."""
+    source: Annotated[str | tuple[str, ...] | None, _Later] = Field(
+        default=None, alias="from", min_length=1
+    )
+    """Path of the value, keys with dots between them (`\\.` is a dot in a key); of a list each is a
+    column of the field; by default the key of the field's name."""
+    default: _Numbers = None
+    """Number that stands for null, for what is absent, and for what `map` or `one_hot` does not
+    name (of `one_hot`: 0). Here and below: one number, or a list of one for each path."""
+    scale: _Numbers = None
+    """Of floats: what each number is multiplied by."""
+    offset: _Numbers = None
+    """Of floats: what is added then."""
+    parse: Annotated[Literal["number", "time"] | None, _Later] = None
+    """Of texts: `12.5` is a number, `2026-01-31T12:00:00Z` seconds since 1970 (UTC by default)."""
+    hash: Annotated[Count | None, _Later] = None
+    """Number of buckets of texts, numbers, true and false, by `crc32-1` of path and value."""
+    map: Annotated[dict[str, _Number] | None, _Later] = Field(default=None, min_length=1)
+    """What each text (`"1"` and `"true"` as well) stands for."""
+    one_hot: Annotated[tuple[_Symbol, ...] | None, _Later] = Field(default=None, min_length=1)
+    """Symbols: a 1 in the place of the value, 0 in all others."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it says beside dtype and shape: what older programs do not know."""
+        return self.model_dump(exclude={"dtype", "shape"})
+
+    @property
+    def paths(self) -> tuple[str, ...] | None:
+        """Those of the field's columns; None where it is one value."""
+        return self.source if isinstance(self.source, tuple) else None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape, as given or as `from` and `one_hot` make it."""
+        columns = self.one_hot if self.one_hot is not None else self.paths
+        return self.shape if columns is None else (len(columns),)
+
+    @property
+    def reading(self) -> Parsed | Hashed | Mapped | OneHot | None:
+        """How a value becomes a number where it is none."""
+        if self.parse is not None:
+            return Parsed(self.parse)
+        if self.hash is not None:
+            return Hashed(self.hash)
+        if self.map is not None:
+            return Mapped(self.map)
+        return None if self.one_hot is None else OneHot(tuple(map(text_of, self.one_hot)))
+
+    def described(self, name: str) -> RecordField:
+        """As a codec wants it."""
+        if not self.options:
+            return RecordField(name, self.dtype, self.shape)
+        paths: tuple[Keys, ...] = ((name,),)
+        if self.source is not None:
+            paths = tuple(map(_keys_of, self.paths or (str(self.source),)))
+        default = self._by_path("default")
+        if default is not None and self.one_hot is not None:
+            default = (-1.0,)  # in no place
+        scale, offset = self._by_path("scale"), self._by_path("offset")
+        joined = self.paths is not None
+        source = Source(paths, joined, self.reading, default, scale, offset)
+        return RecordField(name, self.dtype, self.sizes, source)
+
+    def _by_path(self, option: str) -> tuple[float, ...] | None:
+        given: float | tuple[float, ...] | None = getattr(self, option)
+        return (given,) * len(self.paths or "1") if isinstance(given, float | int) else given
+
+    @model_validator(mode="after")
+    def _stands_somewhere(self) -> FieldSpec:
+        for path in self.paths or filter(None, [self.source]):
+            _keys_of(str(path))
+        if self.shape and self.shape != self.sizes:
+            raise ValueError(f"shape: what it says is read as {list(self.sizes)}: leave it out")
+        if self.one_hot is not None and self.paths is not None:
+            raise ValueError("one_hot: takes one path in `from`: write a field for each")
+        for option in ("default", "scale", "offset"):
+            if len(self._by_path(option) or self.paths or "1") != len(self.paths or "1"):
+                raise ValueError(f"{option}: must be a number, or one for each path of `from`")
+        return self
+
+    @model_validator(mode="after")
+    def _becomes_numbers(self) -> FieldSpec:
+        several = [name for name in _READINGS if getattr(self, name) is not None]
+        if len(several) > 1:
+            raise ValueError(f"{' and '.join(several)} exclude each other: keep one")
+        if self.shape and several and not self.sizes == (len(self.one_hot or ()),):
+            raise ValueError(f"shape: {several[0]} reads one value; name several in `from`")
+        scaled = self.scale is not None or self.offset is not None
+        if scaled and (not self.dtype.startswith("float") or several not in ([], ["parse"])):
+            raise ValueError("scale and offset are for numbers of float32 or float64")
+        symbols = list(map(text_of, self.one_hot or ()))
+        if len(set(symbols)) < len(symbols):
+            raise ValueError("one_hot: names a symbol twice")
+        if symbols and self.default not in (None, 0):
+            raise ValueError(f"default: must be 0 with one_hot, got {shown(self.default)}")
+        written = [("map", number) for number in (self.map or {}).values()]
+        written += [("hash", self.hash - 1)] if self.hash else []
+        written += [("default", number) for number in self._by_path("default") or ()]
+        for option, number in written:
+            if not fits(number, self.dtype):
+                raise ValueError(f"{option}: {number:g} does not fit {self.dtype}")
+        return self
+
+
+_READINGS = ("parse", "hash", "map", "one_hot")
+
+
+def _keys_of(path: str) -> Keys:
+    """The keys of a path.
+
+    Raises:
+        ValueError: If one is empty, or cannot be a field's name.
+    """
+    keys = tuple(key.replace("\\.", ".") for key in re.split(r"(?<!\\)\.", path))
+    if not all(key.isprintable() and key and not set(key) & {'"', "\\"} for key in keys):
+        raise ValueError(
+            f"from: must be keys with dots between them, such as payload.after.amount, a dot of a"
+            f" key as \\., got {shown(path)}"
+        )
+    return keys
 
 
 _HASHED = (("int32", "float32"), ("int64", "float32"))  # what index and value may be
@@ -84,18 +225,28 @@ class RecordsSpec(Part):
     codec: str = Field(default="tensor", json_schema_extra={"enum": ["tensor", "json"]})
     """`tensor`: the fields' bytes one after the other, in the order given; `json`: an object."""
     fields: dict[str, FieldSpec] = Field(min_length=1)
-    """Name to dtype and shape."""
+    """Name to what it is and where it stands."""
     hashed: HashedSpec | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of `json`: every other key of the object is a feature; it is hashed, not ignored."""
 
     def described(self) -> tuple[RecordField, ...]:
         """The fields as a codec wants them."""
-        return tuple(RecordField(name, it.dtype, it.shape) for name, it in self.fields.items())
+        return tuple(field.described(name) for name, field in self.fields.items())
 
     @field_validator("codec")
     @classmethod
     def _offered(cls, value: str) -> object:
         return _one_of(value, ("tensor", "json"), ("avro", "protobuf"))
+
+    @model_validator(mode="after")
+    def _has_names(self) -> RecordsSpec:
+        for name, field in self.fields.items() if self.codec == "tensor" else ():
+            for option in field.options:
+                raise ValueError(
+                    f"fields.{name}.{option}: is for records that have names, such as those of"
+                    " `codec: json`; of `tensor` they are their numbers alone"
+                )
+        return self
 
     @model_validator(mode="after")
     def _has_room_for_features(self) -> RecordsSpec:
@@ -216,9 +367,6 @@ class TunerSpec(Part):
                 f" difference of two gradients, got [{least}, {most}]"
             )
         return self
-
-
-_Later = Field(exclude_if=lambda value: value is None)  # earlier programs may read a job without it
 
 
 class ScheduleSpec(Part):
@@ -402,13 +550,14 @@ class Needed(NamedTuple):
 _IMAGE = Needed(
     NUMBERS,
     ("channels", "height", "width"),
-    "uint8 or float32 of shape [channels, height, width]",
+    "numbers of shape [channels, height, width]",
 )
-_FEATURES = Needed(NUMBERS, ("features",), "uint8 or float32 of shape [features]")
-_LABEL = Needed(INTEGERS, (), "a whole number (int64) without a shape")
+_FEATURES = Needed(NUMBERS, ("features",), "numbers of shape [features]")
+_LABEL = Needed(LABELS, (), "a whole number (int64) without a shape")
+_ID = Needed(INTEGERS, (), "a whole number (int64) without a shape")
 _INDEX = Needed(INTEGERS, ("entries",), "whole numbers (int32) of shape [entries]")
-_VALUE = Needed(NUMBERS, ("entries",), "uint8 or float32 of shape [entries]")
-_RATING = Needed(NUMBERS, (), "uint8 or float32 without a shape")
+_VALUE = Needed(NUMBERS, ("entries",), "numbers of shape [entries]")
+_RATING = Needed(NUMBERS, (), "a number without a shape")
 
 # Built-in tasks and the fields that each reads; others check theirs when they are loaded.
 BUILT_IN_TASKS: dict[str, dict[str, Needed]] = {
@@ -416,9 +565,10 @@ BUILT_IN_TASKS: dict[str, dict[str, Needed]] = {
     "logistic-regression": {"features": _FEATURES, "label": _LABEL},
     "tabular-mlp": {"features": _FEATURES, "label": _LABEL},
     "sparse-logistic": {"index": _INDEX, "value": _VALUE, "label": _LABEL},
-    "matrix-factorisation": {"user": _LABEL, "item": _LABEL, "rating": _RATING},
+    "matrix-factorisation": {"user": _ID, "item": _ID, "rating": _RATING},
     "lda": {"index": _INDEX, "value": _VALUE},
 }
+_JOINING = ("logistic-regression", "tabular-mlp")  # take any fields as their features
 _SPARSE_TASKS = ("sparse-logistic", "matrix-factorisation")  # programs before them know no sparse
 
 
@@ -583,26 +733,47 @@ class JobSpec(Part):
     def format(self) -> int:
         """Of its record: 2 where older programs would read over what it says, and must not."""
         later = (self.synchronisation, self.aggregation, self.compression, self.tuner)
-        return 1 if all(part is None for part in later) else 2
+        known = not any(field.options for field in self.records.fields.values())
+        known = known and self._inputs == ("features",)
+        return 1 if known and all(part is None for part in later) else 2
 
     @property
     def task_options(self) -> dict[str, Any]:
         """The task's options; sizes that are not given are those of the record's fields."""
-        return self.record_sizes | self.task.options
+        joined = {} if self._inputs == ("features",) else {"inputs": self._inputs}
+        return self.record_sizes | joined | self.task.options
 
     @property
     def record_sizes(self) -> dict[str, int]:
         """Options of a built-in task that are sizes, as the records have them."""
         hashed = self.records.hashed if self.task.name == "sparse-logistic" else None
-        return ({"features": hashed.buckets} if hashed else {}) | {
+        sizes = {"features": hashed.buckets} if hashed else {}
+        if self._inputs != ("features",):
+            sizes["features"] = sum(prod(self.records.fields[name].sizes) for name in self._inputs)
+        return sizes | {
             option: size
             for name, needed in self._needed_fields.items()
-            for option, size in zip(needed.sizes, self.records.fields[name].shape, strict=True)
+            for option, size in zip(needed.sizes, self.records.fields[name].sizes, strict=True)
         }
 
     @property
     def _needed_fields(self) -> dict[str, Needed]:
-        return BUILT_IN_TASKS.get(self.task.name or "", {})
+        needed = BUILT_IN_TASKS.get(self.task.name or "", {})
+        if self._inputs == ("features",):
+            return needed
+        return {name: what for name, what in needed.items() if name != "features"}
+
+    @property
+    def _inputs(self) -> tuple[str, ...]:
+        """Fields that a task of features joins to them: its `inputs`, or all there are."""
+        fields = self.records.fields
+        if self.task.name not in _JOINING:
+            return ("features",)
+        given = self.task.options.get("inputs")
+        if given and isinstance(given, list | tuple):
+            return tuple(map(str, given))
+        others = tuple(name for name in fields if name != "label")
+        return ("features",) if "features" in fields or not others else others
 
     @field_validator("name")
     @classmethod
@@ -628,16 +799,22 @@ class JobSpec(Part):
     @model_validator(mode="after")
     def _has_what_the_task_reads(self) -> JobSpec:
         sizes = dict[str, int]()  # of the records, by option of the task
+        for name in self._inputs if self._inputs != ("features",) else ():
+            if name not in self.records.fields:
+                known = ", ".join(self.records.fields)
+                raise ValueError(
+                    f"task.inputs: there is no field {name!r}; the records have {known}"
+                )
         for name, needed in self._needed_fields.items():
             found = self.records.fields.get(name)
             if found is None:
                 raise ValueError(f"records.fields.{name}: is missing; {self.task.name} needs it")
-            if found.dtype not in needed.dtypes or len(found.shape) != len(needed.sizes):
+            if found.dtype not in needed.dtypes or len(found.sizes) != len(needed.sizes):
                 raise ValueError(
                     f"records.fields.{name}: {self.task.name} needs {needed.words},"
-                    f" got {found.dtype} {list(found.shape)}"
+                    f" got {found.dtype} {list(found.sizes)}"
                 )
-            for option, size in zip(needed.sizes, found.shape, strict=True):
+            for option, size in zip(needed.sizes, found.sizes, strict=True):
                 if sizes.setdefault(option, size) != size:
                     raise ValueError(
                         f"records.fields.{name}: must be of one length with the others, which have"

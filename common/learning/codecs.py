@@ -6,7 +6,7 @@ skips the same ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
@@ -15,22 +15,11 @@ import numpy.typing as npt
 
 from common.core.hashing import bucket_of, damped
 from common.errors import UserError
-from common.learning.fields import Columns, Field, check_columns
+from common.learning.columns import Column, assembled
+from common.learning.fields import Decoded, Field, Keys, check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """What came out of some values.
-
-    A column may be a read-only view of all the values' bytes, and strided: see `concatenate`.
-    """
-
-    records: Columns  # per field: (n, *shape)
-    kept: npt.NDArray[np.intp]  # (n,) which values the records came from, ascending
-    skipped: list[tuple[int, str]]  # which values did not decode, and why
 
 
 class Codec(Protocol):
@@ -91,49 +80,56 @@ class TensorCodec:
 
 
 class JsonCodec:
-    """A JSON object per record, arrays as nested lists; keys that no field names are ignored."""
+    """A JSON object per record, arrays as nested lists; keys that no field names are ignored.
+
+    The parser checks types, ranges and lengths as it goes. What it refuses is parsed again without
+    them: numbers are widened and defaults stand in, or the reason names the field.
+    """
 
     def __init__(self, fields: Sequence[Field]) -> None:
         self._fields = tuple(fields)
-        # The parser checks types, ranges and lengths as it goes and names the field in its errors.
-        # Attributes are numbered because a field's name need not be an identifier.
-        self._attributes = [f"field_{number}" for number in range(len(fields))]
-        row = msgspec.defstruct(
-            "Record",
-            [
-                (name, _json_type(field))
-                for name, field in zip(self._attributes, fields, strict=True)
-            ],
-            rename=dict(zip(self._attributes, [field.name for field in fields], strict=True)),
-            gc=False,
-        )
-        self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(row).decode
+        self._columns = [Column(field) for field in fields]
+        self._parse, self._getters = _typed_parser(self._columns)
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Turn values into columns, one copy per field."""
-        rows, kept, skipped = [], [], []
+        parse, parsed, again = self._parse, [], dict[int, list[Any]]()  # by row
+        kept, skipped = list[int](), list[tuple[int, str]]()
         for index, value in enumerate(values):
-            if value is None:
-                skipped.append((index, _why_not(None, 0)))
-                continue
             try:
-                rows.append(self._decode(value))
-                kept.append(index)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                skipped.append((index, str(error)))
-        records = {}
-        for field, attribute in zip(self._fields, self._attributes, strict=True):
-            column = np.array([getattr(row, attribute) for row in rows], field.numpy_dtype)
-            records[field.name] = column.reshape(len(rows), *field.shape)
-        return Decoded(records, np.array(kept, np.intp), skipped)
+                parsed.append(parse(value or b""))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                try:
+                    again[len(kept)] = self._widened(value)
+                except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                    skipped.append((index, str(error)))
+                    continue
+            kept.append(index)
+        leaves = [list(map(get, parsed)) for get in self._getters]
+        for row, cells in again.items():
+            for leaf, cell in zip(leaves, cells, strict=True):
+                leaf.insert(row, cell)
+        return assembled(self._columns, leaves, kept, skipped)
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
         """Turn columns into values; what is not finite becomes null, which no reader accepts."""
         check_columns(self._fields, records)
+        for field in self._fields:
+            if field.source is not None:
+                raise ValueError(f"field {field.name!r} is made of what a record holds: write that")
         names = [field.name for field in self._fields]
         columns = [records[name].tolist() for name in names]
         encode = msgspec.json.Encoder().encode
         return [encode(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+
+    def _widened(self, value: bytes | None) -> list[Any]:
+        """The value of each path, whatever its type is, if that is not too far from the field's."""
+        if value is None:
+            raise ValueError(_why_not(None, 0))
+        record = msgspec.json.decode(value)
+        if not isinstance(record, dict):
+            raise ValueError(f"a record is an object, not a {type(record).__name__}")  # noqa: TRY004 -- the record's
+        return [each for column in self._columns for each in column.values(record)]
 
 
 class HashedJsonCodec:
@@ -150,7 +146,8 @@ class HashedJsonCodec:
         self._index = named.pop("index")
         del named["value"]  # what it is, is known
         self._most = self._index.shape[0]
-        self._named = named
+        columns = [Column(field) for field in named.values()]
+        self._named = {keys[0] for column in columns for keys in column.source.paths}
         self._codec = JsonCodec(tuple(named.values()))
         self._buckets = buckets
 
@@ -223,18 +220,58 @@ def _why_not(value: bytes | None, size: int) -> str:
     return "no value (a tombstone)" if value is None else f"{len(value)} bytes instead of {size}"
 
 
-def _json_type(field: Field) -> Any:  # noqa: ANN401 -- a type made while running has no type
+def _typed_parser(
+    columns: Sequence[Column],
+) -> tuple[Callable[[bytes], Any], list[Callable[[Any], Any]]]:
+    """A parser that takes records as they should be, and what gets the value of each path."""
+    read = [(keys, _json_type(column)) for column in columns for keys in column.source.paths]
+    kinds = dict(read)
+    inner = {keys[:depth] for keys in kinds for depth in range(1, len(keys))}
+    if any(kinds[keys] != kind or keys in inner for keys, kind in read):
+        return _not_typed, [attrgetter("none")] * len(read)
+    attributes = dict[Keys, str]()
+    parse: Callable[[bytes], Any] = msgspec.json.Decoder(_struct(kinds, (), attributes)).decode
+    return parse, [attrgetter(attributes[keys]) for keys, _ in read]
+
+
+def _not_typed(value: bytes) -> Any:  # noqa: ANN401 -- as a parser's
+    """Leave a record to the other parser, where one value of it is read as two types."""
+    raise msgspec.ValidationError(value)
+
+
+def _struct(kinds: Mapping[Keys, Any], above: Keys, attributes: dict[Keys, str]) -> type:
+    """The type of the object at a path; adds where the values of the paths below are found."""
+    depth = len(above)
+    keys = dict.fromkeys(path[depth] for path in kinds if path[:depth] == above)
+    # Attributes are numbered because a key need not be an identifier.
+    names = {f"at_{number}": key for number, key in enumerate(keys)}
+    fields = list[Any]()
+    for name, key in names.items():
+        here = (*above, key)
+        attributes[here] = f"{attributes[above]}.{name}" if above else name
+        kind = kinds.get(here) or _struct(kinds, here, attributes)
+        fields.append((name, *kind) if isinstance(kind, tuple) else (name, kind))
+    order = sorted(fields, key=len)  # those with a default stand last
+    return msgspec.defstruct("Object", order, rename=names, gc=False)
+
+
+def _json_type(column: Column) -> Any:  # noqa: ANN401 -- a type made while running has no type
+    """Of a path's values; with a default, that of what is absent."""
     kind: Any
-    if field.dtype == "bool":
+    dtype = column.field.numpy_dtype
+    if column.source.reading is not None:
+        kind = str | int | float | bool
+    elif dtype.kind == "b":
         kind = bool
-    elif field.dtype == "float64":
+    elif dtype.kind == "f":
         kind = float
-    elif field.dtype == "float32":
-        largest = float(np.finfo(np.float32).max)  # beyond it the cast would make an infinity
-        kind = Annotated[float, msgspec.Meta(ge=-largest, le=largest)]
     else:
-        limits = np.iinfo(field.dtype)
+        limits = np.iinfo(dtype)
         kind = Annotated[int, msgspec.Meta(ge=int(limits.min), le=int(limits.max))]
-    for length in reversed(field.shape):
-        kind = Annotated[list[kind], msgspec.Meta(min_length=length, max_length=length)]
-    return kind
+    if column.shape:
+        for length in reversed(column.shape):
+            kind = Annotated[list[kind], msgspec.Meta(min_length=length, max_length=length)]
+        return kind
+    if dtype.kind != "b" and column.source.reading is None:
+        kind = kind | bool
+    return kind if column.source.default is None else (kind | None, None)

@@ -19,14 +19,61 @@ DtypeName: TypeAlias = Literal[
 DTYPE_NAMES: tuple[str, ...] = get_args(DtypeName)  # those that both numpy and torch have
 
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")  # what names a class, a word or a user
-NUMBERS = ("uint8", "float32")  # what is computed with
+LABELS = (*INTEGERS, "bool")
+NUMBERS = DTYPE_NAMES  # what is computed with, as float32
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # per field: (n, *shape), n records
+Keys: TypeAlias = tuple[str, ...]  # of objects, from the outermost in: the path to a value
+
+
+class Parsed(NamedTuple):
+    """Values are texts: of a number, or of a time, which becomes seconds since 1970."""
+
+    what: Literal["number", "time"]
+
+
+class Hashed(NamedTuple):
+    """Values become buckets, by `common.core.hashing`."""
+
+    buckets: int
+
+
+class Mapped(NamedTuple):
+    """Values stand for numbers; see `common.learning.columns.text_of`."""
+
+    numbers: Mapping[str, float]
+
+
+class OneHot(NamedTuple):
+    """Values are one of these: 1 in its place, 0 elsewhere."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a field's numbers stand in a record that has names, and how they are read.
+
+    Args:
+        paths: One, or one for each column of the field.
+        joined: Whether the paths are the field's columns.
+        reading: How a value becomes a number; None: it is one, or an array of the field's shape.
+        default: By path, stands for null, for what is absent, and for what is listed nowhere.
+        scale: By path, of floats: what a number is multiplied by.
+        offset: By path, of floats: what is added then.
+    """
+
+    paths: tuple[Keys, ...]
+    joined: bool = False
+    reading: Parsed | Hashed | Mapped | OneHot | None = None
+    default: tuple[float, ...] | None = None
+    scale: tuple[float, ...] | None = None
+    offset: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a record.
+    """One field of a record; without a source it is the value of the key of its name.
 
     Raises:
         UserError: If the name is empty or needs escaping in JSON, the dtype is not known, or a
@@ -36,6 +83,7 @@ class Field:
     name: str
     dtype: DtypeName
     shape: tuple[int, ...] = ()
+    source: Source | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or set(self.name) & {'"', "\\"}:
@@ -54,10 +102,22 @@ class Field:
         return np.dtype(self.dtype).newbyteorder("<")
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What came out of some values.
+
+    A column may be a read-only view of all the values' bytes, and strided: see `concatenate`.
+    """
+
+    records: Columns  # per field: (n, *shape)
+    kept: npt.NDArray[np.intp]  # (n,) which values the records came from, ascending
+    skipped: list[tuple[int, str]]  # which values did not decode, and why
+
+
 class Input(NamedTuple):
     """A field that a task reads."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None  # None: any
     dtypes: tuple[str, ...]
 
 

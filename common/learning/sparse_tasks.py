@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
-from common.learning.fields import INTEGERS, NUMBERS, Input
+from common.learning.fields import INTEGERS, LABELS, NUMBERS, Input
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ class SparseLogistic:
         return {
             "index": Input((self.entries,), INTEGERS),
             "value": Input((self.entries,), NUMBERS),
-            "label": Input((), INTEGERS),
+            "label": Input((), LABELS),
         }
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
@@ -150,9 +150,9 @@ class MatrixFactorisation:
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
         """(n,) half the squared errors, regularised."""
-        errors = outputs[:, 0] - records["rating"]
+        errors = outputs[:, 0] - records["rating"].float()
         return (errors**2 + self.regularisation * outputs[:, 1]) / 2
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """(n,) squared errors: the root of their mean is the RMSE."""
-        return {"squared_error": (outputs[:, 0] - records["rating"]) ** 2}
+        return {"squared_error": (outputs[:, 0] - records["rating"].float()) ** 2}

@@ -84,6 +84,7 @@ class LogisticRegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fiel
     features: Size
     classes: Classes
     normalise: bool = False
+    inputs: tuple[str, ...] = ("features",)
 
     @property
     def parameters(self) -> int:
@@ -101,6 +102,7 @@ class TabularMlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     classes: Classes
     hidden: tuple[Size, ...] = (64, 64)
     normalise: bool = False
+    inputs: tuple[str, ...] = ("features",)
 
     @property
     def parameters(self) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from common.errors import TaskMissingError, UserError
 from common.learning.errors import one_line, what_was_raised
-from common.learning.fields import INTEGERS, NUMBERS, Input
+from common.learning.fields import LABELS, NUMBERS, Input
 from common.learning.lda import TopicModel
 from common.learning.models import (
     IMAGE_NETWORKS,
@@ -71,8 +71,8 @@ class Classifier:
     """Cross-entropy and accuracy, whatever the network."""
 
     network: Callable[[], nn.Module]
-    field: str
-    shape: tuple[int, ...]
+    fields: tuple[str, ...]  # several are joined
+    shape: tuple[int, ...] | None  # of the only one
     classes: int
     byte_scale: float = 1.0  # what a uint8 input is multiplied by
 
@@ -82,16 +82,17 @@ class Classifier:
 
     def inputs(self) -> Mapping[str, Input]:
         """The input and the label, an integer from 0 up."""
-        return {
-            self.field: Input(self.shape, NUMBERS),
-            "label": Input((), INTEGERS),
-        }
+        inputs = {field: Input(self.shape, NUMBERS) for field in self.fields}
+        return inputs | {"label": Input((), LABELS)}
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
         """(n, classes) logits."""
-        inputs = records[self.field]
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.float() * self.byte_scale
+        columns = [records[field] for field in self.fields]
+        if self.shape is None:
+            columns = [torch.cat([each.reshape(len(each), -1).float() for each in columns], 1)]
+        inputs = columns[0].float()
+        if columns[0].dtype == torch.uint8:
+            inputs = inputs * self.byte_scale
         outputs: Tensor = module(inputs)
         return outputs
 
@@ -112,7 +113,9 @@ class Classifier:
 def _image_classifier(options: ImageClassifierOptions) -> Classifier:
     shape, classes = (options.channels, options.height, options.width), options.classes
     network = IMAGE_NETWORKS[options.fitting]
-    return Classifier(lambda: network(*shape, classes), "image", shape, classes, byte_scale=1 / 255)
+    return Classifier(
+        lambda: network(*shape, classes), ("image",), shape, classes, byte_scale=1 / 255
+    )
 
 
 def _logistic_regression(options: LogisticRegressionOptions) -> Classifier:
@@ -133,8 +136,9 @@ def _of_features(
     def normalised() -> nn.Module:
         return nn.Sequential(RunningNorm(features), network())
 
+    shape = (features,) if options.inputs == ("features",) else None
     return Classifier(
-        normalised if options.normalise else network, "features", (features,), options.classes
+        normalised if options.normalise else network, options.inputs, shape, options.classes
     )
 
 
@@ -209,7 +213,7 @@ def check_fields(task: Task, fields: Sequence[Field]) -> None:
         if field is None:
             known = ", ".join(described)
             raise UserError(f"the task reads a field {name!r}; the records have {known}")
-        if field.shape != shape:
+        if shape is not None and field.shape != shape:
             raise UserError(
                 f"field {name!r} has shape {list(field.shape)}, the task reads {list(shape)}: "
                 "change the field or the options of the task"

@@ -22,7 +22,7 @@ from common.core.spans import Partition, Span
 from common.errors import UnknownTopicError
 from common.ports.servers import NewRecord
 from common.topics.names import dead_letter_topic
-from common.topics.read import read_records
+from common.topics.read import records_of
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def read_letters(log: Log, stream: str) -> LettersRead:
     """
     found, replayed = dict[tuple[str, bytes], DeadLetter](), set[bytes]()
     try:
-        for record in read_records(log, dead_letter_topic(stream)):
+        for record in records_of(log, Partition(dead_letter_topic(stream), 0)):
             headers = {name: value.decode(errors="replace") for name, value in record.headers}
             if "replayed_to" in headers and record.key is not None:
                 replayed.add(record.key)

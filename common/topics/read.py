@@ -1,4 +1,4 @@
-"""Reads topics of one partition whole, as they stand now."""
+"""Reads topics whole, or their newest records, as they stand now."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_decoded(
         ExpiredError: If retention deletes what is being read.
     """
     decoded = list[tuple[int, T | None]]()
-    for record in read_records(log, topic, last, start):
+    for record in records_of(log, Partition(topic, 0), last, start):
         try:
             decoded.append((record.offset, decode(record.value or b"")))
         except FutureFormatError as error:
@@ -60,14 +60,14 @@ def identified(log: Log, partition: Partition, offset: int) -> LogPosition:
     return LogPosition(offset, "" if found is None else found.topic_id)
 
 
-def read_records(
-    log: Log, topic: str, last: int | None = None, start: int = 0
+def records_of(
+    log: Log, partition: Partition, last: int | None = None, start: int = 0
 ) -> Iterator[LogRecord]:
-    """All records of a topic's first partition that are there now, or the newest.
+    """The records that a partition holds now.
 
     Args:
-        log: Where the topic is.
-        topic: Its first partition is read.
+        log: Where it is.
+        partition: Which.
         last: Offsets to go back from the end; None: to the beginning.
         start: Leave out what is below this offset.
 
@@ -75,7 +75,6 @@ def read_records(
         UnavailableError: If Kafka stops answering.
         ExpiredError: If retention deletes what is being read.
     """
-    partition = Partition(topic, 0)
     bounds = log.bounds(partition)
     start = max(bounds.start, start, 0 if last is None else bounds.end - last)
     tail = log.tail(partition, start)
@@ -89,6 +88,6 @@ def read_records(
             if records:
                 last_s = monotonic()
             elif monotonic() > last_s + _PATIENCE_S:
-                raise UnavailableError(f"{topic} cannot be read beyond {tail.position()}")
+                raise UnavailableError(f"{partition.topic} cannot be read beyond {tail.position()}")
     finally:
         tail.close()

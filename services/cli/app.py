@@ -25,6 +25,7 @@ from services.cli.commands import (
     produce,
     provisioning,
     simulate,
+    topic,
 )
 from services.cli.commands.serve import add_services
 from services.cli.commands.up import up
@@ -109,5 +110,6 @@ app.add_typer(job.app, name="job")
 app.add_typer(key.app, name="key")
 app.add_typer(model.app, name="model")
 app.add_typer(provisioning.app, name="provisioning")
+app.add_typer(topic.app, name="topic")
 app.command()(provisioning.prices)
 add_services(app)

@@ -81,7 +81,8 @@ def _section(model: type[BaseModel], path: str) -> Iterator[str]:
     yield from ("", f"## {title}", "", (model.__doc__ or "").partition("\n")[0], "")
     yield from ("| field | value | default | means |", "| --- | --- | --- | --- |")
     for name, field in model.model_fields.items():
-        yield f"| `{name}` | {_value(field)} | {_default(field)} | {_cell(field.description)} |"
+        shown = field.alias or name
+        yield f"| `{shown}` | {_value(field)} | {_default(field)} | {_cell(field.description)} |"
     if model.model_config.get("extra") == "allow":
         yield "| any other | | | an option of the task |"
 
@@ -101,7 +102,12 @@ def _value(field: FieldInfo) -> str:
 
 
 def _kind(annotation: Any) -> str:  # noqa: ANN401 -- whatever a field is declared as
-    parts = [part for part in _parts(annotation) if part is not type(None)]
+    if get_origin(annotation) is Annotated:
+        return _kind(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        several = [part for part in get_args(annotation) if part is not type(None)]
+        return ", ".join(dict.fromkeys(map(_kind, several)))
+    parts = _parts(annotation)
     if get_origin(annotation) is tuple:
         return f"list of {_kind(get_args(annotation)[0])}"
     if _is_mapping(annotation):
@@ -142,7 +148,7 @@ def _limit(constraint: object) -> str:
     for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
         bound = getattr(constraint, name, None)
         if bound is not None:
-            return "" if bound >= 2**31 - 1 else f"{sign} {bound:g}"
+            return "" if abs(bound) >= 2**31 - 1 else f"{sign} {bound:g}"
     return ""
 
 

@@ -9,9 +9,8 @@ from common.errors import ExpiredError, UnknownTopicError
 from common.evaluation.drift import errors_of
 from common.evaluation.sampling import Piece
 from common.jobs.build import codec_of, task_of
-from common.learning.codecs import Decoded
 from common.learning.evaluate import per_record
-from common.learning.fields import Columns, concatenate
+from common.learning.fields import Columns, Decoded, concatenate
 from common.learning.gradients import resolve_device
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model

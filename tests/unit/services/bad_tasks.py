@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _task(build: Callable[[], nn.Module]) -> Classifier:
-    return Classifier(build, "image", (1, 8, 8), 10)
+    return Classifier(build, ("image",), (1, 8, 8), 10)
 
 
 def Rare(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint

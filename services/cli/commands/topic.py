@@ -1,0 +1,44 @@
+"""`doll topic`: what is in a topic, and what a job file may say of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from common.errors import UnknownTopicError, UserError
+from services.cli.system.outside import outside_of
+
+app = typer.Typer(no_args_is_help=True, help="Look into topics.")
+
+
+@app.command()
+def describe(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="A datastream.")],
+    *,
+    label: Annotated[
+        str, typer.Option(help="Path of what is to be predicted.", show_default="guessed")
+    ] = "",
+    records: Annotated[int, typer.Option(min=1, max=100_000, help="How many to look at.")] = 1000,
+) -> None:
+    """Look at the newest records of a topic and propose a job file's `records:` and `task:`.
+
+    What is printed is for a person to correct: what to predict, of what, and what to leave out.
+
+    Example: [bold]doll topic describe payments --label payload.after.is_fraud[/]
+    """
+    from common.topics.read import records_of
+    from services.cli.commands.proposal import propose
+
+    log = outside_of(context).open_log()
+    try:
+        partitions = log.partitions(topic)
+    except UnknownTopicError as error:
+        raise UserError(f'there is no topic "{topic}"') from error
+    share = -(-records // len(partitions))
+    found = [record for each in partitions for record in records_of(log, each, share)]
+    values = [record.value for record in found if record.value is not None]
+    if not values:
+        raise UserError(f'topic "{topic}" holds no records to look at')
+    typer.echo("\n".join(propose(values, label or None).text(values)))

@@ -1,0 +1,134 @@
+"""`doll topic describe` proposes blocks of a job file that read the records it has looked at."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from common.jobs.build import codec_of, task_of
+from common.jobs.spec import JobSpec, parse_job
+from common.learning.codecs import make_codec
+from common.learning.fields import Field
+from common.ports.servers import NewTopic
+from services.cli import exits
+from tests.unit.cli.conftest import World
+
+REST = {"name": "j", "streams": ["s"], "batch_size": 2, "group_size": 1}
+
+
+def described(world: World, *values: bytes | None, label: str = "") -> tuple[JobSpec, str]:
+    """The job that is proposed for these records, and what is told beside it."""
+    world.log.create_topics([NewTopic("s", 2)])
+    writer = world.log.writer()
+    for number, value in enumerate(values):
+        writer.append("s", value, partition=number % 2)
+    options = ("--label", label) if label else ()
+    text = world.run("topic", "describe", "s", *options).stdout
+    rest = yaml.safe_dump(REST | {"optimizer": {"learning_rate": 0.1}})
+    spec = parse_job(text + rest)
+    task_of(spec, ())
+    return spec, text
+
+
+def envelope(number: int) -> bytes:
+    after = {
+        "amount": number * 15.5,
+        "age": None if number % 7 == 0 else number,
+        "geo.country": ["DE", "IN", "no"][number % 3],
+        "device": f"device-{number}",
+        "opened": f"2024-03-0{1 + number % 9}T10:00:00Z",
+        "rate": f"{number}.5",
+        "taps": [number, 1.5],
+        "is_fraud": number % 2 == 0,
+    }
+    payload = {"before": None, "after": after, "op": "c", "ts_ms": 1_700_000_000_000 + number}
+    return json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode()
+
+
+def test_an_envelope_is_opened_and_its_columns_are_told_apart(world: World) -> None:
+    spec, text = described(world, *map(envelope, range(60)), b"no JSON", None)
+    assert text.startswith("# 60 of 61 records decode so\n# 1 do not: JSON is malformed")
+    assert "left out: payload.after.device: 60 different texts" in text
+    fields = {name: field.options for name, field in spec.records.fields.items()}
+    assert fields["numbers"] == {
+        "from": ("payload.after.amount", "payload.after.age"),
+        "default": 0,
+        "scale": (0.001, 0.01),
+    }
+    assert fields["geo.country"] == {
+        "from": r"payload.after.geo\.country",
+        "one_hot": ("DE", "IN", "no"),
+        "default": 0,
+    }
+    assert fields["opened"]["parse"] == "time"
+    assert fields["rate"] == {"from": "payload.after.rate", "parse": "number", "default": 0}
+    assert spec.records.fields["taps"].shape == (2,)
+    assert fields["label"] == {"from": "payload.after.is_fraud"}
+    assert spec.task_options == {
+        "classes": 2,
+        "features": 9,
+        "inputs": ("numbers", "geo.country", "opened", "rate", "taps"),
+    }
+    found = codec_of(spec).decode([envelope(61)]).records
+    assert abs(found["opened"][0]) < 10_000_000  # a float32 tells its seconds apart
+
+
+@pytest.mark.parametrize(
+    ("label", "labels", "classes"),
+    [("kind", [0, 1, 2], 3), ("size", [0, 1, 2], 3), ("y", [4, 0, 4], 5)],
+)
+def test_a_label_is_a_number_of_its_classes(
+    world: World, label: str, labels: list[int], classes: int
+) -> None:
+    kinds = [("ant", -1, 4), ("bee", 0.5, 0), ("cat", 7, 4)]
+    values = [json.dumps({"kind": k, "size": s, "y": y}).encode() for k, s, y in kinds]
+    spec, _ = described(world, *values, label=label)
+    assert spec.task_options["classes"] == classes
+    assert codec_of(spec).decode(values).records["label"].tolist() == labels
+
+
+def test_images_in_json_and_bytes_of_one_length_are_guessed(world: World) -> None:
+    image = [[[row * column for column in range(8)] for row in range(8)]]
+    value = json.dumps({"pixels": image, "target": 9}).encode()
+    spec, _ = described(world, value, value)
+    assert (spec.task.name, spec.task.options) == ("image-classifier", {"classes": 10})
+    packed = make_codec("tensor", [Field("image", "uint8", (1, 8, 8)), Field("label", "int64")])
+    decoded = codec_of(spec).decode([value] * 9).records
+    spec, text = described(World(), *packed.encode(decoded))
+    assert (spec.records.codec, spec.task.name) == ("tensor", "image-classifier")
+    assert "is a guess" in text
+    floats = make_codec("tensor", [Field("x", "float32", (3,)), Field("label", "int64")])
+    encoded = floats.encode(
+        {"x": decoded["image"][:, 0, 0, :3].astype("f4"), "label": decoded["label"]}
+    )
+    spec, _ = described(World(), *encoded)
+    assert spec.records.fields["features"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "told"),
+    [
+        ([], (), 'topic "s" holds no records to look at'),
+        ([b'{"a": 1, "b": {"c": 2}}'], (), "nothing looks like a label: name one of a, b.c with"),
+        ([b'{"a": 1}'], ("--label", "b"), "--label: no path 'b'; there are a"),
+        ([b'{"label": 1}'], (), "nothing but the label can be read as numbers"),
+        ([b'{"label": "u", "x": 1}'], (), "label label: 1 different values are no classes"),
+        ([b"abc", b"defgh"], (), "neither JSON objects nor of one length: 1 of 3 bytes"),
+        ([b"\xff" * 16], (), "16 bytes each, which do not end in a label"),
+        ([b"\0\0\0\0\7rest"] * 3, (), "the header of a schema registry (schema 7)"),
+    ],
+)
+def test_what_cannot_be_proposed_is_told(
+    world: World, values: list[bytes], options: tuple[str, ...], told: str
+) -> None:
+    world.log.create_topics([NewTopic("s", 1)])
+    world.write("s", *values)
+    result = world.run("topic", "describe", "s", *options, code=exits.REFUSED)
+    assert told in " ".join(result.stderr.split())
+
+
+def test_a_topic_that_is_not_there_is_told(world: World) -> None:
+    result = world.run("topic", "describe", "s", code=exits.REFUSED)
+    assert 'there is no topic "s"' in result.stderr
