@@ -258,7 +258,7 @@ def test_files_of_variables_that_are_not_ours_are_not_read() -> None:
         ("DOLL_KAFKA_SERVERS", 'did you mean "DOLL_KAFKA"?'),
         ("DOLL_BLOB_FILE", 'did you mean "DOLL_BLOBS"?'),
         ("DOLL_KAFKA_SECURITY", 'did you mean "DOLL_KAFKA"?'),
-        ("DOLL_XYZZY", "allowed are DOLL_API, "),
+        ("DOLL_XYZZY", "allowed are DOLL_ADVERTISE, DOLL_API, "),
     ],
 )
 def test_an_unknown_variable_is_refused_with_what_was_probably_meant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -13,8 +14,8 @@ from common.adapters.ec2.fleet import Ec2Fleet
 from common.adapters.local.fleet import ProcessFleet
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings
-from common.errors import OutsideError, UserError
-from common.runtime.connect import open_fleet, open_prices
+from common.errors import OutsideError, UnavailableError, UserError
+from common.runtime.connect import advertised, open_fleet, open_groups, open_prices
 from common.traces.spec import TraceSpec
 
 ON_DEMAND = OnDemandPool(usd_per_hour=0.3)
@@ -116,3 +117,60 @@ def test_a_directory_that_somebody_else_prepared_is_not_used(
     ours.symlink_to(elsewhere)
     with pytest.raises(UserError, match="DOLL_FLEET_DIRECTORY"):
         open_fleet(Settings(), Market(on_demand=ON_DEMAND), "digits")
+
+
+@pytest.mark.parametrize(
+    ("redis", "advertise", "found"),
+    [
+        ("unix:///run/redis.sock", "", "127.0.0.1"),
+        ("redis://localhost:6379/0", "", "127.0.0.1"),
+        ("redis://127.0.0.2", "", "127.0.0.1"),
+        ("redis://127.0.0.1", "192.0.2.7", "192.0.2.7"),
+        ("redis://127.0.0.1", "localhost", "127.0.0.1"),
+    ],
+)
+def test_others_reach_a_machine_where_it_reaches_redis_unless_told(
+    redis: str, advertise: str, found: str
+) -> None:
+    assert advertised(Settings(redis=redis, advertise=advertise)) == found
+
+
+def test_an_address_that_no_other_machine_reaches_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The name of a machine that resolves to loopback there, and a Redis elsewhere.
+    class Elsewhere(socket.socket):
+        def connect(self, address: object) -> None:
+            del address
+
+        def getsockname(self) -> tuple[str, int]:
+            return "192.0.2.7", 1
+
+    monkeypatch.setattr(socket, "socket", Elsewhere)
+
+    with pytest.raises(UserError, match=r"localhost is 127.0.0.1 here.* such as 192.0.2.7"):
+        advertised(Settings(redis="redis://192.0.2.1", advertise="localhost"))
+
+
+def test_a_name_that_is_unknown_may_be_known_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(
+        UnavailableError, match=r"DOLL_ADVERTISE: nobody.invalid cannot be resolved"
+    ):
+        advertised(Settings(redis="unix:///run/redis.sock", advertise="nobody.invalid"))
+
+
+@pytest.mark.parametrize("value", ["http://here", "name@host", "a b"])
+def test_an_advertised_address_is_a_host_alone(value: str) -> None:
+    with pytest.raises(ValueError, match="must be a host's name or address, without a port"):
+        Settings(advertise=value)
+
+
+def test_groups_meet_in_redis_at_the_advertised_address() -> None:
+    groups = open_groups(Settings(advertise="127.0.0.3"), "digits")
+
+    assert groups.address.startswith("127.0.0.3:")
+    groups.close()
