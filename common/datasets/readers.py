@@ -5,7 +5,7 @@
 | `images-idx3-ubyte`               | IDX             | image uint8 (n, 1, h, w), label int64     |
 | `.bin`                            | CIFAR-10 binary | image uint8 (n, 3, 32, 32), label int64   |
 | `.csv`                            | CSV             | features float32 (n, f), label int64, or  |
-|                                   |                 | hashed or ratings: see `tables`           |
+|                                   |                 | hashed, ratings or rows: see `tables`     |
 | `.dat`                            | LDA-C documents | index int32 (n, m), value float32 (n, m)  |
 | `.npz`                            | numpy archive   | whatever arrays it holds                  |
 
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.datasets.records import checked
-from common.datasets.tables import hashed_records, rating_records, table_records
+from common.datasets.tables import hashed_records, rating_records, row_records, table_records
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def read_records(
     leave_out: Sequence[str] = (),
     buckets: int = 0,
     ratings: bool = False,
+    rows: bool = False,
 ) -> Records:
     """Read a data set, in the order of the file.
 
@@ -58,21 +59,27 @@ def read_records(
         leave_out: CSV only: columns that are not read, by name or index.
         buckets: CSV only: how many features are hashed into; 0: they are not.
         ratings: CSV only: whether it holds users, items and ratings.
+        rows: CSV only: whether its rows are records as they are.
 
     Raises:
         UserError: If there is no such file, or it is not what its name says.
     """
     kind = _kind(path)
     chosen = label is not None or bool(leave_out) or buckets > 0
-    if kind != ".csv" and (chosen or ratings):
+    if kind != ".csv" and (chosen or ratings or rows):
         raise UserError(f"{path}: columns can be chosen for CSV files only")
     if ratings and chosen:
         raise UserError(f"{path}: ratings are the first three columns, nothing else can be chosen")
+    if rows and (label is not None or buckets or ratings):
+        raise UserError(
+            f"{path}: rows are sent as they are: leave --label, --buckets, --ratings out"
+        )
     if kind == ".npz":
         return _read_npz(path)
     data = read_bytes(path)
-    if ratings:
-        return rating_records(data, str(path))
+    if rows or ratings:
+        where = str(path)
+        return row_records(data, where, leave_out) if rows else rating_records(data, where)
     if buckets:
         return hashed_records(data, str(path), label=label, leave_out=leave_out, buckets=buckets)
     if kind == ".csv":

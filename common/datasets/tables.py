@@ -1,10 +1,9 @@
-"""CSV to features and a label, by rules plain enough to know the result before reading.
+"""CSV to records, by rules that look at one cell at a time: two files are never read differently.
 
 - The first row is a header if none of its cells is a number.
-- A column of numbers is one feature, as it stands; an empty cell is 0.
-- A column of symbols is one feature per symbol (one-hot, symbols sorted): codes 0, 1, 2 in one
-  feature would claim an order that symbols do not have.
-- The label is a whole number as it stands, or the rank of its symbol in sorted order.
+- A column of numbers is one feature, as it stands; an empty cell is 0. The label is a whole number.
+- Of symbols a job's `records.fields` says what they are. Rows are sent as they are for that: each a
+  JSON object, a number where a cell is one, null where it is empty, else a text.
 - Features keep the order of the columns.
 
 Or, hashed (`common.core.hashing`): an index and a value for each cell of a record, where an empty
@@ -15,8 +14,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
 import numpy as np
 
 from common.core.hashing import bucket_of, damped
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 Column: TypeAlias = "npt.NDArray[np.str_]"  # (n,) cells
 
-# One-hot columns of a table with free text or hashes would not fit in memory, nor teach anything.
-_MAX_SYMBOLS = 256
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")  # as JSON has it: 007 is a text
+_ROWS = "`--rows` sends them as they are, for the job's records.fields to read"
 
 
 def table_records(
@@ -79,6 +80,30 @@ def hashed_records(
     labels = _labels(columns[label_index], f"{source}: label column {names[label_index]!r}")
     index, value = (np.stack(part, axis=1) for part in zip(*cells, strict=True))
     return checked({"index": index, "value": value, "label": labels}, source)
+
+
+def row_records(data: bytes, source: str, leave_out: Sequence[str]) -> Records:
+    """Each row of a CSV file as a JSON object by the header's names, whatever it holds.
+
+    Returns:
+        row (n,), bytes.
+
+    Raises:
+        UserError: If it is not such a table, or has no such column.
+    """
+    names, columns = _columns(data, source)
+    left_out = {_find(column, names, source) for column in leave_out}
+    kept = [index for index in range(len(names)) if index not in left_out]
+    encode = msgspec.json.Encoder().encode
+    named = [names[index] for index in kept]
+    cells = [[_cell(cell) for cell in columns[index].tolist()] for index in kept]
+    rows = np.empty(len(columns[0]), object)
+    rows[:] = [encode(dict(zip(named, row, strict=True))) for row in zip(*cells, strict=True)]
+    return checked({"row": rows}, source)
+
+
+def _cell(cell: str) -> msgspec.Raw | str | None:
+    return (msgspec.Raw(cell.encode()) if _NUMBER.fullmatch(cell) else cell) if cell else None
 
 
 def rating_records(data: bytes, source: str) -> Records:
@@ -136,10 +161,7 @@ def _find(column: str, names: Sequence[str], source: str) -> int:
 def _features(column: Column, where: str) -> npt.NDArray[np.float32]:
     numbers = _numbers(column)
     if numbers is None:
-        symbols, codes = np.unique(column, return_inverse=True)
-        if len(symbols) > _MAX_SYMBOLS:
-            raise UserError(f"{where}: {len(symbols)} different symbols are too many; leave it out")
-        return np.eye(len(symbols), dtype=np.float32)[codes]
+        raise UserError(f"{where}: holds symbols: {_ROWS}")
     if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
         raise UserError(f"{where}: holds a number that is not finite as float32")
     return numbers.astype(np.float32)[:, np.newaxis]
@@ -163,9 +185,9 @@ def _labels(column: Column, where: str) -> npt.NDArray[np.int64]:
         raise UserError(f"{where}: row {int(np.argmax(column == '')) + 1} has no label")
     numbers = _numbers(column)
     if numbers is None:
-        return np.unique(column, return_inverse=True)[1].astype(np.int64)
+        raise UserError(f"{where}: holds symbols: {_ROWS}")
     if not (np.isfinite(numbers).all() and (numbers == np.floor(numbers)).all()):
-        raise UserError(f"{where}: labels are whole numbers or symbols, found fractions")
+        raise UserError(f"{where}: labels are whole numbers, found fractions")
     return numbers.astype(np.int64)
 
 

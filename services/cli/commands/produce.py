@@ -57,6 +57,9 @@ def produce(  # noqa: PLR0913 -- the options of a command
     ratings: Annotated[
         bool, typer.Option("--ratings", help="CSV: of users, items and ratings, in this order.")
     ] = False,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="CSV: each row as it is, a JSON object by the header.")
+    ] = False,
     job: Annotated[str, typer.Option(help="The job that --max-lag is about.")] = "",
     max_lag: Annotated[
         int, typer.Option(min=0, help="Pause while --job is this many records behind.")
@@ -84,6 +87,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
         leave_out=leave_out or [],
         buckets=buckets,
         ratings=ratings,
+        rows=rows,
         held_out=held_out,
     )
     order, arrivals = np.random.default_rng(seed).spawn(2)
@@ -94,7 +98,10 @@ def produce(  # noqa: PLR0913 -- the options of a command
     backlog = Backlog(log, outside.open_board(job), topic, max_lag) if job else None
     console = Console(stderr=True)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    say(sources.describe(codec, sources.fields_of(data)))
+    if rows:
+        say(f"doll topic describe {topic}: proposes how a job reads them")
+    else:
+        say(sources.describe(codec, sources.fields_of(data)))
     here = count(data)
     total = records or None if repeat else min(records or here, here)
     if not repeat and records > here:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from common.datasets.digits import load_digits
 from common.datasets.readers import read_records
@@ -13,9 +13,10 @@ from common.learning.codecs import make_codec
 from common.learning.fields import DTYPE_NAMES, Field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
+    import numpy.typing as npt
 
     from common.datasets.records import Records
     from common.learning.fields import DtypeName
@@ -30,6 +31,7 @@ def load(
     leave_out: Sequence[str] = (),
     buckets: int = 0,
     ratings: bool = False,
+    rows: bool = False,
     held_out: bool = False,
 ) -> Records:
     """Load `digits` or a file.
@@ -40,20 +42,26 @@ def load(
         leave_out: Of a CSV file, columns that are no feature.
         buckets: Of a CSV file, how many its features are hashed into; 0: they are not.
         ratings: Whether a CSV file holds users, items and ratings.
+        rows: Whether the rows of a CSV file are records as they are.
         held_out: Of the digits, the part that is for tests.
 
     Raises:
         UserError: If there is no such thing, or it is not what its name says.
     """
     if source == "digits":
-        if label is not None or leave_out or buckets or ratings:
+        if label is not None or leave_out or buckets or ratings or rows:
             raise UserError("digits: has no columns to choose; that is for CSV files")
         split = load_digits()
         return split.held_out if held_out else split.train
     if held_out:
         raise UserError("--held-out: only the digits are split; name the file of the test records")
     return read_records(
-        Path(source), label=label, leave_out=leave_out, buckets=buckets, ratings=ratings
+        Path(source),
+        label=label,
+        leave_out=leave_out,
+        buckets=buckets,
+        ratings=ratings,
+        rows=rows,
     )
 
 
@@ -100,7 +108,7 @@ def stream(
     image = data.get("image")
     if warp and (image is None or image.ndim != 4 or image.dtype.name != "uint8"):
         raise UserError(f"warps need a field `image`, uint8 (channels, h, w); found {[*data]}")
-    encode = make_codec(codec, fields_of(data)).encode
+    encode = _as_they_are if "row" in data else make_codec(codec, fields_of(data)).encode
     several = batches(
         data,
         _ENCODED_AT_ONCE,
@@ -110,3 +118,8 @@ def stream(
         warped=warp,
     )
     return (value for batch in several for value in encode(batch))
+
+
+def _as_they_are(records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
+    values: list[bytes] = records["row"].tolist()
+    return values

@@ -138,6 +138,34 @@ def test_a_table_goes_hashed_or_as_ratings(world: World, tmp_path: Path) -> None
     assert values(world, "r")[0] == b'{"user":0,"item":0,"rating":1.5}'
 
 
+def test_rows_go_as_they_are_and_a_topic_says_how_they_may_be_read(
+    world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text("id,colour,size,label\n" + "7,red,1.5,cat\n8,,,dog\n" * 3)
+    options = ["--create-partitions", "1", "--in-order", "--rows", "--leave-out", "id"]
+    told = world.run("produce", str(path), "--topic", "t", *options).stderr
+    assert "doll topic describe t: proposes how a job reads them" in told
+    rows = [
+        b'{"colour":"red","size":1.5,"label":"cat"}',
+        b'{"colour":null,"size":null,"label":"dog"}',
+    ]
+    assert values(world, "t") == rows * 3
+    assert world.run("topic", "describe", "t").stdout.splitlines() == [
+        "# 6 of 6 records decode so",
+        "records:",
+        "  codec: json",
+        "  fields:",
+        "    numbers: {dtype: float32, from: [size], default: 0, scale: [0.1]}",
+        "    colour: {dtype: float32, one_hot: [red], default: 0}",
+        "    label: {dtype: int64, map: {cat: 0, dog: 1}}",
+        "task: {name: tabular-mlp, classes: 2}",
+    ]
+    options += ["--label", "size"]
+    refused = world.run("produce", str(path), "--topic", "t", *options, code=exits.REFUSED).stderr
+    assert "rows are sent as they are: leave --label, --buckets, --ratings out" in refused
+
+
 def test_a_topic_is_never_created_unasked(world: World) -> None:
     result = world.run("produce", "digits", "--topic", "a", code=exits.REFUSED)
     assert 'there is no topic "a"; create it with --create-partitions 4' in result.stderr

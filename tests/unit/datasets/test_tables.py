@@ -6,25 +6,41 @@ import numpy as np
 import pytest
 
 from common.core.hashing import HASH, bucket_of, damped
-from common.datasets.tables import hashed_records, rating_records, table_records
+from common.datasets.tables import (
+    hashed_records,
+    rating_records,
+    row_records,
+    table_records,
+)
 from common.errors import UserError
 
-TABLE = b"size,colour,,kind\n1,red,0,cat\n2.5,blue,,dog\n,red,7,cat\n"
+TABLE = b"size,colour,,kind\n1,red,0,0\n2.5,blue,,1\n,red,7,0\n"
 
 
-def test_numbers_stay_symbols_spread_and_the_last_column_is_the_label() -> None:
-    records = table_records(TABLE, "t", label=None, leave_out=())
-    #                 size  blue red  unnamed
-    expected = [[1.0, 0, 1, 0], [2.5, 1, 0, 0], [0, 0, 1, 7]]
+NUMBERS = b"size,price,,kind\n1,3,0,2\n2.5,,,1\n,4,7,2\n"
+
+
+def test_numbers_stay_and_the_last_column_is_the_label() -> None:
+    records = table_records(NUMBERS, "t", label=None, leave_out=())
+    expected = [[1.0, 3, 0], [2.5, 0, 0], [0, 4, 7]]
     np.testing.assert_array_equal(records["features"], np.array(expected, np.float32))
     assert records["features"].dtype == np.float32
-    assert records["label"].tolist() == [0, 1, 0]  # cat, dog
+    assert records["label"].tolist() == [2, 1, 2]
 
 
 def test_without_a_header_columns_are_chosen_by_index() -> None:
-    records = table_records(b"a,5,1\nb,6,2\n", "t", label="0", leave_out=["-1"])
+    records = table_records(b"1,5,1\n0,6,2\n", "t", label="0", leave_out=["-1"])
     assert records["features"].tolist() == [[5.0], [6.0]]
-    assert records["label"].tolist() == [0, 1]
+    assert records["label"].tolist() == [1, 0]
+
+
+def test_rows_are_objects_each_cell_read_by_itself() -> None:
+    table = b'id,code,n,note\n7,007,-1.50e3,"a ""b"""\n8,,1e,\n'
+    rows = row_records(table, "t", ["id"])["row"].tolist()
+    assert rows == [
+        b'{"code":"007","n":-1.50e3,"note":"a \\"b\\""}',
+        b'{"code":null,"n":"1e","note":null}',
+    ]
 
 
 def test_whole_numbers_are_labels_as_they_stand() -> None:
@@ -41,16 +57,13 @@ def test_whole_numbers_are_labels_as_they_stand() -> None:
         (b"\xff\xfe", None, "t: is not CSV in UTF-8"),
         (TABLE, "weight", "t: no column 'weight'; there are size, colour, , kind"),
         (TABLE, "9", "t: no column '9'"),
-        (b"x,y\n1,0.5\n", None, "t: label column 'y': labels are whole numbers or symbols"),
+        (b"x,y\n1,0.5\n", None, "t: label column 'y': labels are whole numbers, found"),
         (b"x,y\n1,\n", None, "t: label column 'y': row 1 has no label"),
         (b"x,y\ninf,1\n", None, "t: column 'x': holds a number that is not finite"),
         (b"x,y\n1e99,1\n", None, "t: column 'x': holds a number that is not finite"),
         (b"5\n6\n", None, "t: no column is left for features"),
-        (
-            b"x,y\n" + b"".join(b"s%d,1\n" % n for n in range(257)),
-            None,
-            "t: column 'x': 257 different symbols are too many",
-        ),
+        (b"x,y\ns,1\n", None, "t: column 'x': holds symbols: `--rows` sends them as they are"),
+        (b"x,y\n1,s\n", None, "t: label column 'y': holds symbols: `--rows` sends them as they"),
     ],
 )
 def test_what_is_no_such_table_is_refused(data: bytes, label: str | None, found: str) -> None:
