@@ -83,7 +83,10 @@ class Progress(Answer):
     )
     samples: Count = Field(description="Records trained.", examples=[2109440])
     loss: float | None = Field(description="Mean per sample over the last updates.")
-    metrics: Metrics = Field(description="Likewise, such as prequential accuracy.")
+    metrics: Metrics = Field(
+        description="Likewise, such as prequential accuracy; auc, calibration_error, f1, precision"
+        " and recall are of the records of the last minute."
+    )
     updates_per_s: float | None = Field(description="Over the last 10 s.")
     samples_per_s: float | None = Field(description="Over the last 10 s.")
     lag: Count | None = Field(description="Records in the streams and in no update yet.")

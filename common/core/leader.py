@@ -35,6 +35,7 @@ from common.core.messages import (
 )
 from common.core.poison import PoisonLimits, Suspects
 from common.core.rounds import GradientTimes, Rounds, judge
+from common.core.scores import ScoreWindow
 from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition
@@ -118,6 +119,7 @@ class Leader:
         self._suspects.clear(self._quarantined.keys() | requeued.keys())
         self._poison = PoisonLimits(settings.poison_in_a_row, settings.poison_share)
         self._rounds = Rounds(self._suspects, GradientTimes(settings.deadline_floor_s))
+        self._scores = ScoreWindow()
         self._switch = Switch(settings, snapshot.synchrony)
         self._synchrony = snapshot.synchrony  # of the last update; None: the job's own K, s = 0
         self._tuner = _tuner(settings, snapshot.synchrony)
@@ -534,6 +536,8 @@ class Leader:
         tuner = self._tuner
         noise_scale = None if tuner is None else tuner.noise_scale
         update = round_.update(self._epoch, self._made.version + 1, self._progress, noise_scale)
+        if round_.scores is not None:
+            update.metrics.update(self._scores.add(round_.scores, now))
         self._progress = update.progress
         self._made = ModelId(update.epoch, update.version)
         self._see_oldest()  # several rounds may be applied before the next one begins

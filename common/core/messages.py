@@ -223,7 +223,7 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     batches: tuple[Batch, ...]  # K of them, unless `short` says why not; `without_skipped`
     samples: int
     loss: float  # mean per sample at the weights before the update (prequential)
-    metrics: dict[str, float] = {}  # task metrics, mean per sample, likewise
+    metrics: dict[str, float] = {}  # task metrics, mean per sample, likewise, and `WINDOWED` ones
     short: str = ""  # why fewer than K batches: "linger", "missing", "quarantined", or ""
     revision: int = 0  # of the job's settings, K among them, that it was made under
     gradient_s: float = 0.0  # mean compute time of one batch's gradient
@@ -461,6 +461,7 @@ class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
     local_rate: float | UnsetType = UNSET
     # |its (P,) gradient|^2, where the order asks for it
     square: float | UnsetType = UNSET
+    scores: tuple[int, ...] | UnsetType = UNSET  # of a task of two classes: `common.core.scores`
 
 
 class GradientReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -476,6 +477,7 @@ class GradientReady(msgspec.Struct, frozen=True, tag="ready"):
     life: int  # see `Member`
     local_rate: float | UnsetType = UNSET
     square: float | UnsetType = UNSET
+    scores: tuple[int, ...] | UnsetType = UNSET
 
 
 class Reduced(msgspec.Struct, frozen=True, tag="reduced"):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from msgspec import UNSET
 
 from common.core.messages import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import Failed, Gradient
     from common.core.poison import Suspects
+    from common.core.scores import Counts
     from common.core.settings import CoordinatorSettings, Mode
 
 GROWTH = 1.5  # of a deadline with each time that a batch is handed out again
@@ -168,6 +170,7 @@ class Round:
         self.seconds = 0.0  # of all gradients counted
         self.loss_sum = 0.0
         self.metric_sums = dict[str, float]()
+        self.scores: Counts | None = None  # of a task of two classes
         self.base: int | None = None  # the oldest version that one of them was taken at
 
     def __len__(self) -> int:
@@ -208,6 +211,9 @@ class Round:
         self.loss_sum += gradient.loss_sum
         for name, value in gradient.metric_sums.items():
             self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+        if gradient.scores:
+            scores = np.array(gradient.scores)
+            self.scores = scores if self.scores is None else self.scores + scores
 
     def uncount(self, lost: Callable[[GradientReady], bool]) -> bool:
         """Forget gradients that are lost with their members: their batches have none any more.

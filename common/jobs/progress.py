@@ -38,6 +38,7 @@ from common.core.messages import (
     UpdateApplied,
 )
 from common.core.partial_history import Trail
+from common.core.scores import WINDOWED
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition, Span
 from common.jobs.notes import window_note
@@ -1038,6 +1039,7 @@ class JobProgress:
             having = [(row.metrics[name], weight) for row, weight in pairs if name in row.metrics]
             total = sum(weight for _, weight in having)
             metrics[name] = sum(value * weight for value, weight in having) / total
+        metrics |= {name: rows[-1].metrics[name] for name in WINDOWED if name in rows[-1].metrics}
         return sum(row.loss * weight for row, weight in pairs) / sum(weights), metrics
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from common.core.scores import measures
 from common.learning.errors import TaskError, what_was_raised
 from common.learning.outputs import check_losses, check_metrics, check_outputs
+from common.learning.scores import count_scores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,8 +44,19 @@ def evaluate(
         ValueError: If there are no records.
     """
     model.load(weights)
-    columns = per_record(task, model, records, batch_size)
-    return {name: float(values.mean()) for name, values in columns.items()}
+    return per_record(task, model, records, batch_size).means()
+
+
+class PerRecord(NamedTuple):
+    """How good weights are on each record."""
+
+    columns: dict[str, npt.NDArray[np.float64]]  # (n,) `loss` and metrics
+    scores: npt.NDArray[np.int64] | None  # of all, where the task has any
+
+    def means(self) -> dict[str, float]:
+        """Of the columns; and what the scores say."""
+        means = {name: float(values.mean()) for name, values in self.columns.items()}
+        return means if self.scores is None else means | measures(self.scores)
 
 
 def per_record(
@@ -51,8 +64,8 @@ def per_record(
     model: FlatModel,
     records: Mapping[str, npt.NDArray[Any]],
     batch_size: int,
-) -> dict[str, npt.NDArray[np.float64]]:
-    """(n,) `loss` and metrics of each record, at the weights that are loaded; see `evaluate`.
+) -> PerRecord:
+    """Judge each record by the weights that are loaded; see `evaluate`.
 
     Raises:
         TaskError: If the task raises on some of the records, or does not judge each of them.
@@ -64,7 +77,7 @@ def per_record(
     tensors = {name: torch.from_numpy(column) for name, column in records.items()}
     was_training = model.module.training
     model.module.eval()
-    parts = list[dict[str, torch.Tensor]]()
+    parts, counts = list[dict[str, torch.Tensor]](), list[torch.Tensor]()
     try:
         with torch.inference_mode():
             for start in range(0, count, batch_size):
@@ -72,16 +85,19 @@ def per_record(
                     name: column[start : start + batch_size].to(model.state.device)
                     for name, column in tensors.items()
                 }
-                parts.append(_judged(task, model, batch, len(parts)))
+                part, scores = _judged(task, model, batch, len(parts))
+                parts.append(part)
+                counts += [] if scores is None else [scores.cpu()]
     finally:
         model.module.train(was_training)
-    return {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+    columns = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+    return PerRecord(columns, torch.stack(counts).sum(0).numpy() if counts else None)
 
 
 def _judged(
     task: Task, model: FlatModel, batch: Mapping[str, torch.Tensor], index: int
-) -> dict[str, torch.Tensor]:
-    """(n,) values of one batch, on the host."""
+) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    """(n,) values of one batch, on the host, and counts of its scores."""
     count = len(next(iter(batch.values())))
     try:
         outputs = task.forward(model.module, batch)
@@ -90,6 +106,7 @@ def _judged(
         check_losses(task, losses, count)
         metrics = task.metrics(outputs, batch)
         check_metrics(task, metrics, count)
+        scores = count_scores(task, outputs, batch)
     except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise  # the machine failed, not the data
     except TaskError:
@@ -97,4 +114,4 @@ def _judged(
     except Exception as error:  # the task is the user's code and may raise anything
         raise TaskError(index, what_was_raised(error, task, __name__)) from error
     columns = {"loss": losses, **metrics}
-    return {name: column.to("cpu", torch.float64) for name, column in columns.items()}
+    return {name: column.to("cpu", torch.float64) for name, column in columns.items()}, scores

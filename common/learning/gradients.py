@@ -21,6 +21,7 @@ from common.learning.errors import NotFiniteError, TaskError, what_was_raised
 from common.learning.fields import concatenate
 from common.learning.outputs import check_losses, check_metrics, check_outputs, check_same_metrics
 from common.learning.parameters import FlatModel
+from common.learning.scores import count_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ TOGETHER_BYTES = 128 << 10
 
 Reduction: TypeAlias = Literal["mean", "sum"]  # what is made of a sum over samples
 Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"  # columns of a batch
-Sums: TypeAlias = list[list[float]]  # of each pass: of its losses, then of each metric
+Sums: TypeAlias = list[list[float]]  # of each pass: of its losses, each metric, then its scores
 _Found: TypeAlias = "tuple[list[str], Sums, Vector | SparseVector]"  # names of metrics first
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
@@ -65,6 +66,7 @@ class GradientSum:
     loss_sum: float
     metric_sums: dict[str, float]
     seconds: float  # compute time
+    scores: tuple[int, ...] = ()  # of a task of two classes: see `common.core.scores`
 
     @property
     def vector(self) -> Vector:
@@ -158,13 +160,14 @@ class GradientComputer:
         with _same_algorithms(self._device):
             found = None if self._draws else self._unseeded(batches, local_rate)
             names, sums, vector = found or self._seeded(batches, local_rate)
-        loss_sum, *metric_sums = (math.fsum(column) for column in zip(*sums, strict=True))
+        loss_sum, *others = (math.fsum(column) for column in zip(*sums, strict=True))
         return GradientSum(
             vector,
             sum(counts),
             loss_sum,
-            dict(zip(names, metric_sums, strict=True)),
+            dict(zip(names, others, strict=False)),
             time.perf_counter() - started,
+            tuple(map(int, others[len(names) :])),
         )
 
     def _unseeded(self, batches: Sequence[Records], local_rate: float) -> _Found | None:
@@ -243,7 +246,7 @@ class GradientComputer:
         if self.model.buffer_count:
             self.model.buffers.copy_(self._buffers)
         try:
-            losses, metrics = self._run(batch)
+            losses, metrics, scores = self._run(batch)
         except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
             raise  # the machine failed, not the data
         except TaskError:
@@ -255,10 +258,11 @@ class GradientComputer:
             self.model.gradient[self.model.parameter_count :].add_(moved, alpha=len(losses))
         names = sorted(metrics)
         columns = [losses, *(metrics[name].to(losses.device) for name in names)]
-        return names, torch.stack([column.sum(dtype=torch.float64) for column in columns])
+        sums = torch.stack([column.sum(dtype=torch.float64) for column in columns])
+        return names, sums if scores is None else torch.cat([sums, scores])
 
-    def _run(self, batch: Records) -> tuple[Tensor, dict[str, Tensor]]:
-        """Pass a batch forward and back; return (n,) losses and metrics."""
+    def _run(self, batch: Records) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+        """Pass a batch forward and back; return (n,) losses and metrics, and counts of scores."""
         records = {
             name: torch.from_numpy(column).to(self._device, non_blocking=True)
             for name, column in batch.items()
@@ -271,8 +275,9 @@ class GradientComputer:
         torch.autograd.backward(losses.sum())
         with torch.no_grad():
             metrics = self._task.metrics(outputs.detach(), records)
+            scores = count_scores(self._task, outputs.detach(), records)
         check_metrics(self._task, metrics, _samples_of(batch))
-        return losses.detach(), metrics
+        return losses.detach(), metrics, scores
 
 
 def _stay(samples: int) -> None:

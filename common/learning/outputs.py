@@ -60,6 +60,23 @@ def check_metrics(task: Task, metrics: object, count: int) -> None:
             raise WrongTaskError(task, "metrics", what)
 
 
+def check_scores(task: Task, scores: object, count: int) -> None:
+    """Check what `binary_scores` returned for `count` samples.
+
+    Raises:
+        WrongTaskError: If it is not two columns of real numbers.
+    """
+    if not isinstance(scores, tuple) or len(scores) != 2:
+        what = f"binary_scores returned {_kind(scores)}: logits and labels are needed, two tensors"
+        raise WrongTaskError(task, "binary_scores", what)
+    for name, column in zip(
+        ("the logits of binary_scores", "the labels of binary_scores"), scores, strict=True
+    ):
+        _check_column(task, "binary_scores", name, column, count)
+        if column.dtype.is_complex:
+            raise WrongTaskError(task, "binary_scores", f"{name} have dtype {column.dtype}")
+
+
 def check_same_metrics(task: Task, names: list[str], first: list[str]) -> None:
     """Check that a batch has the metrics that the first one has.
 

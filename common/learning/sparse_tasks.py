@@ -95,6 +95,12 @@ class SparseLogistic:
         """(n,) 1 where the likelier class is the label."""
         return {"accuracy": ((outputs > 0) == (records["label"] == 1)).float()}
 
+    def binary_scores(
+        self, outputs: Tensor, records: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """(n,) logits of class 1, and (n,) whether a record is of it."""
+        return outputs, records["label"] == 1
+
 
 class Factors(nn.Module):
     """A row of numbers for each user and each item."""

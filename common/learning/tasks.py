@@ -110,10 +110,24 @@ class Classifier:
         return {"accuracy": (outputs.argmax(1) == records["label"].long()).float()}
 
 
+class TwoClasses(Classifier):
+    """A classifier that has binary scores, too: see `common.learning.scores`."""
+
+    def binary_scores(
+        self, outputs: Tensor, records: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """(n,) logits of class 1, and (n,) whether a record is of it."""
+        return outputs[:, 1] - outputs[:, 0], records["label"] == 1
+
+
+def _classifier(classes: int) -> type[Classifier]:
+    return TwoClasses if classes == 2 else Classifier
+
+
 def _image_classifier(options: ImageClassifierOptions) -> Classifier:
     shape, classes = (options.channels, options.height, options.width), options.classes
     network = IMAGE_NETWORKS[options.fitting]
-    return Classifier(
+    return _classifier(classes)(
         lambda: network(*shape, classes), ("image",), shape, classes, byte_scale=1 / 255
     )
 
@@ -137,7 +151,7 @@ def _of_features(
         return nn.Sequential(RunningNorm(features), network())
 
     shape = (features,) if options.inputs == ("features",) else None
-    return Classifier(
+    return _classifier(options.classes)(
         normalised if options.normalise else network, options.inputs, shape, options.classes
     )
 

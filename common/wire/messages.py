@@ -51,6 +51,7 @@ from common.core.messages import (
     Vector,
     WorkerLeaving,
 )
+from common.core.scores import BINS
 from common.core.spans import Address, Partition, address_of
 from common.core.spread import JobDemand, WorkerPlacement
 from common.core.vectors import SparseVector
@@ -433,6 +434,9 @@ def _check_answer(reply: Gradient | GradientReady | Failed) -> None:
         _check_seconds("seconds", reply.seconds)
         _check_rate("local_rate", reply.local_rate or 0.0)
         _check_rate("square", reply.square or 0.0)
+        if scores := reply.scores or ():
+            well = len(scores) == 2 * BINS and min(scores) >= 0 and sum(scores) == reply.samples
+            _need(well, "scores", scores, f"{2 * BINS} counts of {reply.samples} records in all")
     if isinstance(reply, Failed):
         length = len(reply.traceback)
         _need(length <= MOST_TRACEBACK, "traceback", length, f"at most {MOST_TRACEBACK} characters")

@@ -13,6 +13,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import Drifted, Evaluated
+from common.core.scores import ScoreWindow
 from common.evaluation.drift import ErrorWatch
 from common.evaluation.sampling import sample
 from common.learning.errors import TaskError
@@ -91,6 +92,7 @@ class EvaluationRunner:
         self._log = logger
         self._model_evaluator = ModelEvaluator(spec, process.settings)
         self._records = Records(spec, evaluation, process.log, logger)
+        self._scores = {stream: ScoreWindow() for stream in spec.streams}
         self._watches = {stream: ErrorWatch() for stream in spec.streams}
         self._told = Changes()
         self._open: _Open | None = None
@@ -193,6 +195,8 @@ class EvaluationRunner:
         except TaskError as error:
             self._complain(stream, str(error))
             return {}
+        if judged.scores is not None:  # of some hundred records alone they say little
+            judged.means.update(self._scores[stream].add(judged.scores, monotonic()))
         means = self._finite(stream, judged.means)
         self._metrics.predicted(self._job, stream, means)
         self._watch(name, stream, judged.errors)

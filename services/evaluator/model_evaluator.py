@@ -19,6 +19,9 @@ from common.telemetry.logging import Changes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    import numpy as np
+    import numpy.typing as npt
+
     from common.config.settings import Settings
     from common.core.spans import Partition
     from common.jobs.spec import EvaluationSpec, JobSpec
@@ -33,7 +36,8 @@ TEST_READ_S = 30.0  # for one partition's part of the test set
 class Judged(NamedTuple):
     """How a version does on some records."""
 
-    means: dict[str, float]  # loss and metrics, per record
+    means: dict[str, float]  # loss and metrics, per record, and what scores say
+    scores: npt.NDArray[np.int64] | None  # of a task of two classes
     errors: list[float]  # of each record, from 0 to 1
 
 
@@ -67,10 +71,9 @@ class ModelEvaluator:
         Raises:
             TaskError: If the task raises on some of them.
         """
-        columns = per_record(self._task, self._model, records, AT_ONCE)
-        means = {name: float(values.mean()) for name, values in columns.items()}
-        errors = errors_of({name: values.tolist() for name, values in columns.items()})
-        return Judged(means, errors)
+        found = per_record(self._task, self._model, records, AT_ONCE)
+        errors = errors_of({name: values.tolist() for name, values in found.columns.items()})
+        return Judged(found.means(), found.scores, errors)
 
 
 class Records:

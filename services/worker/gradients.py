@@ -262,6 +262,7 @@ class GradientLoop:
             vector=vector,
             local_rate=compute.local_rate or UNSET,
             square=square,
+            scores=result.scores or UNSET,
         )
 
     def _change(self, trigger: UpdateTrigger) -> None:

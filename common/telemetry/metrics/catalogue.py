@@ -140,7 +140,8 @@ TRAINING_METRIC = gauge(
     "doll_training_metric",
     "mean per record",
     ("job_name", "metric"),
-    "The task's metrics of the newest update, likewise: accuracy and the like.",
+    "The task's metrics of the newest update, likewise: accuracy and the like; auc,"
+    " calibration_error, f1, precision and recall are of the records of the last minute.",
     "coordinator",
 )
 LEARNING_RATE = gauge(

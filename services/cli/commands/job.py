@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
+from common.core.scores import WINDOWED
 from common.errors import UserError
 from common.topics import names as topics
 from services.cli.commands.requeue import replay, requeue
@@ -372,7 +373,11 @@ def _render(job: str, picture: Picture) -> Group:
     numbers = Text("   ".join(f"{name} {value}" for name, value in present))
     if progress.note:
         numbers.append(f"\nnote: {progress.note}", "yellow")
-    names = sorted({name for update in picture.updates for name in update.metrics})
+    windowed = [name for name in WINDOWED if name in progress.metrics]
+    if windowed:
+        told = "   ".join(f"{name} {progress.metrics[name]:.4f}" for name in windowed)
+        numbers.append(f"\nlast minute: {told}")
+    names = sorted({name for update in picture.updates for name in update.metrics} - {*WINDOWED})
     table = Table("update", "by", "loss", *names, "records", "batches", box=None)
     if stale:
         table.add_column("stale")

@@ -241,6 +241,15 @@ def test_watch_tells_how_workers_are_synchronised(world: World) -> None:
     assert "stale" in next(line for line in shown.splitlines() if "update" in line)
 
 
+def test_watch_tells_what_is_of_the_last_minute_apart(world: World) -> None:
+    submitted(world)
+    made = replace(update(0, 1), metrics={"accuracy": 0.25, "auc": 0.75, "f1": 0.5})
+    world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c")), encode_audit(made))
+    shown = world.run("job", "watch", "digits", "--once").stdout
+    assert "last minute: auc 0.7500   f1 0.5000\n" in shown
+    assert shown.count("auc") == 1
+
+
 def test_watch_and_list_tell_what_expired(world: World) -> None:
     submitted(world)
     world.write("clinic-a", *[b"record"] * 5)

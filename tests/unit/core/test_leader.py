@@ -21,10 +21,24 @@ from common.core.messages import (
     TriggerId,
     WorkerLeaving,
 )
+from common.core.scores import BINS
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition, Partition
 from tests.unit.core.bench import QUIET, Bench, changed
-from tests.unit.core.examples import FIRST, A, B, C, P, Q, answer, batch, of_kind, span, the
+from tests.unit.core.examples import (
+    FIRST,
+    SAMPLES,
+    A,
+    B,
+    C,
+    P,
+    Q,
+    answer,
+    batch,
+    of_kind,
+    span,
+    the,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,6 +63,21 @@ def asked(commands: Iterable[CoordinatorCommand]) -> dict[WorkerId, list[int]]:
 
 
 # --- rounds ----------------------------------------------------------------------------------
+
+
+def test_an_update_of_two_classes_says_how_well_the_last_minute_told_them_apart() -> None:
+    bench = leading()
+    for found, now in (((0,) * 32 + (SAMPLES,), 1.0), ((SAMPLES,), 30.0), ((SAMPLES,), 200.0)):
+        bench.tick(now)
+        bench.announce(A, B)
+        first, second = (answer(order, bench.model) for order in bench.orders)
+        negatives = found + (0,) * (2 * BINS - len(found))
+        positives = (0,) * BINS + (SAMPLES,) + (0,) * (BINS - 1)  # all of them in the lowest bin
+        replies = with_(first, scores=negatives), with_(second, scores=positives)
+        bench.feed(events.RepliesRead(replies))
+    told = [apply.update.metrics for apply in of_kind(bench.said, do.Apply)]
+    assert [each["auc"] for each in told] == [0.0, 0.25, 0.5]
+    assert {each["right"] for each in told} == {1.0}
 
 
 def test_a_leader_begins_with_its_model_its_leader_status_and_a_look_at_the_workers() -> None:

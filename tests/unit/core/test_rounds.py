@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from common.core.messages import Assignment, Batch, Gradient, GradientReady, ModelId, WorkerId
@@ -60,6 +61,15 @@ def test_a_gradient_counts_whole_or_not_at_all() -> None:
     assert one.round.counted == {0: batch(0)}
     assert (one.round.samples, one.round.loss_sum) == (SAMPLES, 2.0 * SAMPLES)
     assert one.round.metric_sums == {"right": 1.0 * SAMPLES}
+
+
+def test_scores_of_a_round_add_up_even_where_an_older_worker_sends_none() -> None:
+    one = _One(batch(0), batch(1), batch(2))
+    for offset, scores in ((0, (1,) * 128), (1, UNSET), (2, (2,) * 128)):
+        sent = replace(gradient(A, MODEL, [batch(offset)]), scores=scores)
+        assert one.count(sent) == ""
+    assert one.round.scores is not None
+    assert one.round.scores.tolist() == [3] * 128
 
 
 def test_a_gradient_of_older_weights_does_not_count_and_the_order_at_newer_ones_stands() -> None:

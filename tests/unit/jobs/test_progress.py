@@ -452,6 +452,15 @@ def test_the_learning_rate_is_the_newest_updates_and_before_the_first_that_of_it
         assert view.numbers(NOW).learning_rate == (rate or None)
 
 
+def test_what_is_of_a_window_is_the_newest_updates_and_no_mean() -> None:
+    view = JobProgress(job())
+    view.feed_update(0, lead(), NOW, NOW)
+    for version, value in ((1, 0.5), (2, 0.75)):
+        made = replace(update(0, version), metrics={"auc": value, "accuracy": value})
+        view.feed_update(version, made, NOW, NOW)
+    assert view.numbers(NOW).metrics == {"auc": 0.75, "accuracy": 0.625}
+
+
 def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> None:
     record = job()
     view = JobProgress(record)

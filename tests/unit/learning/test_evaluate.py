@@ -47,11 +47,20 @@ def test_records_are_judged_one_by_one_in_their_order() -> None:
     task = image_task()
     model = FlatModel(build_model(task, seed=0))
     records = images(1, 20)
-    columns = per_record(task, model, records, 7)
+    columns = per_record(task, model, records, 7).columns
     for index in (0, 6, 7, 19):
         alone = {name: column[index : index + 1] for name, column in records.items()}
         expected = evaluate(task, model, model.weights(), alone, 1)
         assert {name: values[index] for name, values in columns.items()} == pytest.approx(expected)
+
+
+def test_scores_of_two_classes_are_judged_together() -> None:
+    task = image_task(classes=2)
+    model = FlatModel(build_model(task, seed=0))
+    found = evaluate(task, model, model.weights(), images(1, 20, classes=2), 7)
+    whole = evaluate(task, model, model.weights(), images(1, 20, classes=2), 20)
+    assert found == pytest.approx(whole, rel=1e-6)
+    assert {"loss", "accuracy", "auc", "recall"} <= found.keys()
 
 
 def test_a_task_that_raises_is_the_one_to_blame() -> None:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from common.core.scores import BINS
 from common.errors import CorruptError, UserError
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.optimizers import OptimizerSettings
-from common.learning.tasks import build_model
+from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from tests.unit.learning.examples import (
     CPU,
@@ -36,6 +37,38 @@ if TYPE_CHECKING:
 
 def computer(network: nn.Module) -> GradientComputer:
     return GradientComputer(Regression(network), network, CPU)
+
+
+@pytest.mark.parametrize("together_bytes", [0, 1 << 20])
+def test_scores_of_two_classes_are_counted_over_all_batches(together_bytes: int) -> None:
+    task = make_task("logistic-regression", {"features": 3, "classes": 2})
+    batches = [
+        {"features": batch["x"], "label": (batch["y"] > 0).astype(np.int64)}
+        for batch in (points(1, 5), points(2, 9))
+    ]
+    found = GradientComputer(task, build_model(task, 0), CPU, together_bytes=together_bytes)
+    scores = np.array(found.compute(batches).scores).reshape(2, BINS)
+    positives = sum(int(batch["label"].sum()) for batch in batches)
+    assert scores[:, BINS // 2 - 1].tolist() == [14 - positives, positives]  # weights are zero
+    assert found.compute(batches).metric_sums.keys() == {"accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        (None, "binary_scores returned None"),
+        ((torch.zeros(4), torch.zeros(3)), "labels of binary_scores has"),
+    ],
+)
+def test_scores_that_cannot_be_counted_are_the_tasks_fault(scores: object, said: str) -> None:
+    class Scored(Counting):
+        def binary_scores(self, outputs: Tensor, records: Mapping[str, Tensor]) -> object:
+            del outputs, records
+            return scores
+
+    task = Scored()
+    with pytest.raises(WrongTaskError, match=said):
+        GradientComputer(task, task.build(), CPU).compute([{"id": np.arange(4)}])
 
 
 def test_the_gradient_is_that_of_plain_autograd_summed_over_all_batches() -> None:

@@ -231,7 +231,7 @@ vectors = st.lists(st.floats(width=32), min_size=1, max_size=9).map(
 gradients = st.builds(
     Gradient,
     *(workers, models, offsets, counts, finite, metrics, st.floats(0, 1e9), vectors),
-    st.just(UNSET) | rates,
+    *(st.just(UNSET) | rates, st.just(UNSET) | rates),
 )
 failures = st.builds(
     Failed, workers, models, offsets, st.sampled_from(["raised", "expired", "task"]), texts, texts
@@ -647,6 +647,11 @@ NONSENSE = {
         "reply",
         Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 1e300, VECTOR),
         "Gradient.seconds is 1e+300, expected a duration",
+    ),
+    "scores of others": (
+        "reply",
+        Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, VECTOR, scores=(1,) * 128),
+        "expected 128 counts of 10 records in all",
     ),
     "an update of weights that came later": (
         "audit",

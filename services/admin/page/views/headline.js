@@ -14,7 +14,7 @@ export function metricText(name, value) {
   return name === "accuracy" || name?.endsWith("_share") ? percent(value) : short(value);
 }
 
-const ORDER = ["Version", "Loss", "Metric", "Updates/s", "Synchronisation", "Lag", "Skipped", "Expired", "Lost", "Workers", "Time left", "Cost so far", "Predicted cost"];
+const ORDER = ["Version", "Loss", "Metric", "AUC", "Updates/s", "Synchronisation", "Lag", "Skipped", "Expired", "Lost", "Workers", "Time left", "Cost so far", "Predicted cost"];
 
 /** Tiles with numbers; made once, told often. */
 export class Headline {
@@ -39,6 +39,10 @@ export class Headline {
       const last = newest?.metrics?.[metric] ?? null;
       const name = metric === "accuracy" ? "Accuracy" : metric;
       this.#put("Metric", metricText(metric, progress.metrics[metric]), newestNote(metricText(metric, last)), null, name);
+    }
+    const { auc, precision, recall } = progress.metrics;
+    if (auc !== undefined) {
+      this.#put("AUC", short(auc), `last minute; precision ${short(precision ?? null)}, recall ${short(recall ?? null)}`);
     }
     this.#put("Updates/s", short(progress.updates_per_s), `${short(progress.samples_per_s)} records/s`);
     this.#put("Lag", short(progress.lag), progress.waiting === null ? "" : `${count(progress.waiting)} batches wait`);

@@ -1,0 +1,97 @@
+"""Counts of scores add up, whoever counted, and what they say is right within their bins."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score
+
+from common.core.scores import BINS, SLOTS, WINDOW_S, WINDOWED, ScoreWindow, measures
+from common.learning.scores import count_scores
+from common.learning.sparse_tasks import SparseLogistic
+
+Array: TypeAlias = npt.NDArray[Any]
+TASK = SparseLogistic(features=3, entries=1)
+
+
+def counted(logits: Array, labels: Array) -> Array:
+    found = count_scores(TASK, torch.from_numpy(logits), {"label": torch.from_numpy(labels)})
+    assert found is not None
+    counts: Array = found.numpy()
+    return counts
+
+
+scored = st.lists(
+    st.tuples(st.floats(-(2.0**99), 2.0**99, width=32) | st.floats(-9, 9, width=32), st.booleans()),
+    max_size=60,
+).map(lambda pairs: np.array(pairs, np.float32).reshape(-1, 2))
+
+
+@given(parts=st.lists(scored, max_size=5))
+def test_counts_of_parts_add_up_to_those_of_all_records(parts: list[Array]) -> None:
+    union = np.concatenate([np.empty((0, 2), np.float32), *parts])
+    sums = np.zeros(2 * BINS, np.int64)
+    for part in parts:
+        sums += counted(part[:, 0], part[:, 1])
+    assert np.array_equal(sums, counted(union[:, 0], union[:, 1]))
+    assert sums.sum() == len(union)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(-3, 3), st.floats(0.1, 6), st.floats(0.02, 0.98))
+def test_what_counts_say_is_what_scikit_learn_says_of_the_records(
+    seed: int, shift: float, spread: float, share: float
+) -> None:
+    random = np.random.default_rng(seed)
+    labels = (random.random(300) < share).astype(np.int64)
+    labels[:2] = 0, 1
+    logits = (random.normal(shift * labels, spread) - 0.3).astype(np.float32)
+    counts = counted(logits, labels)
+    found = measures(counts)
+    first, second = counts.reshape(2, BINS).astype(float)
+    within = (first @ second) / (2 * first.sum() * second.sum())  # pairs that share a bin, halved
+    assert found["auc"] == pytest.approx(roc_auc_score(labels, logits), abs=within + 1e-12)
+    likelier = logits > 0
+    for name, of in (("recall", recall_score), ("precision", precision_score), ("f1", f1_score)):
+        assert found.get(name, 0.0) == pytest.approx(of(labels, likelier, zero_division=0))
+    assert set(found) <= set(WINDOWED)
+
+
+def test_probabilities_that_are_right_are_calibrated_and_others_are_wrong_by_so_much() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(0, 2, 100_000).astype(np.float32)
+    right = random.random(len(logits)) < 1 / (1 + np.exp(-logits))
+    assert measures(counted(logits, right))["calibration_error"] < 0.01
+    half = random.random(len(logits)) < 0.5
+    wrong = np.abs(1 / (1 + np.exp(-logits)) - 0.5).mean()
+    assert measures(counted(logits, half))["calibration_error"] == pytest.approx(wrong, abs=0.01)
+
+
+def test_where_a_class_is_missing_only_what_can_be_said_is() -> None:
+    assert measures(np.zeros(2 * BINS, np.int64)) == {}
+    one = measures(counted(np.array([-1.0, -2.0], np.float32), np.array([0, 0])))
+    assert set(one) == {"calibration_error"}
+
+
+def test_a_window_is_of_the_last_minute() -> None:
+    # counts come at 0 s, every 5 s: of the last 12 slots each is there once
+    window, one = ScoreWindow(), counted(np.array([1.0], np.float32), np.array([1]))
+    for step in range(40):
+        window.add(one, step * WINDOW_S / SLOTS)
+        assert window.add(0 * one, step * WINDOW_S / SLOTS)["recall"] == 1.0
+    assert window.add(0 * one, 1e4) == {}
+    other = counted(np.array([-1.0] * 12, np.float32), np.array([1] * 12))
+    for step in range(40):
+        window.add(one, 2e4 + step * WINDOW_S / SLOTS)
+    assert window.add(other, 2e4 + 39 * WINDOW_S / SLOTS)["recall"] == 0.5
+
+
+def test_what_a_first_model_says_of_all_alike_is_no_better_than_chance() -> None:
+    found = measures(counted(np.zeros(10, np.float32), np.arange(10) % 2))
+    assert (found["auc"], found["recall"], found["f1"]) == (0.5, 0.0, 0.0)
+    assert "precision" not in found
