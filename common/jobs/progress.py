@@ -74,6 +74,9 @@ Word: TypeAlias = Literal[
 WORDS: tuple[Word, ...] = get_args(Word)
 QUIET_S = 3.0  # without an update: shorter, and a slow stream would flicker; longer, and it is old
 RECENT_RECORDS = 10_000  # of which the share that was skipped or quarantined is taken
+TOPIC_RECORDS = 1_000  # likewise, of one stream: a slow one would not show among all
+_REASONS = 3  # of those that are told, the commonest
+_REASON_LETTERS = 100
 REDIS_AWAY = "Redis is unavailable"
 
 
@@ -403,6 +406,45 @@ class RecentRates:
 # --- what workers claimed -------------------------------------------------------------------------
 
 
+class RecentSkips:
+    """How many of the last records did not decode, and why.
+
+    Args:
+        records: That are looked back at; a batch more, as long as those are in several.
+    """
+
+    def __init__(self, records: int) -> None:
+        self._kept = records
+        self._batches = deque[tuple[int, Counter[str]]]()
+        self.records = self.skipped = 0
+        self._reasons = Counter[str]()
+
+    def add(self, records: int, reasons: Counter[str]) -> None:
+        """Take in a batch: how many records there were, and those of them that did not decode."""
+        self._batches.append((records, reasons))
+        self.records += records
+        self.skipped += reasons.total()
+        self._reasons.update(reasons)
+        while self.records - self._batches[0][0] >= self._kept:
+            records, reasons = self._batches.popleft()
+            self.records -= records
+            self.skipped -= reasons.total()
+            for reason, count in reasons.items():
+                self._reasons[reason] -= count
+                if not self._reasons[reason]:
+                    del self._reasons[reason]
+
+    def told(self) -> str:
+        """The commonest reasons, in one line; empty where none is known."""
+        found = [(why, count) for why, count in self._reasons.most_common() if why][:_REASONS]
+        return "; ".join(f"{count:,} {_one_line(why)}" for why, count in found)
+
+
+def _one_line(reason: str) -> str:
+    text = " ".join(reason.split())
+    return text if len(text) <= _REASON_LETTERS else f"{text[: _REASON_LETTERS - 3]}..."
+
+
 class Claims:
     """What the control topic says: how far the streams are claimed, in how many batches.
 
@@ -428,9 +470,8 @@ class Claims:
         self._lost = 0  # offsets of batches, in a log when they were claimed, and there no more
         self._begun = dict(first)  # where the first record was claimed of each topic of today
         self._unread = dict[Partition, list[Span]]()  # claimed without a batch, and in a log
-        self._recent = deque[tuple[int, int]]()  # offsets and skipped records of the last batches
-        self._recent_offsets = 0
-        self._recent_skipped = 0
+        self.recent = RecentSkips(RECENT_RECORDS)
+        self.recent_of = dict[str, RecentSkips]()  # the same of each stream
         self._used = dict[int, None]()  # batches of updates; those that were taken back come again
 
     @property
@@ -442,11 +483,6 @@ class Claims:
     def claimed(self) -> Positions:
         """Below it, every record belongs to exactly one accepted batch or has expired."""
         return {} if self._ledger is None else self._ledger.claimed
-
-    @property
-    def skipped_share(self) -> tuple[int, int]:
-        """Skipped records among the last `RECENT_RECORDS` claimed ones, and how many those are."""
-        return self._recent_skipped, self._recent_offsets
 
     def lost(self, given_up: Iterable[Batch]) -> int:
         """Records that were trained, and that Kafka lost afterwards, as the audit counts them.
@@ -483,10 +519,11 @@ class Claims:
                 self._unread.setdefault(span.place, []).append(span)
         if not isinstance(record, BatchReady):
             return
+        lengths = _lengths(record.address)
         if decision.batch is not None:
             self.batches += 1
-            self.offsets += _lengths(record.address)
-        self._take(record.samples, _skips(record.skipped))
+            self.offsets += lengths
+        self._take(record.samples, _skips(record.skipped), lengths)
 
     def use(self, update: UpdateApplied) -> None:
         """Learn what was skipped from an update, where claims cannot be decided."""
@@ -499,8 +536,11 @@ class Claims:
         if any(seen):
             return  # it was taken back, and made again of the same records
         # Programs before format 2 said it of each batch.
-        of_batches = _skips(each for batch in update.batches for each in batch.skipped)
-        self._take(update.samples, Counter(update.skipped) + of_batches)
+        skipped = _skips(each for batch in update.batches for each in batch.skipped)
+        for stream, count in update.skipped.items():
+            skipped.setdefault(stream, Counter())[""] += count  # which does not say why
+        spans = (span for batch in update.batches for span in batch.address)
+        self._take(update.samples, skipped, _lengths(spans))
 
     def _open(self, ledger: Ledger, offset: int, opened: Opened) -> None:
         """Count what is in a partition's log no more, of what was known of it."""
@@ -520,25 +560,32 @@ class Claims:
         ]
         self._begun[place] = start if recreated else min(start, begun)
 
-    def _take(self, samples: int, skipped: Counter[str]) -> None:
-        bad = skipped.total()
-        if bad:
-            self.skipped += skipped
-        offsets = samples + bad
-        self._recent.append((offsets, bad))
-        self._recent_offsets += offsets
-        self._recent_skipped += bad
-        while self._recent_offsets - self._recent[0][0] >= RECENT_RECORDS:
-            offsets, bad = self._recent.popleft()
-            self._recent_offsets -= offsets
-            self._recent_skipped -= bad
+    def _take(self, samples: int, skipped: dict[str, Counter[str]], offsets: Counter[str]) -> None:
+        """Take in a batch, or those of an update.
+
+        Args:
+            samples: That decoded.
+            skipped: Those that did not, by stream and reason.
+            offsets: In their spans, by stream.
+        """
+        of_all = sum(reasons.total() for reasons in skipped.values())
+        records = samples + of_all
+        self.recent.add(records, Counter({"": of_all}) if of_all else Counter())
+        for stream, bad in skipped.items():
+            self.skipped[stream] += bad.total()
+        for stream, count in offsets.items():
+            if stream not in self.recent_of:
+                self.recent_of[stream] = RecentSkips(TOPIC_RECORDS)
+            # Offsets may hold no record: with one stream it is known how many do.
+            of_stream = records if len(offsets) == 1 else count
+            self.recent_of[stream].add(of_stream, skipped.get(stream, Counter()))
 
 
-def _skips(skipped: Iterable[Skipped]) -> Counter[str]:
-    """Records that did not decode, by stream."""
-    found = Counter[str]()
+def _skips(skipped: Iterable[Skipped]) -> dict[str, Counter[str]]:
+    """Records that did not decode, by stream and reason."""
+    found = dict[str, Counter[str]]()
     for each in skipped:
-        found[each.topic] += each.records
+        found.setdefault(each.topic, Counter())[each.reason] += each.records
     return found
 
 
@@ -920,10 +967,16 @@ class JobProgress:
         return State("waiting for workers", f"{records} and no worker runs")
 
     def _degraded(self) -> State | None:
-        skipped, claimed = self._claims.skipped_share
+        limit, recent = self.record.spec.degraded_share, self._claims.recent
+        for stream, of_stream in self._claims.recent_of.items():
+            if of_stream.skipped / max(of_stream.records, 1) > limit:
+                why = f"of the last {of_stream.records:,} records of {stream}"
+                why += f" {of_stream.skipped:,} did not decode"
+                reasons = of_stream.told()
+                return State("degraded", f"{why}: {reasons}" if reasons else why)
         quarantined, settled = self._quarantined_share()
-        share = skipped / max(claimed, 1) + quarantined / max(settled, 1)
-        if share <= self.record.spec.degraded_share:
+        skipped, claimed = recent.skipped, recent.records
+        if skipped / max(claimed, 1) + quarantined / max(settled, 1) <= limit:
             return None
         told = [
             f"{count:,} {what}"

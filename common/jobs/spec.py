@@ -642,7 +642,8 @@ class JobSpec(Part):
     poison_share: Share = 0.1
     """More poison than this among the last hundred settled batches holds the job."""
     degraded_share: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
-    """Skipped or quarantined of the last 10,000 records: above it the job's state is `degraded`."""
+    """Skipped of a stream's last 1,000 records, or skipped or quarantined of the last 10,000 of
+    all: above it the job's state is `degraded`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What gradients are computed on; `auto`: the GPU where there is one."""
     autocast: bool = False

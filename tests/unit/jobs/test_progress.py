@@ -358,7 +358,41 @@ def test_all_records_of_a_job_that_do_not_decode_are_no_drained_job() -> None:
     ends = dict(FIRST) | {PLACES[0]: 100 + 20 * BATCH}
     view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.numbers(NOW).lag == 0
-    assert view.state(NOW) == ("degraded", "of the last 200 records 200 did not decode")
+    assert view.state(NOW) == (
+        "degraded",
+        "of the last 200 records of clicks 200 did not decode: 200 torn",
+    )
+
+
+def test_a_slow_stream_whose_records_do_not_decode_is_named_with_the_commonest_reasons() -> None:
+    view = JobProgress(job())
+    busy, slow = PLACES[0], PLACES[2]
+    ends = dict(FIRST)
+
+    def claim(place: Partition, count: int, bad: dict[str, int]) -> None:
+        start = at = ends[place]
+        ends[place] += count
+        skipped = list[Skipped]()
+        for reason, records in bad.items():
+            skipped.append(Skipped(*place, at, reason, (1,) * (records - 1)))
+            at += records
+        spans, samples = (Span(*place, start, ends[place]),), count - sum(bad.values())
+        view.feed_claim(claims.pop(0), BatchReady(WorkerId("w1"), spans, samples, tuple(skipped)))
+
+    claims = list(range(100))
+    for _ in range(60):
+        claim(busy, 500, {})
+    bad = {"label: is missing": 4, "no JSON": 8, "x\n" * 90: 2, "has 3 bytes": 1}
+    for number in range(12):
+        claim(slow, 100, bad if number == 11 else {})
+    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
+
+    told = f"8 no JSON; 4 label: is missing; 2 {'x ' * 48}x..."
+    why = f"of the last 1,000 records of {slow.topic} 15 did not decode: {told}"
+    assert view.state(NOW) == ("degraded", why)
+    for _ in range(11):
+        claim(slow, 100, {})
+    assert view.state(NOW).word != "degraded"
 
 
 # --- where the beginning is gone ------------------------------------------------------------------
