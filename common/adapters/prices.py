@@ -6,7 +6,6 @@ same time, before and after a restart, in this process and in others.
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,10 +39,8 @@ class FixedPrices:
 class TracePrices:
     """Pools whose price was recorded, each series gone through at its own speed, over and over.
 
-    A series whose `start_s` is not given begins at a place that depends on the pool's name alone.
-
     Args:
-        specs: Which series, by pool.
+        specs: Which series, by pool; one that does not say where begins at its beginning.
         folder: What their files are relative to.
         origin_s: When the replay began, on the clock; before it, the first prices hold.
         clock: Seconds since 1970.
@@ -64,8 +61,9 @@ class TracePrices:
         self._series = {}
         for pool, spec in specs.items():
             trace = traced(spec, folder)
-            rng = np.random.default_rng(zlib.crc32(pool.encode()))
-            self._series[pool] = trace, float(starts_of(spec, trace, (1,), rng)[0])
+            begun = spec.model_copy(update={"start_s": spec.start_s or 0.0})
+            start_s = starts_of(begun, trace, (1,), np.random.default_rng())
+            self._series[pool] = trace, float(start_s[0])
 
     def look(self) -> dict[Offer, float]:
         """USD per hour of one machine now."""

@@ -25,7 +25,8 @@ from common.config.yaml_file import as_json, load_text
 from common.errors import UserError
 from common.ports.machines import Offer
 from common.theory.billing import BY_NAME, BY_THE_SECOND
-from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
+from common.traces.files import common_starts_s
+from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,6 +87,10 @@ class SpotPool(Part):
     usd_per_hour: Positive | TraceSpec | Literal["history"]
     availability: Annotated[float, Field(gt=0, lt=1)] = 0.9  # believed before anything was seen
     cycle_s: Positive = 1000.0  # likewise: mean time from one preemption to the next
+    # Local processes: how many there really are, instead of what `process` says; and the price
+    # above which they are taken away.
+    trace: TraceSpec | None = None
+    bid_usd_per_hour: Positive | None = None
     speed: Positive = 1.0  # of gradients, against on-demand
     capacity: Count | None = None
     start_up_s: Seconds = 0.0
@@ -159,12 +164,48 @@ class Market(Part):
         if self.fleet == "ec2" and self.ec2 is None:
             raise ValueError("ec2: must be given where the fleet is ec2")
         for pool in self.spot:
+            for field in ("trace", "bid_usd_per_hour"):
+                if getattr(pool, field) is not None and self.fleet != "process":
+                    raise ValueError(f"{pool.name!r}: {field}: is for fleet: process alone")
+            price, bid = pool.usd_per_hour, pool.bid_usd_per_hour
+            if bid is not None and isinstance(price, float) and price > bid:
+                problem = f"must not be below its price of {price:g}, or there are never any"
+                raise ValueError(f"{pool.name!r}: bid_usd_per_hour: {problem}")
             if pool.usd_per_hour == "history" and self.ec2 is None:
                 raise ValueError(f"ec2: must be given, since the price of {pool.name!r} is history")
             if pool.usd_per_hour == "history" and not pool.instance_types:
                 problem = "must be given, since its price is history"
                 raise ValueError(f"{pool.name!r}: instance_types: {problem}")
         return self
+
+
+def with_common_start(market: Market, folder: Path) -> Market:
+    """Let all recorded series of pools that do not say where begin at the same second.
+
+    What happens at one time in several pools, an outage of all zones or a price that moves with
+    another, then does so in the replay.
+
+    Args:
+        market: As it was read.
+        folder: What its files are relative to.
+
+    Raises:
+        UserError: If there is no such series.
+    """
+    series = [
+        (pool, field, spec)
+        for pool in market.spot
+        for field in ("usd_per_hour", "trace")
+        if isinstance(spec := getattr(pool, field), TraceSpec)
+    ]
+    start_s = common_starts_s([spec for *_, spec in series], folder, 1, market.process.seed)
+    changes: dict[str, dict[str, TraceSpec]] = {}
+    for pool, field, spec in series:
+        if spec.start_s is None:
+            begun = spec.model_copy(update={"start_s": float(start_s[0])})
+            changes.setdefault(pool.name, {})[field] = begun
+    spot = (pool.model_copy(update=changes.get(pool.name, {})) for pool in market.spot)
+    return market.model_copy(update={"spot": tuple(spot)})
 
 
 def load_market(path: Path) -> Market:

@@ -286,16 +286,18 @@ def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
         from common.adapters.ec2.fleet import Ec2Fleet  # noqa: PLC0415 -- see above
 
         return Ec2Fleet(market, market.ec2, job)
-    from common.adapters.local.fleet import ProcessFleet  # noqa: PLC0415 -- see above
+    from common.adapters.local.fleet import LocalMarket, ProcessFleet  # noqa: PLC0415 -- see above
     from common.adapters.local.market import schedule_of  # noqa: PLC0415 -- see above
+    from common.config.market_file import with_common_start  # noqa: PLC0415 -- see above
     from common.embedded.services import start_machine  # noqa: PLC0415 -- see above
 
-    directory = _fleet_directory(settings)
+    directory, path = _fleet_directory(settings), Path(settings.market)
+    begun = with_common_start(market, path.parent)
+    schedule = schedule_of(begun, path.parent, _replayed_from_s(market, path))
     return ProcessFleet(
-        market,
+        LocalMarket(market, schedule, open_prices(settings, market)),
         job,
         directory,
-        schedule_of(market.process, Path(settings.market).parent),
         partial(start_machine, job, settings, directory / job),
         settings.leave_s + _MORE_LEAVE_S,
         time.time,
@@ -317,7 +319,10 @@ def open_prices(settings: Settings, market: Market) -> Prices:
         PricesTogether,
         TracePrices,
     )
+    from common.config.market_file import with_common_start  # noqa: PLC0415 -- see above
 
+    path = Path(settings.market)
+    market = with_common_start(market, path.parent)
     asked = {pool.name: pool.usd_per_hour for pool in market.spot}
     fixed = {Offer(name): usd for name, usd in asked.items() if isinstance(usd, float)}
     fixed |= market.on_demand.prices()
@@ -325,10 +330,7 @@ def open_prices(settings: Settings, market: Market) -> Prices:
     history = {pool.name: pool for pool in market.spot if pool.usd_per_hour == "history"}
     sources: list[Prices] = [FixedPrices(fixed)]
     if replayed:
-        path = Path(settings.market)
-        origin_s = market.replayed_from_s
-        if origin_s is None:
-            origin_s = _changed_s(path)
+        origin_s = _replayed_from_s(market, path)
         sources.append(TracePrices(replayed, path.parent, origin_s, time.time))
     if history and market.ec2 is not None:
         from common.adapters.ec2.prices import Ec2Prices  # noqa: PLC0415 -- see above
@@ -353,7 +355,10 @@ def _fleet_directory(settings: Settings) -> Path:
     return path
 
 
-def _changed_s(path: Path) -> float:
+def _replayed_from_s(market: Market, path: Path) -> float:
+    """When the replay of a market's recordings began, since 1970."""
+    if market.replayed_from_s is not None:
+        return market.replayed_from_s
     try:
         return path.stat().st_mtime
     except OSError as error:

@@ -65,7 +65,11 @@ def traced(spec: TraceSpec, folder: Path) -> Trace:
 
 
 def starts_of(
-    spec: TraceSpec, trace: Trace, shape: tuple[int, ...], rng: np.random.Generator
+    spec: TraceSpec,
+    trace: Trace,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    common_s: Floats | None = None,
 ) -> Floats:
     """Choose where in the trace each of some readers begins, on the clock of `trace`.
 
@@ -74,17 +78,42 @@ def starts_of(
         trace: What `traced` made of it.
         shape: Of the result.
         rng: For the places.
+        common_s: (R,) where readers begin who are not told, for all recordings of each run; on the
+            clock of the files. `shape` is (R,) or (R, 1) then.
 
     Raises:
         UserError: If the trace is over before `start_s`.
     """
     if spec.start_s is None:
+        if common_s is not None:
+            return common_s.reshape(shape) / spec.speed
         return rng.uniform(0, trace.end_s, shape)
     start_s = spec.start_s / spec.speed
     if start_s >= trace.end_s:
         length_s = trace.end_s * spec.speed
         raise UserError(f"start_s: {spec.start_s:g}; {trace.source} is over after {length_s:g} s")
     return np.full(shape, start_s)
+
+
+def common_starts_s(
+    specs: Sequence[TraceSpec], folder: Path, count: int, seed: int | np.random.Generator
+) -> Floats:
+    """Choose places at which several recordings begin together, those that do not say where.
+
+    Args:
+        specs: Of the recordings.
+        folder: What their files are relative to.
+        count: Of places.
+        seed: For them.
+
+    Returns:
+        (count,) seconds, on the clock of the files; 0 where all say where they begin.
+
+    Raises:
+        UserError: If there is no such recording.
+    """
+    ends_s = [traced(spec, folder).end_s * spec.speed for spec in specs if spec.start_s is None]
+    return np.random.default_rng(seed).uniform(0, min(ends_s, default=0.0), count)
 
 
 def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str = "") -> Trace:

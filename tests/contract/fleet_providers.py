@@ -28,7 +28,7 @@ from werkzeug.test import Client
 from werkzeug.wrappers import Request
 
 from common.adapters.ec2.fleet import Ec2Fleet
-from common.adapters.local.fleet import ProcessFleet
+from common.adapters.local.fleet import LocalMarket, ProcessFleet
 from common.adapters.local.table import Table
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.embedded.process import Child
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from types_boto3_ec2 import EC2Client
 
-    from common.ports.machines import Fleet
+    from common.ports.machines import Fleet, Prices
 
 REGION = "us-east-1"
 TEMPLATE = "doll-worker"
@@ -122,12 +122,13 @@ class HandSchedule:
     outages_s: dict[int, tuple[float, float]] = field(default_factory=dict)  # by slot: from, to
     down: bool = False  # everywhere
 
-    def next_down_s(self, slot: int, at_s: float) -> float:
-        """When the slot is next down."""
+    def next_down_s(self, pool: str, slot: int, at_s: float, born_s: float) -> float:
+        """When the slot is next down, in whichever pool."""
+        del pool
         from_s, to_s = self.outages_s.get(slot, (math.inf, math.inf))
         if self.down:
             return at_s
-        return max(from_s, at_s) if at_s < to_s else math.inf
+        return max(born_s + from_s, at_s) if at_s < born_s + to_s else math.inf
 
 
 @dataclass
@@ -141,6 +142,7 @@ class Processes:
     capacity: int | None = None
     clock: Callable[[], float] = time.time
     schedule: HandSchedule = field(default_factory=HandSchedule)
+    prices: Prices | None = None
     fleets: list[ProcessFleet] = field(default_factory=list)
     started: list[psutil.Process] = field(default_factory=list)
 
@@ -150,7 +152,12 @@ class Processes:
         provider = ProcessProvider(notice_s=self.notice_s)
         market = Market(on_demand=OnDemandPool(usd_per_hour=0.3), spot=(pool,), process=provider)
         made = ProcessFleet(
-            market, job, self.folder, self.schedule, self.start, self.leave_s, self.clock
+            LocalMarket(market, self.schedule, self.prices),
+            job,
+            self.folder,
+            self.start,
+            self.leave_s,
+            self.clock,
         )
         self.fleets.append(made)
         return made

@@ -14,14 +14,14 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
 from common.adapters.local.records import Record, Records
 from common.adapters.local.table import Table, ask_to_end, end
 from common.errors import OutsideError
-from common.ports.machines import Machine, Refused
+from common.ports.machines import Machine, Offer, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from common.adapters.local.market import PreemptionSchedule
     from common.adapters.local.table import Process
     from common.config.market_file import Market
-    from common.ports.machines import LaunchRequest
+    from common.ports.machines import LaunchRequest, Prices
 
 _APPEAR_S = 10.0  # from a record to its process: milliseconds, unless who began it was killed
 _LATELY_S = 3600.0  # so long are machines named that ended, as EC2 does
@@ -56,16 +56,23 @@ class Started(Protocol):
 Start: TypeAlias = "Callable[[str, Mapping[str, str]], Started]"
 
 
+class LocalMarket(NamedTuple):
+    """What local machines can be had."""
+
+    given: Market
+    schedule: PreemptionSchedule  # when spot machines are taken away
+    prices: Prices | None = None  # of the pools; None: machines do not say what they cost
+
+
 class ProcessFleet:
     """Processes with a job's tag, under one directory.
 
     A thread of its own takes machines away in time, from the first call until `close`.
 
     Args:
-        market: Its pools, and the notice that it gives.
+        market: Its pools, when they have machines, and for how much.
         job: Its name.
         directory: Absolute; one folder in it is the job's.
-        schedule: When spot machines are taken away.
         start: How one is switched on.
         leave_s: Longest time between a release and the end.
         clock: Seconds since 1970.
@@ -76,19 +83,18 @@ class ProcessFleet:
 
     def __init__(
         self,
-        market: Market,
+        market: LocalMarket,
         job: str,
         directory: Path,
-        schedule: PreemptionSchedule,
         start: Start,
         leave_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self._spot = {pool.name: pool for pool in market.spot}
-        self._pools = {market.on_demand.name, *self._spot}
-        self._notice_s = market.process.notice_s
-        self._schedule, self._start, self._leave_s = schedule, start, leave_s
-        self._clock = clock
+        given, self._schedule, self._prices = market
+        self._spot = {pool.name: pool for pool in given.spot}
+        self._pools = {pool.name for pool in given.pools}
+        self._notice_s = given.process.notice_s
+        self._start, self._leave_s, self._clock = start, leave_s, clock
         self._records = Records(directory / job / "machines")
         self._table = Table(job, directory)
         self._born_s = self._records.born_s(clock())
@@ -178,7 +184,11 @@ class ProcessFleet:
         records = self._records.read()
         record = records.get(order.token)
         if record is None:
-            record = Record(order.launch, order.slot, order.pool, order.worker, now)
+            usd_per_hour = None
+            if self._prices is not None:
+                usd_per_hour = self._prices.look().get(Offer(order.pool))
+            given = order.launch, order.slot, order.pool, order.worker
+            record = Record(*given, now, usd_per_hour=usd_per_hour)
             if not self._records.claim(order.token, record):  # somebody else was faster
                 return None
             refused, capacity = self._refused(order, records.values(), now)
@@ -200,7 +210,7 @@ class ProcessFleet:
         if pool not in self._pools:
             return f"the market has no pool {pool!r}", False
         if pool in self._spot:
-            if self._down_s(order.slot, now) <= now:
+            if self._down_s(pool, order.slot, now) <= now:
                 return f"pool {pool!r} has no capacity for slot {order.slot} at present", True
             there = sum(not record.over and record.pool == pool for record in records)
             capacity = self._spot[pool].capacity
@@ -242,7 +252,7 @@ class ProcessFleet:
         if record.leaving is None:
             down_s = math.inf
             if record.pool in self._spot:
-                down_s = self._down_s(record.slot, since_s)
+                down_s = self._down_s(record.pool, record.slot, since_s)
             if down_s > now:
                 self._due_s = min(self._due_s, down_s)
                 return
@@ -273,8 +283,8 @@ class ProcessFleet:
         self._seen_s.pop(token, None)
         self._unasked.discard(token)
 
-    def _down_s(self, slot: int, at_s: float) -> float:
-        return self._born_s + self._schedule.next_down_s(slot, max(at_s - self._born_s, 0.0))
+    def _down_s(self, pool: str, slot: int, at_s: float) -> float:
+        return self._schedule.next_down_s(pool, slot, at_s, self._born_s)
 
 
 def _machine(token: str, record: Record) -> Machine:
@@ -289,4 +299,5 @@ def _machine(token: str, record: Record) -> Machine:
         record.ended_s,
         record.cause,
         record.detail,
+        usd_per_hour=record.usd_per_hour,
     )

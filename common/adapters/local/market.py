@@ -1,7 +1,8 @@
-"""When local machines are taken away: each slot's own chain, or a recorded series for all of them.
+"""When local machines are taken away: by chains of their own, recorded series, or their price.
 
 The schedule is a function of time: whoever looks, and however often, finds the same, so that a
-restart goes on with the same schedule. Times are counted from the birth of the fleet's folder.
+restart goes on with the same schedule. Chains, and a series for all pools, begin with the fleet's
+folder; series of single pools begin together, prices with them, when the market's replay does.
 """
 
 from __future__ import annotations
@@ -17,16 +18,32 @@ from common.traces.spec import TraceSpec
 from common.traces.trace import Walk
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from common.config.market_file import ProcessProvider
+    from common.config.market_file import Market
     from common.traces.trace import Trace
 
 _BLOCK = 64  # stays drawn at a time; the same whoever asks for how many, or they would differ
 
 
 class PreemptionSchedule(Protocol):
-    """When a slot can have a spot machine, in seconds of at least 0."""
+    """When a slot can have a machine of a spot pool."""
+
+    def next_down_s(self, pool: str, slot: int, at_s: float, born_s: float) -> float:
+        """Tell when it next cannot: `at_s` where it cannot then, inf for never.
+
+        Args:
+            pool: Its name.
+            slot: Of the job.
+            at_s: Since 1970.
+            born_s: When the job's fleet began, likewise.
+        """
+        ...
+
+
+class SlotSchedule(Protocol):
+    """The same of one pool, in seconds of at least 0 since it began."""
 
     def next_down_s(self, slot: int, at_s: float) -> float:
         """Tell when it next cannot: `at_s` where it cannot then, inf for never."""
@@ -84,18 +101,20 @@ class Chains:
         availability: Share of the time.
         cycle_s: Mean time from one loss to the next.
         seed: Of all chains.
+        pool: By number; each has chains of its own.
     """
 
-    def __init__(self, availability: float, cycle_s: float, seed: int) -> None:
+    def __init__(self, availability: float, cycle_s: float, seed: int, pool: int = 0) -> None:
         self._availability = availability
         self._cycle_s = cycle_s
         self._seed = seed
+        self._pool = (pool,) if pool else ()
         self._chains: dict[int, Chain] = {}
 
     def next_down_s(self, slot: int, at_s: float) -> float:
         """Tell when the slot next cannot have a machine."""
         if slot not in self._chains:
-            seed = self._seed, slot
+            seed = self._seed, slot, *self._pool
             self._chains[slot] = Chain(self._availability, self._cycle_s, seed)
         return self._chains[slot].next_down_s(at_s)
 
@@ -103,39 +122,91 @@ class Chains:
 class Recorded:
     """A recorded number of machines: the lower slots have them; or yes and no, for all slots.
 
+    Or a recorded price: all slots have them while it is at most the bid.
+
     Args:
-        trace: Machines that can be had, at the speed at which it is gone through.
+        trace: At the speed at which it is gone through.
         start_s: Where in it time 0 is.
+        bid_usd_per_hour: Where the trace is of prices.
     """
 
-    def __init__(self, trace: Trace, start_s: float) -> None:
+    def __init__(self, trace: Trace, start_s: float, bid_usd_per_hour: float | None = None) -> None:
         self._walk = Walk(trace, np.array([start_s]))
         self._changes = len(trace.values) + 1
         self._counts = trace.values.max() > 1
+        self._bid_usd_per_hour = bid_usd_per_hour
 
     def next_down_s(self, slot: int, at_s: float) -> float:
         """Tell when the slot next cannot have a machine."""
-        place = slot if self._counts else 0
         for _ in range(self._changes):  # after all of them it begins again
-            if at_s == math.inf or self._walk.at(at_s)[0] <= place:
+            if at_s == math.inf or not self._there(float(self._walk.at(at_s)[0]), slot):
                 return at_s
             at_s = float(self._walk.next_change_s(at_s)[0])
         return math.inf
 
+    def _there(self, value: float, slot: int) -> bool:
+        if self._bid_usd_per_hour is not None:
+            return value <= self._bid_usd_per_hour
+        return value > (slot if self._counts else 0)
 
-def schedule_of(provider: ProcessProvider, folder: Path) -> PreemptionSchedule:
+
+class Pools:
+    """Each pool with schedules of its own; down where one of them is.
+
+    Args:
+        born: Of each pool, what begins with the fleet.
+        replayed: Likewise what begins with the market's replay.
+        origin_s: When that began, since 1970.
+    """
+
+    def __init__(
+        self,
+        born: Mapping[str, SlotSchedule],
+        replayed: Mapping[str, Sequence[SlotSchedule]],
+        origin_s: float,
+    ) -> None:
+        self._born, self._replayed, self._origin_s = born, replayed, origin_s
+
+    def next_down_s(self, pool: str, slot: int, at_s: float, born_s: float) -> float:
+        """Tell when the slot next cannot have a machine."""
+        downs_s = [
+            self._origin_s + each.next_down_s(slot, max(at_s - self._origin_s, 0.0))
+            for each in self._replayed.get(pool, ())
+        ]
+        if pool in self._born:
+            since_s = max(at_s - born_s, 0.0)
+            downs_s.append(born_s + self._born[pool].next_down_s(slot, since_s))
+        return max(min(downs_s, default=math.inf), at_s)
+
+
+def schedule_of(market: Market, folder: Path, origin_s: float) -> Pools:
     """Make the schedule that a market file asks for.
 
     Args:
-        provider: What it says.
+        market: What it says, with the places at which its series begin.
         folder: What a trace's file is relative to.
+        origin_s: When its replay began, since 1970.
 
     Raises:
         UserError: If there is no such trace.
     """
+
+    def recorded(spec: TraceSpec, bid_usd_per_hour: float | None = None) -> Recorded:
+        trace = traced(spec, folder)
+        start_s = starts_of(spec, trace, (1,), np.random.default_rng(provider.seed))
+        return Recorded(trace, float(start_s[0]), bid_usd_per_hour)
+
+    provider, born, replayed = market.process, dict[str, SlotSchedule](), {}
     asked = provider.availability
-    if not isinstance(asked, TraceSpec):
-        return Chains(asked, provider.cycle_s, provider.seed)
-    trace = traced(asked, folder)
-    start_s = starts_of(asked, trace, (1,), np.random.default_rng(provider.seed))
-    return Recorded(trace, float(start_s[0]))
+    shared = recorded(asked) if isinstance(asked, TraceSpec) else None
+    for number, pool in enumerate(market.spot):
+        price, bid = pool.usd_per_hour, pool.bid_usd_per_hour
+        if pool.trace is None and shared is not None:
+            born[pool.name] = shared
+        elif pool.trace is None and not isinstance(asked, TraceSpec):
+            born[pool.name] = Chains(asked, provider.cycle_s, provider.seed, number)
+        series = [] if pool.trace is None else [recorded(pool.trace)]
+        if bid is not None and isinstance(price, TraceSpec):
+            series.append(recorded(price, bid))
+        replayed[pool.name] = series
+    return Pools(born, replayed, origin_s)

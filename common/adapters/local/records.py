@@ -41,6 +41,7 @@ class Record(msgspec.Struct, frozen=True):
     ended_s: float | None = None
     cause: EndCause | None = None  # of the end
     detail: str = ""
+    usd_per_hour: float | None = None  # when it was given; None: nobody said
 
     @property
     def over(self) -> bool:

@@ -13,7 +13,7 @@ from common.simulation.experiments.policy_driver import Givens
 from common.simulation.experiments.preemption import offers_of
 from common.simulation.experiments.prices import ConstantPrices, prices_of
 from common.theory.work import Pool
-from common.traces.files import traced
+from common.traces.files import common_starts_s, traced
 from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
@@ -46,17 +46,23 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
     Raises:
         UserError: If a trace cannot be read, or a number makes no sense.
     """
-    rates_rng, prices_rng, offers_rng, rng = np.random.default_rng(seed).spawn(4)
+    rates_rng, prices_rng, offers_rng, rng, starts_rng = np.random.default_rng(seed).spawn(5)
     rates_per_s = draw_rates(experiment.rates, experiment.workers, runs, rates_rng)
     if not rates_per_s.any(axis=1).all():
         raise UserError("rates: all streams of a run are silent: without arrivals nothing is done")
     prices: list[Prices] = [ConstantPrices(experiment.on_demand.usd_per_hour, runs)]
     offers: list[Offers | None] = [None]
     pools = [_on_demand(experiment)]
+    common_s = None
+    if len(experiment.spot) > 1:  # what happens in several pools at once does so in each run, too
+        told = [(spot.usd_per_hour, spot.availability) for spot in experiment.spot]
+        series = [spec for pool in told for spec in pool if isinstance(spec, TraceSpec)]
+        common_s = common_starts_s(series, folder, runs, starts_rng)
     for spot in experiment.spot:
-        pool_prices = prices_of(spot.usd_per_hour, folder, runs, prices_rng)
+        pool_prices = prices_of(spot.usd_per_hour, folder, runs, prices_rng, common_s)
         prices.append(pool_prices)
-        offers.append(offers_of(spot, pool_prices, folder, runs, experiment.workers, offers_rng))
+        shape = runs, experiment.workers
+        offers.append(offers_of(spot, pool_prices, folder, *shape, offers_rng, common_s))
         pools.append(_spot(spot, pool_prices, folder, experiment.workers))
     records = experiment.updates * experiment.group_size * experiment.batch_size
     undisturbed_s = records / rates_per_s.sum(axis=1)

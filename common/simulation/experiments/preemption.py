@@ -170,6 +170,7 @@ def offers_of(
     runs: int,
     workers: int,
     rng: np.random.Generator,
+    common_s: Floats | None = None,
 ) -> Offers:
     """Make the offers that a person asks for.
 
@@ -180,13 +181,15 @@ def offers_of(
         runs: R.
         workers: N.
         rng: For everything that is drawn.
+        common_s: (R,) where runs begin in traces that workers see together; None: each somewhere.
 
     Raises:
         UserError: If there is no such trace, or a number is out of range.
     """
     asked = spot.availability
     if isinstance(asked, TraceSpec):
-        offers: Offers = _recorded(asked, spot.together, folder, (runs, workers), rng)
+        together = (common_s,) if spot.together else None
+        offers: Offers = _recorded(asked, together, folder, (runs, workers), rng)
     else:
         offers = Chain(asked, spot.cycle_s, (runs, workers), rng)
     if spot.bid_usd_per_hour is None:
@@ -197,7 +200,7 @@ def offers_of(
 
 def _recorded(
     spec: TraceSpec,
-    together: bool,  # noqa: FBT001 - named so by whoever asks
+    together: tuple[Floats | None] | None,  # where all workers begin; None: each somewhere else
     folder: Path,
     shape: tuple[int, int],
     rng: np.random.Generator,
@@ -208,8 +211,8 @@ def _recorded(
     places = np.arange(workers)
     if most <= 1:
         places = np.zeros_like(places)  # it says yes or no, not how many
-    if together:
-        return FromTrace(trace, starts_of(spec, trace, (runs, 1), rng), places)
+    if together is not None:
+        return FromTrace(trace, starts_of(spec, trace, (runs, 1), rng, *together), places)
     if spec.start_s is not None:
         problem = "each worker reads its own part of the trace; leave it out, or say together: true"
         raise ParameterError("start_s", problem)

@@ -91,7 +91,11 @@ class TracePrices:
 
 
 def prices_of(
-    usd_per_hour: float | TraceSpec, folder: Path, runs: int, rng: np.random.Generator
+    usd_per_hour: float | TraceSpec,
+    folder: Path,
+    runs: int,
+    rng: np.random.Generator,
+    common_s: Floats | None = None,
 ) -> Prices:
     """Make the prices that a person asks for.
 
@@ -100,6 +104,7 @@ def prices_of(
         folder: What the trace's file is relative to.
         runs: R.
         rng: Where in the trace each run begins, unless the trace says so.
+        common_s: (R,) where in all traces; None: each somewhere else.
 
     Raises:
         UserError: If there is no such trace.
@@ -107,4 +112,4 @@ def prices_of(
     if not isinstance(usd_per_hour, TraceSpec):
         return ConstantPrices(usd_per_hour, runs)
     trace = traced(usd_per_hour, folder)
-    return TracePrices(trace, starts_of(usd_per_hour, trace, (runs,), rng))
+    return TracePrices(trace, starts_of(usd_per_hour, trace, (runs,), rng, common_s))

@@ -16,8 +16,11 @@ from msgspec.structs import replace
 
 from common.adapters.local.records import Record, Records
 from common.adapters.local.table import Table
-from common.ports.machines import LaunchRequest
+from common.ports.machines import LaunchRequest, Offer
+from common.provisioning.costs import Bill
 from common.testing.clock import ManualClock
+from common.testing.fleet import MemoryPrices
+from common.theory.billing import BY_NAME
 from tests.contract.fleet_providers import ON_DEMAND, SPOT, Processes
 
 if TYPE_CHECKING:
@@ -69,6 +72,56 @@ def machine_of(fleet: ProcessFleet, launch: int) -> Machine:
 def advance(provider: Processes, seconds: float) -> None:
     assert isinstance(provider.clock, ManualClock)
     provider.clock.advance(seconds)
+
+
+# --- what they cost ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("billing", "usd"),
+    [
+        ("ec2", (0.0, 0.158 * 0.25 + 0.2 * 1.25, 0.2 * 0.5)),
+        ("ec2-2017", (0.0, 0.158 + 0.2, 0.2)),
+        ("gce", (0.158 * 0.25, 0.158 * 0.25 + 0.2 * 1.25, 0.2 * 0.5)),
+    ],
+)
+def test_the_bill_of_a_run_is_right_to_the_cent(
+    provider: Processes, billing: str, usd: tuple[float, ...]
+) -> None:
+    # price   0.158     0.2
+    # 1       ========| taken back
+    # 2       =================================| given back
+    # 3                             ===========| given back
+    # minute  0        15           60         90
+    provider.prices = prices = MemoryPrices({SPOT: 0.158})
+    with closing(provider.fleet()) as fleet:
+        fleet.launch([order(1), order(2)])
+        await_that(lambda: provider.running().keys() == {1, 2})
+        advance(provider, 900.0)
+        provider.preempt(1)
+        await_that(lambda: state(fleet, 1) == "ended")
+        preempted = machine_of(fleet, 1)
+        prices.set(SPOT, 0.2)
+        advance(provider, 2700.0)
+        fleet.launch([order(3)])
+        await_that(lambda: provider.running().keys() == {2, 3})
+        advance(provider, 1800.0)
+        fleet.release([order(2).token, order(3).token])
+        await_that(lambda: not provider.running())
+        machines = preempted, machine_of(fleet, 2), machine_of(fleet, 3)
+
+    assert [machine.usd_per_hour for machine in machines] == [0.158, 0.158, 0.2]
+    for machine, expected in zip(machines, usd, strict=True):
+        offer, ended_s, cause = Offer(machine.pool), machine.ended_s, machine.cause
+        assert machine.usd_per_hour is not None
+        assert ended_s is not None
+        assert cause is not None
+        bill = Bill({SPOT: BY_NAME[billing]})
+        bill.price(offer, machine.started_s, machine.usd_per_hour)
+        bill.price(offer, NOON_S + 900.0, 0.2)
+        bill.started(1, offer, machine.started_s)
+        bill.ended(1, ended_s, cause)
+        assert bill.spent_usd(ended_s) == pytest.approx(expected)
 
 
 # --- ends ----------------------------------------------------------------------------------------
@@ -268,8 +321,8 @@ def test_fleets_on_other_folders_are_others_whatever_the_job_is_called(
 LAUNCHER = """
 import sys
 from pathlib import Path
-from common.adapters.local.fleet import ProcessFleet
-from common.adapters.local.market import Chains
+from common.adapters.local.fleet import LocalMarket, ProcessFleet
+from common.adapters.local.market import Pools
 from common.embedded.process import Child
 from common.config.market_file import Market, OnDemandPool
 from common.ports.machines import LaunchRequest
@@ -277,7 +330,7 @@ def start(worker, environment):
     return Child(["sleep", "600"], Path(sys.argv[1], worker), environment, stays=True)
 market = Market(on_demand=OnDemandPool(usd_per_hour=1.0))
 fleet = ProcessFleet(
-    market, "digits", Path(sys.argv[1]), Chains(1.0, 1.0, 0), start, 1.0, lambda: 1.8e9
+    LocalMarket(market, Pools({}, {}, 0.0)), "digits", Path(sys.argv[1]), start, 1.0, lambda: 1.8e9
 )
 fleet.launch([LaunchRequest(1, "doll-1", 1, "on-demand", "w1")])
 print("launched", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.adapters.local.market import Chain, schedule_of
-from common.config.market_file import ProcessProvider
+from common.adapters.local.market import Chain, Pools
+from common.adapters.local.market import schedule_of as schedule_of_market
+from common.config.market_file import (
+    Market,
+    OnDemandPool,
+    ProcessProvider,
+    SpotPool,
+    with_common_start,
+)
 from common.errors import UserError
 from common.traces.spec import TraceSpec
 
@@ -86,6 +94,27 @@ def test_machines_that_are_always_or_never_there(availability: float, down_s: fl
     assert chain.next_down_s(5.0) == down_s
 
 
+def market_of(provider: ProcessProvider, *spot: SpotPool) -> Market:
+    pools = spot or (SpotPool(usd_per_hour=1.0),)
+    return Market(on_demand=OnDemandPool(usd_per_hour=2.0), spot=pools, process=provider)
+
+
+@dataclass
+class OfOnePool:
+    """A market's schedule as one pool sees it that begins at 0."""
+
+    schedule: Pools
+    pool: str = "spot"
+
+    def next_down_s(self, slot: int, at_s: float) -> float:
+        """When the slot is next down."""
+        return self.schedule.next_down_s(self.pool, slot, at_s, 0.0)
+
+
+def schedule_of(provider: ProcessProvider, folder: Path) -> OfOnePool:
+    return OfOnePool(schedule_of_market(market_of(provider), folder, 0.0))
+
+
 def test_slots_and_seeds_differ(tmp_path: Path) -> None:
     providers = [ProcessProvider(availability=0.5, cycle_s=10.0, seed=seed) for seed in (0, 1)]
     schedules = [schedule_of(provider, tmp_path) for provider in providers]
@@ -133,3 +162,59 @@ def test_machines_that_were_always_there_are_never_taken_away(tmp_path: Path) ->
 def test_a_recording_that_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
         schedule_of(ProcessProvider(availability=TraceSpec(file="nowhere.csv")), tmp_path)
+
+
+# --- several pools -------------------------------------------------------------------------------
+
+
+def test_pools_have_weather_of_their_own(tmp_path: Path) -> None:
+    names = ("spot", "other")
+    pools = [SpotPool(name=name, usd_per_hour=1.0) for name in names]
+    provider = ProcessProvider(availability=0.5, cycle_s=10.0)
+    schedule = schedule_of_market(market_of(provider, *pools), tmp_path, 0.0)
+    both = [[schedule.next_down_s(name, slot, 1e3, 0.0) for slot in range(20)] for name in names]
+    assert both[0] != both[1]
+    alone = schedule_of(provider, tmp_path)
+    assert both[0] == [alone.next_down_s(slot, 1e3) for slot in range(20)]
+
+
+def test_a_pool_is_lost_by_its_own_trace_and_when_its_price_passes_its_bid(tmp_path: Path) -> None:
+    # seconds    0      10     20     30     40     50
+    # machines   2      2      1      2      2      2      the replay began at 1000
+    # price      .1     .3     .1     .1     .3     .1
+    rows = "0,2,0.1\n10,2,0.3\n20,1,0.1\n30,2,0.1\n40,2,0.3\n50,2,0.1\n"
+    (tmp_path / "zone.csv").write_text(f"seconds,machines,price\n{rows}")
+    there = TraceSpec(file="zone.csv", column="machines", start_s=0.0)
+    price = TraceSpec(file="zone.csv", column="price", start_s=0.0)
+    seen = SpotPool(name="a", usd_per_hour=price, trace=there)
+    bought = SpotPool(name="b", usd_per_hour=price, trace=there, bid_usd_per_hour=0.2)
+    schedule = schedule_of_market(market_of(ProcessProvider(), seen, bought), tmp_path, 1000.0)
+    for slot, pool, down_s in ((0, "a", math.inf), (1, "a", 1020.0), (0, "b", 1010.0)):
+        assert schedule.next_down_s(pool, slot, 1000.0, 990.0) == down_s
+    assert schedule.next_down_s("b", 0, 1012.0, 990.0) == 1012.0
+    assert schedule.next_down_s("b", 1, 1030.0, 990.0) == 1040.0
+    assert schedule.next_down_s("on-demand", 1, 1030.0, 990.0) == math.inf
+
+
+def test_all_series_of_a_market_begin_at_the_same_second(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("seconds,value\n0,1\n500,2\n1000,1\n")
+    (tmp_path / "b.csv").write_text("seconds,value\n0,1\n50,2\n100,1\n")
+    long, short = TraceSpec(file="a.csv"), TraceSpec(file="b.csv", speed=2.0)
+    own = TraceSpec(file="a.csv", start_s=7.0)
+    pools = (
+        SpotPool(name="a", usd_per_hour=long, trace=short),
+        SpotPool(name="b", usd_per_hour=own, trace=long),
+    )
+    market = market_of(ProcessProvider(seed=3), *pools)
+    begun = with_common_start(market, tmp_path)
+    starts = [
+        spec.start_s
+        for pool in begun.spot
+        for spec in (pool.usd_per_hour, pool.trace)
+        if isinstance(spec, TraceSpec)
+    ]
+    assert starts[2] == 7.0
+    assert starts[0] == starts[1] == starts[3]
+    assert starts[0] is not None
+    assert 0 < starts[0] < 150
+    assert with_common_start(market, tmp_path) == begun

@@ -68,12 +68,6 @@ def test_whoever_looks_sees_the_same_though_nobody_said_where_it_begins(
     assert late.look()[Offer(pool)] == early.look()[Offer(pool)] or pool == "x"
 
 
-def test_pools_on_one_series_begin_at_places_of_their_own(folder: Path) -> None:
-    specs = dict.fromkeys(map(str, range(30)), TraceSpec(file="prices.csv"))
-    found = TracePrices(specs, folder, BEGAN_S, ManualClock(BEGAN_S)).look()
-    assert set(found.values()) == {0.1, 0.2, 0.3}
-
-
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [

@@ -19,6 +19,7 @@ spot:
   - {name: spot, usd_per_hour: {file: prices.csv.gz, speed: 60, start_s: 0}, availability: 0.9}
 process: {availability: 0.9, cycle_s: 60}
 """
+BID = "{usd_per_hour: 0.5, bid_usd_per_hour: 0.6}"
 EC2 = "ec2: {region: eu-central-1, launch_template: doll-worker}"
 
 
@@ -97,6 +98,16 @@ def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: cheap}]", "usd_per_hour"),
         ("fleet: ec2\non_demand: {usd_per_hour: 1}", "ec2: must be given"),
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: history}]", "ec2: must be given"),
+        ("on_demand: {usd_per_hour: {a: 1}, instance_types: [a, b]}", "no price of b"),
+        ("on_demand: {usd_per_hour: {}}", "no price of any type"),
+        (
+            "on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: 0.5, bid_usd_per_hour: 0.4}]",
+            "bid_usd_per_hour: must not be below its price of 0.5",
+        ),
+        (
+            f"fleet: ec2\n{EC2}\non_demand: {{usd_per_hour: 1}}\nspot: [{BID}]",
+            "bid_usd_per_hour: is for fleet: process",
+        ),
         (
             "on_demand: {usd_per_hour: 1, billing: azure}",
             "on_demand.billing: must be ec2, ec2-2017",

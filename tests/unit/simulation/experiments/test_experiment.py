@@ -310,6 +310,28 @@ def test_what_is_never_to_be_had_at_the_bid_is_planned_without(tmp_path: Path) -
         assert run.spot_share == 0
 
 
+def test_pools_see_the_same_time_of_their_recordings(tmp_path: Path) -> None:
+    # zone a  up 300 s, down 300 s; zone b the other way round: one of them is up at any time
+    rows = ["seconds,a,b", *(f"{300 * n},{(n + 1) % 2},{n % 2}" for n in range(20))]
+    (tmp_path / "zones.csv").write_text("\n".join(rows))
+
+    def pool(zone: str) -> dict[str, Any]:
+        there = {"file": "zones.csv", "column": zone}
+        return {"name": zone, "usd_per_hour": 0.1, "availability": there, "together": True}
+
+    experiment = an_experiment(spot=(pool("a"), pool("b")))
+    draws = draws_of(experiment, tmp_path, 8, seed=1)
+    _, a, b = draws.offers
+    assert a is not None
+    assert b is not None
+    seen = set()
+    for step in range(600):
+        first, second = (offers.step(2.0 * step)[:, 0] for offers in (a, b))
+        assert (first != second).all()
+        seen.add(tuple(first.tolist()))
+    assert len(seen) > 4  # runs begin at places of their own
+
+
 def test_pools_rent_few_machines_where_streams_are_reassigned(tmp_path: Path) -> None:
     experiment = an_experiment(on_preemption="reassign", policy={"name": "pools"})
     (run,) = simulate(experiment, tmp_path, 1, 0)
