@@ -719,8 +719,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "if decision.batch is not None and not self._is_quarantined(decision.batch):",
-                "if decision.batch is not None:",
+                "self._is_used(decision.batch) or self._is_quarantined(decision.batch)",
+                "self._is_used(decision.batch)",
             ),
         ),
     ),
