@@ -77,6 +77,7 @@ _PREFIX = "DOLL_"
 _EMBEDDED = "embedded:"
 _BLOBS = re.compile(r"(file:///.*|s3://[^/@]+(/.*)?)?")
 _API = re.compile(r"(https?://[^/@?#\s]+(/[^@?#\s]*)?)?")
+_HOST = re.compile(r"[\w.:-]*", re.ASCII)
 _ENDPOINT = re.compile(r"http://([\w-]{1,63}(\.[\w-]{1,63})*|\[[\da-fA-F:.]+\])(:\d+)?/?", re.ASCII)
 
 
@@ -197,6 +198,11 @@ class Settings(BaseModel):
     # is still over before Kubernetes loses patience, 30 s after its SIGTERM.
     leave_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
     """Longest wait, when leaving, for gradients under way."""
+    advertise: Annotated[
+        str, _legal(_HOST.fullmatch, "must be a host's name or address, without a port")
+    ] = ""
+    """Name or address of this machine for workers that add up gradients among themselves; by
+    default the one from which it reaches Redis."""
     machine: str = ""
     """Tag of the rented machine that the process runs on."""
     owner_pid: int = Field(default=0, ge=0)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import stat
 import tempfile
 import time
 from dataclasses import replace
 from functools import cache, partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from common.config.servers import Outside
-from common.errors import OutsideError, UserError
+from common.errors import OutsideError, UnavailableError, UserError
 from common.ports.machines import Offer
 from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
     from common.adapters.redis.access import RedisAccess
     from common.config.market_file import Market
     from common.config.settings import Settings
+    from common.ports.group import Groups
     from common.ports.machines import Fleet, Prices
     from common.ports.servers import Blobs, Board, Boards, Log, Notices
     from common.telemetry.tracing import Tracer
 
 # A worker waits for its gradients for DOLL_LEAVE_S, and then says goodbye.
 _MORE_LEAVE_S = 10.0
+_REDIS_PORT = 6379
 
 
 def connect(settings: Settings) -> Outside:
@@ -137,6 +141,57 @@ def open_boards(settings: Settings) -> Boards:
     from common.adapters.redis.exchange import RedisBoards  # noqa: PLC0415 -- see above
 
     return RedisBoards(settings.redis, access=_redis_access(settings))
+
+
+def open_groups(settings: Settings, job: str) -> Groups:
+    """Open this process's way into groups of a job's members, who find each other in Redis.
+
+    Raises:
+        UserError: If the settings name a file that cannot be used, or an address by which nobody
+            else reaches this machine.
+        UnavailableError: If a name cannot be resolved now.
+    """
+    from common.adapters.torch_group import GlooGroups  # noqa: PLC0415 -- see above
+
+    return GlooGroups(advertised(settings), open_boards(settings).rendezvous(job))
+
+
+def advertised(settings: Settings) -> str:
+    """The numeric address of this machine for others.
+
+    Raises:
+        UserError: If it is a loopback one, and Redis on another machine.
+        UnavailableError: If a name cannot be resolved now.
+    """
+    redis = urlsplit(settings.redis)
+    own = "127.0.0.1"  # by a socket of its own, Redis is here
+    if redis.hostname:
+        family, target = _resolved("DOLL_REDIS", redis.hostname)
+        with socket.socket(family, socket.SOCK_DGRAM) as towards:
+            try:
+                towards.connect((target, redis.port or _REDIS_PORT))  # which sends nothing
+            except OSError as error:
+                raise UnavailableError(f"DOLL_REDIS: no way to {target}: {error}") from error
+            own = towards.getsockname()[0]
+    if not settings.advertise:
+        return own
+    _, named = _resolved("DOLL_ADVERTISE", settings.advertise)
+    if ip_address(named).is_loopback and not ip_address(own).is_loopback:
+        raise UserError(
+            f"DOLL_ADVERTISE: {settings.advertise} is {named} here, a loopback address, but Redis"
+            f" is on another machine: name an address that others reach, such as {own}"
+        )
+    return named
+
+
+def _resolved(variable: str, host: str) -> tuple[socket.AddressFamily, str]:
+    """An address of a host, IPv4 where it has one: all members need the same kind."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise UnavailableError(f"{variable}: {host} cannot be resolved: {error}") from error
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, str(address[0])
 
 
 def _redis_access(settings: Settings) -> RedisAccess:

@@ -264,7 +264,7 @@ def test_files_of_variables_that_are_not_ours_are_not_read() -> None:
         ("DOLL_BLOB_FILE", 'did you mean "DOLL_BLOBS"?'),
         ("DOLL_KAFKA_SECURITY", 'did you mean "DOLL_KAFKA_SECURITY_PROTOCOL"?'),
         ("DOLL_KAFKA_COMPRESSION_TYPE_FILES", 'did you mean "DOLL_KAFKA_COMPRESSION_TYPE"?'),
-        ("DOLL_XYZZY", "allowed are DOLL_API, "),
+        ("DOLL_XYZZY", "allowed are DOLL_ADVERTISE, DOLL_API, "),
     ],
 )
 def test_an_unknown_variable_is_refused_with_what_was_probably_meant(

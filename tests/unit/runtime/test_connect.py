@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import socket
 import tempfile
 import time
 from contextlib import closing
@@ -22,9 +23,15 @@ from common.adapters.kafka.settings import (
 from common.adapters.local.fleet import ProcessFleet
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings, read_settings
-from common.errors import OutsideError, UserError
+from common.errors import OutsideError, UnavailableError, UserError
 from common.ports.machines import Offer, by_pool
-from common.runtime.connect import kafka_settings, open_fleet, open_prices
+from common.runtime.connect import (
+    advertised,
+    kafka_settings,
+    open_fleet,
+    open_groups,
+    open_prices,
+)
 from common.testing.metadata_server import MetadataServer
 from common.traces.spec import TraceSpec
 
@@ -199,3 +206,60 @@ def test_brokers_of_amazon_msk_whose_region_nobody_names_are_refused(
     settings = read_settings({"DOLL_KAFKA": "k:1", "DOLL_KAFKA_SASL_MECHANISM": "AWS_MSK_IAM"})
     with pytest.raises(UserError, match="set AWS_DEFAULT_REGION"):
         kafka_settings(settings, "w1")
+
+
+@pytest.mark.parametrize(
+    ("redis", "advertise", "found"),
+    [
+        ("unix:///run/redis.sock", "", "127.0.0.1"),
+        ("redis://localhost:6379/0", "", "127.0.0.1"),
+        ("redis://127.0.0.2", "", "127.0.0.1"),
+        ("redis://127.0.0.1", "192.0.2.7", "192.0.2.7"),
+        ("redis://127.0.0.1", "localhost", "127.0.0.1"),
+    ],
+)
+def test_others_reach_a_machine_where_it_reaches_redis_unless_told(
+    redis: str, advertise: str, found: str
+) -> None:
+    assert advertised(Settings(redis=redis, advertise=advertise)) == found
+
+
+def test_an_address_that_no_other_machine_reaches_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The name of a machine that resolves to loopback there, and a Redis elsewhere.
+    class Elsewhere(socket.socket):
+        def connect(self, address: object) -> None:
+            del address
+
+        def getsockname(self) -> tuple[str, int]:
+            return "192.0.2.7", 1
+
+    monkeypatch.setattr(socket, "socket", Elsewhere)
+
+    with pytest.raises(UserError, match=r"localhost is 127.0.0.1 here.* such as 192.0.2.7"):
+        advertised(Settings(redis="redis://192.0.2.1", advertise="localhost"))
+
+
+def test_a_name_that_is_unknown_may_be_known_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(
+        UnavailableError, match=r"DOLL_ADVERTISE: nobody.invalid cannot be resolved"
+    ):
+        advertised(Settings(redis="unix:///run/redis.sock", advertise="nobody.invalid"))
+
+
+@pytest.mark.parametrize("value", ["http://here", "name@host", "a b"])
+def test_an_advertised_address_is_a_host_alone(value: str) -> None:
+    with pytest.raises(ValueError, match="must be a host's name or address, without a port"):
+        Settings(advertise=value)
+
+
+def test_groups_meet_in_redis_at_the_advertised_address() -> None:
+    groups = open_groups(Settings(advertise="127.0.0.3"), "digits")
+
+    assert groups.address.startswith("127.0.0.3:")
+    groups.close()
