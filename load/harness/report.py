@@ -82,12 +82,23 @@ class Figure(NamedTuple):
     digits: int = 0  # after the point
     most: float = inf  # required: at most
     least: float = -inf  # required: at least
+    goal: float | None = None  # wanted beyond that
+
+    @property
+    def bar(self) -> float | None:
+        """What is required; None where nothing is, or two bounds are."""
+        bounds = [bound for bound in (self.most, self.least) if abs(bound) < inf]
+        return bounds[0] if len(bounds) == 1 else None
 
     @property
     def required(self) -> str:
         """In words."""
-        bounds = {"at most": self.most, "at least": self.least}
-        return " ".join(f"{words} {bound:g}" for words, bound in bounds.items() if abs(bound) < inf)
+        bounds = {"at most": self.most, "at least": self.least, "goal": self.goal}
+        return " ".join(
+            f"{words} {bound:g}"
+            for words, bound in bounds.items()
+            if bound is not None and abs(bound) < inf
+        )
 
     @property
     def is_short(self) -> bool:

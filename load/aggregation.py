@@ -1,0 +1,202 @@
+"""What members reach that add up gradients among themselves: pace, repair, and a joiner's copy.
+
+    python load/aggregation.py                                # exits 1 where a bar is not reached
+    python load/aggregation.py --only kill_ms --json out/aggregation.json
+
+The collective layer alone: real processes and a real Redis, gloo over 127.0.0.1, gradients of no
+cost; this process takes the leader's part, and no record is read or audited. All processes share
+this machine's processors, so wall times are upper bounds of what as many machines would take.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import FIRST_EXCEPTION, wait
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from pathlib import Path
+from random import Random
+from signal import SIGKILL, SIGSTOP
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+from rich.progress import track
+
+from common.embedded.redis import EmbeddedRedis
+from load.harness import report
+from load.harness.stack import NotMeasuredError
+from load.throughput.members import START_S, Member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+    from signal import Signals
+
+    from load.throughput.members import Pace
+
+_MB = 250_000  # weights, float32
+_BLOWS = 30
+_STOPS = 10
+_COPIES = 5
+_FOREVER = 10**9  # updates
+# A worker's death shows in its connection to Redis at the leader's next look.
+_LOOK_S = 0.05
+# A frozen member breaks no connection: the leader waits for so long, and so many times an update.
+# Then it ends the group, and waits a little longer to see who is silent.
+_LATE_S, _LATE_UPDATES, _SILENT_S = 0.3, 5, 0.4
+_names = count()
+
+
+@contextmanager
+def _fleet(size: int, weights: int) -> Iterator[tuple[EmbeddedRedis, list[Member]]]:
+    """Members with a Redis of their own; whoever is in the list at the end is ended."""
+    members = list[Member]()
+    with EmbeddedRedis() as redis:
+        try:
+            for number in range(size):
+                members.append(Member(f"m{number}", redis.url, weights))
+            yield redis, members
+        finally:
+            for member in members:
+                member.end()
+
+
+def _asked(
+    members: Sequence[Member], method: str, argument: int
+) -> tuple[str, Mapping[Member, Future[Any]]]:
+    """Let members make a group of a new name, and begin something in it."""
+    name = f"g{next(_names)}"
+    peers = [member.peer for member in members]
+    for rank, member in enumerate(members):
+        member.ask("make", name, peers, rank).result(START_S)
+    return name, {member: member.ask(method, name, argument) for member in members}
+
+
+def _end(name: str, left: Mapping[Member, Future[Any]], patience_s: float) -> None:
+    """See that a group is over as a leader does, and tell all who are left.
+
+    Raises:
+        NotMeasuredError: If one of them goes on in it.
+    """
+    wait(left.values(), patience_s, FIRST_EXCEPTION)
+    for member in left:
+        member.ask("abort", name)
+    over, not_over = wait(left.values(), START_S)
+    if not_over or not all(answer.exception() for answer in over):
+        raise NotMeasuredError("a member went on in a group that was over")
+
+
+def _pace(size: int, weights: int, updates: int) -> list[Pace]:
+    with _fleet(size, weights) as (_, members):
+        _, asked = _asked(members, "updates", updates)
+        return [answer.result(START_S + updates) for answer in asked.values()]
+
+
+def _per_s(size: int, weights: int, updates: int) -> float:
+    seconds = zip(*(each.seconds for each in _pace(size, weights, updates)), strict=True)
+    return 1 / float(median(map(max, seconds)))
+
+
+def updates_100mb() -> report.Figure:
+    """Four members, 100 MB: all-reduce, digest, Adam."""
+    found = _per_s(4, 100 * _MB, 8)
+    return report.Figure("updates/s, 4 x 100 MB", found, 2, least=1.0, goal=1.5)
+
+
+def updates_1mb() -> report.Figure:
+    """The same with 1 MB."""
+    found = _per_s(4, _MB, 200)
+    return report.Figure("updates/s, 4 x 1 MB", found, 1, least=40, goal=80)
+
+
+def processor_20() -> report.Figure:
+    """Twenty members with 1 MB: what one of them spends on an update; there is no bar."""
+    found = median(each.processor_s for each in _pace(20, _MB, 50))
+    return report.Figure("ms of processor a member and update, 20 x 1 MB", 1e3 * found, 2, goal=6)
+
+
+@cache
+def _repaired_ms(blow: Signals, blows: int) -> list[float]:
+    """From each blow to the end of the next update, by those who are left."""
+    random, found = Random(1), list[float]()  # noqa: S311 -- when to strike, no secret
+    with _fleet(4, _MB) as (redis, members):
+        pace = _asked(members, "updates", 50)[1][members[0]].result(START_S)
+        late_s = _LATE_S + _LATE_UPDATES * median(pace.seconds)
+        patience_s = _LOOK_S if blow == SIGKILL else late_s
+        for number in range(blows):
+            name, asked = _asked(members, "updates", _FOREVER)
+            time.sleep(random.uniform(0.3, 0.5))
+            victim = random.choice(members)
+            left = [member for member in members if member is not victim]
+            struck = time.monotonic()
+            victim.strike(blow)
+            _end(name, {member: asked[member] for member in left}, patience_s)
+            if blow == SIGSTOP:
+                time.sleep(max(0.0, struck + patience_s + _SILENT_S - time.monotonic()))
+            _, again = _asked(left, "updates", 0)
+            for answer in again.values():
+                answer.result(START_S)
+            found.append(1e3 * (time.monotonic() - struck))
+            victim.end()
+            members[:] = [*left, Member(f"m{number + 4}", redis.url, _MB)]
+    return found
+
+
+def kill_median_ms() -> report.Figure:
+    """SIGKILL in the middle of updates, four members with 1 MB."""
+    name = f"ms from SIGKILL to the next update, 4 x 1 MB, {_BLOWS} times: median"
+    return report.Figure(name, median(_repaired_ms(SIGKILL, _BLOWS)), 0, most=150, goal=100)
+
+
+def kill_longest_ms() -> report.Figure:
+    """The same ones."""
+    name = "the same: longest"
+    return report.Figure(name, max(_repaired_ms(SIGKILL, _BLOWS)), 0, most=300, goal=200)
+
+
+def stop_longest_ms() -> report.Figure:
+    """SIGSTOP likewise: nothing tells, so the leader waits for as long as an update may take."""
+    name = f"ms from SIGSTOP to the next update, 4 x 1 MB, {_STOPS} times: longest"
+    return report.Figure(name, max(_repaired_ms(SIGSTOP, _STOPS)), 0, most=1500, goal=800)
+
+
+def copy_s() -> report.Figure:
+    """All that a joiner needs, weights and Adam's state: others wait no longer for it."""
+    found = list[float]()
+    with _fleet(2, 100 * _MB) as (_, members):
+        for _ in range(_COPIES):
+            _, copied = _asked(members, "copy", 3)
+            found.append(max(answer.result(START_S) for answer in copied.values()))
+    return report.Figure("s, a joiner's copy of 3 x 100 MB", median(found), 2, most=1.0, goal=0.5)
+
+
+FIGURES = {
+    each.__name__: each
+    for each in (
+        *(updates_100mb, updates_1mb, processor_20),
+        *(kill_median_ms, kill_longest_ms, stop_longest_ms, copy_s),
+    )
+}
+
+
+def main() -> int:
+    """Measure, report, judge."""
+    parser = report.parser(__doc__, "python load/aggregation.py --only kill_median_ms", kafka=False)
+    parser.add_argument("--only", choices=FIGURES, nargs="+", default=list(FIGURES))
+    given = parser.parse_args()
+    machine = report.machine()
+    found = {name: FIGURES[name]() for name in track(given.only, "figures", transient=True)}
+    answer = report.Found("Aggregation among workers", list(found.values()), {})
+    answer.draw()
+    result = {
+        name: {"value": it.value, "bar": it.bar, "goal": it.goal} for name, it in found.items()
+    }
+    return report.conclude(given.json, machine, result, answer.short())
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))

@@ -1,0 +1,161 @@
+"""Members of groups as processes: they add up, step and copy; a leader's part is the benchmark's.
+
+As in a job with `aggregation: {mode: group}` each update is an all-reduce of a gradient of no cost,
+a digest of the sum, and Adam's step at every member; the parent says when a group is over.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from common.config.settings import Settings
+from common.errors import GroupError
+from common.learning.optimizers import OptimizerSettings
+from common.learning.slices import digest
+from common.learning.trainer import Trainer
+from common.ports.group import TIMEOUT_S, Peer
+from common.runtime.connect import open_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+    from signal import Signals
+
+    from common.ports.group import Group
+
+START_S = 60.0  # for processes to be there, on a busy machine
+_ADAM = OptimizerSettings("adam", 1e-3)
+_numbers = count()
+
+
+class Pace(NamedTuple):
+    """What updates took."""
+
+    seconds: list[float]
+    processor_s: float  # of one, in the mean, all threads
+
+
+class _Process:
+    """What a member does, in its own process."""
+
+    def __init__(self, redis: str, weights: int) -> None:
+        torch.set_num_threads(1)
+        self._groups = open_groups(Settings(redis=redis), "load")
+        self._made: dict[str, Group] = {}
+        self._gradient = np.full(weights, 1e-3, np.float32)
+        self._sum = np.empty_like(self._gradient)
+        self._trainer = Trainer(self._gradient, weights, _ADAM)
+
+    def address(self) -> str:
+        """Where others reach it."""
+        return self._groups.address
+
+    def make(self, name: str, peers: Sequence[Peer], rank: int) -> None:
+        """Make a group: then it can be aborted."""
+        self._made = {name: self._groups.group(name, peers, rank, TIMEOUT_S)}
+
+    def updates(self, name: str, updates: int) -> Pace:
+        """Form the group, and make updates in it."""
+        group = self._made[name]
+        group.form()
+        self._update(group)
+        began, used_s = [time.perf_counter()], time.process_time()
+        for _ in range(updates):
+            self._update(group)
+            began.append(time.perf_counter())
+        used_s = time.process_time() - used_s
+        return Pace(np.diff(began).tolist(), used_s / max(1, updates))
+
+    def copy(self, name: str, vectors: int) -> float:
+        """Form a group of two and copy so many vectors; returns how long that took."""
+        state = [self._gradient.copy() for _ in range(vectors)]
+        began = time.perf_counter()
+        group = self._made[name]
+        group.form()
+        group.copy(state)
+        return time.perf_counter() - began
+
+    def abort(self, name: str) -> None:
+        """Leave a group."""
+        with suppress(KeyError):
+            self._made[name].abort()
+
+    def _update(self, group: Group) -> None:
+        self._sum[:] = self._gradient
+        group.all_reduce(self._sum)
+        digest(self._sum)
+        self._trainer.add(0, self._sum, samples=1)
+        self._trainer.apply(0)
+
+
+def _serve(pipe: Connection[Any, Any], redis: str, weights: int) -> None:
+    """Do what is asked, each in a thread: one may wait while another gives it up."""
+    process, lock = _Process(redis, weights), threading.Lock()
+
+    def answer(number: int, method: str, arguments: Sequence[object]) -> None:
+        try:
+            found = getattr(process, method)(*arguments)
+        except GroupError as error:
+            found = error
+        with lock, suppress(OSError):  # of a parent that has ended
+            pipe.send((number, found))
+
+    with suppress(EOFError):
+        while True:
+            threading.Thread(target=answer, args=pipe.recv(), daemon=True).start()
+
+
+class Member:
+    """A member, from outside."""
+
+    def __init__(self, name: str, redis: str, weights: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])  # torch with it: 2 s of a processor each
+        self.name = name
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, redis, weights), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._asked = dict[int, Future[Any]]()
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.peer = Peer(name, self.ask("address").result(START_S))
+
+    def ask(self, method: str, *arguments: object) -> Future[Any]:
+        """Let it do something; its answer may be an error."""
+        number, answer = next(_numbers), Future[Any]()
+        self._asked[number] = answer
+        self._pipe.send((number, method, arguments))
+        return answer
+
+    def strike(self, number: Signals) -> None:
+        """Kill or freeze it."""
+        pid = self._process.pid
+        if pid is not None:
+            os.kill(pid, number)
+
+    def end(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.join()
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                number, found = self._pipe.recv()
+                answer = self._asked.pop(number)
+                if isinstance(found, Exception):
+                    answer.set_exception(found)
+                else:
+                    answer.set_result(found)
+        for answer in self._asked.values():
+            answer.set_exception(EOFError("it has ended"))
