@@ -49,6 +49,7 @@ def read_records(
     buckets: int = 0,
     ratings: bool = False,
     rows: bool = False,
+    texts: Sequence[str] = (),
 ) -> Records:
     """Read a data set, in the order of the file.
 
@@ -60,6 +61,7 @@ def read_records(
         buckets: CSV only: how many features are hashed into; 0: they are not.
         ratings: CSV only: whether it holds users, items and ratings.
         rows: CSV only: whether its rows are records as they are.
+        texts: Of rows: patterns of columns whose cells are texts.
 
     Raises:
         UserError: If there is no such file, or it is not what its name says.
@@ -79,7 +81,7 @@ def read_records(
     data = read_bytes(path)
     if rows or ratings:
         where = str(path)
-        return row_records(data, where, leave_out) if rows else rating_records(data, where)
+        return row_records(data, where, leave_out, texts) if rows else rating_records(data, where)
     if buckets:
         return hashed_records(data, str(path), label=label, leave_out=leave_out, buckets=buckets)
     if kind == ".csv":

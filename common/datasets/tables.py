@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 Column: TypeAlias = "npt.NDArray[np.str_]"  # (n,) cells
 
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")  # as JSON has it: 007 is a text
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d{1,2})?")  # as JSON has it: 007 is a text
 _ROWS = "`--rows` sends them as they are, for the job's records.fields to read"
 
 
@@ -82,8 +83,16 @@ def hashed_records(
     return checked({"index": index, "value": value, "label": labels}, source)
 
 
-def row_records(data: bytes, source: str, leave_out: Sequence[str]) -> Records:
+def row_records(
+    data: bytes, source: str, leave_out: Sequence[str], texts: Sequence[str] = ()
+) -> Records:
     """Each row of a CSV file as a JSON object by the header's names, whatever it holds.
+
+    Args:
+        data: The file.
+        source: Its name.
+        leave_out: Columns that are not sent.
+        texts: Patterns such as `C*` of columns whose cells are texts even where one is a number.
 
     Returns:
         row (n,), bytes.
@@ -96,14 +105,17 @@ def row_records(data: bytes, source: str, leave_out: Sequence[str]) -> Records:
     kept = [index for index in range(len(names)) if index not in left_out]
     encode = msgspec.json.Encoder().encode
     named = [names[index] for index in kept]
-    cells = [[_cell(cell) for cell in columns[index].tolist()] for index in kept]
+    cells = list[list[object]]()
+    for name, index in zip(named, kept, strict=True):
+        read = str if any(fnmatchcase(name, pattern) for pattern in texts) else _cell
+        cells.append([read(cell) if cell else None for cell in columns[index].tolist()])
     rows = np.empty(len(columns[0]), object)
     rows[:] = [encode(dict(zip(named, row, strict=True))) for row in zip(*cells, strict=True)]
     return checked({"row": rows}, source)
 
 
-def _cell(cell: str) -> msgspec.Raw | str | None:
-    return (msgspec.Raw(cell.encode()) if _NUMBER.fullmatch(cell) else cell) if cell else None
+def _cell(cell: str) -> object:
+    return msgspec.Raw(cell.encode()) if _NUMBER.fullmatch(cell) else cell
 
 
 def rating_records(data: bytes, source: str) -> Records:

@@ -7,7 +7,7 @@ skips the same ones.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, overload
 
 import msgspec
 import numpy as np
@@ -82,6 +82,7 @@ class TensorCodec:
 class JsonCodec:
     """A JSON object per record, arrays as nested lists; keys that no field names are ignored.
 
+    The header of a schema registry may stand before it.
     The parser checks types, ranges and lengths as it goes. What it refuses is parsed again without
     them: numbers are widened and defaults stand in, or the reason names the field.
     """
@@ -93,6 +94,8 @@ class JsonCodec:
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Turn values into columns, one copy per field."""
+        if values and unframed(values[0]) is not values[0]:
+            values = [unframed(value) for value in values]
         parse, parsed, again = self._parse, [], dict[int, list[Any]]()  # by row
         kept, skipped = list[int](), list[tuple[int, str]]()
         for index, value in enumerate(values):
@@ -126,7 +129,7 @@ class JsonCodec:
         """The value of each path, whatever its type is, if that is not too far from the field's."""
         if value is None:
             raise ValueError(_why_not(None, 0))
-        record = msgspec.json.decode(value)
+        record = msgspec.json.decode(unframed(value))
         if not isinstance(record, dict):
             raise ValueError(f"a record is an object, not a {type(record).__name__}")  # noqa: TRY004 -- the record's
         return [each for column in self._columns for each in column.values(record)]
@@ -153,6 +156,7 @@ class HashedJsonCodec:
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Turn values into columns; a record of fewer than m features is filled up with zeros."""
+        values = [unframed(value) for value in values]
         others = self._codec.decode(values)
         index = np.zeros((len(others.kept), self._most), self._index.numpy_dtype)
         number, sound = np.zeros(index.shape), np.ones(len(index), bool)
@@ -214,6 +218,18 @@ def make_codec(name: str, fields: Sequence[Field], buckets: int = 0) -> Codec:
         if names.count(field) > 1:
             raise UserError(f"field {field!r} is described twice")
     return HashedJsonCodec(fields, buckets) if buckets else _CODECS[name](fields)
+
+
+_FRAME = 5  # bytes of a schema registry's header: 0, with which no JSON begins, and the schema's id
+
+
+@overload
+def unframed(value: bytes) -> bytes: ...
+@overload
+def unframed(value: None) -> None: ...
+def unframed(value: bytes | None) -> bytes | None:
+    """What stands behind the header of a schema registry, if there is one."""
+    return value[_FRAME:] if value and value[0] == 0 else value
 
 
 def _why_not(value: bytes | None, size: int) -> str:

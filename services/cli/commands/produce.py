@@ -60,6 +60,10 @@ def produce(  # noqa: PLR0913 -- the options of a command
     rows: Annotated[
         bool, typer.Option("--rows", help="CSV: each row as it is, a JSON object by the header.")
     ] = False,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="--rows: columns, such as `C*`, of texts even where a cell is a number."),
+    ] = None,
     job: Annotated[str, typer.Option(help="The job that --max-lag is about.")] = "",
     max_lag: Annotated[
         int, typer.Option(min=0, help="Pause while --job is this many records behind.")
@@ -88,6 +92,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
         buckets=buckets,
         ratings=ratings,
         rows=rows,
+        texts=text or [],
         held_out=held_out,
     )
     order, arrivals = np.random.default_rng(seed).spawn(2)

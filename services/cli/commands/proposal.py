@@ -14,7 +14,7 @@ import numpy as np
 
 from common.errors import UserError
 from common.jobs.spec import RecordsSpec
-from common.learning.codecs import make_codec
+from common.learning.codecs import make_codec, unframed
 from common.learning.columns import text_of
 from common.learning.fields import Keys
 
@@ -68,21 +68,21 @@ def propose(values: Sequence[bytes], label: str | None = None) -> Proposal:
     Raises:
         UserError: If they are in no form that there is a codec for, or nothing can be predicted.
     """
+    records = [record for value in values if isinstance(record := _parsed(value), dict)]
+    if 2 * len(records) >= len(values):
+        return _Objects(records, label).proposal()
     schemas = {int.from_bytes(value[:5], "big") for value in values}  # a 0, and an id in four bytes
     if min(schemas) > 0 and max(schemas) < _SCHEMAS and len(schemas) <= _SYMBOLS:
         raise UserError(
-            f"these records have the header of a schema registry (schema {min(schemas)}), whose"
-            " formats no codec reads yet: write JSON without that header"
+            f"these records have the header of a schema registry (schema {min(schemas)}), and what"
+            " follows is no JSON: no codec reads it yet"
         )
-    records = [record for value in values if isinstance(record := _parsed(value), dict)]
-    if 2 * len(records) < len(values):
-        return _tensors(values)
-    return _Objects(records, label).proposal()
+    return _tensors(values)
 
 
 def _parsed(value: bytes) -> object:
     try:
-        return msgspec.json.decode(value)
+        return msgspec.json.decode(unframed(value))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

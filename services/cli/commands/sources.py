@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ENCODED_AT_ONCE = 256  # records: a few milliseconds of work, warps included
 
 
-def load(
+def load(  # noqa: PLR0913 -- what `produce` was told
     source: str,
     *,
     label: str | None = None,
@@ -32,6 +32,7 @@ def load(
     buckets: int = 0,
     ratings: bool = False,
     rows: bool = False,
+    texts: Sequence[str] = (),
     held_out: bool = False,
 ) -> Records:
     """Load `digits` or a file.
@@ -43,6 +44,7 @@ def load(
         buckets: Of a CSV file, how many its features are hashed into; 0: they are not.
         ratings: Whether a CSV file holds users, items and ratings.
         rows: Whether the rows of a CSV file are records as they are.
+        texts: Of rows, patterns of columns whose cells are texts.
         held_out: Of the digits, the part that is for tests.
 
     Raises:
@@ -62,6 +64,7 @@ def load(
         buckets=buckets,
         ratings=ratings,
         rows=rows,
+        texts=texts,
     )
 
 

@@ -161,6 +161,8 @@ def test_rows_go_as_they_are_and_a_topic_says_how_they_may_be_read(
         "    label: {dtype: int64, map: {cat: 0, dog: 1}}",
         "task: {name: tabular-mlp, classes: 2}",
     ]
+    world.run("produce", str(path), "--topic", "t", *options, "--text", "s*")
+    assert b'"size":"1.5"' in (values(world, "t")[-2] or b"")
     options += ["--label", "size"]
     refused = world.run("produce", str(path), "--topic", "t", *options, code=exits.REFUSED).stderr
     assert "rows are sent as they are: leave --label, --buckets, --ratings out" in refused

@@ -43,8 +43,9 @@ def envelope(number: int) -> bytes:
         "taps": [number, 1.5],
         "is_fraud": number % 2 == 0,
     }
+    header = b"\0\0\0\0\7" if number % 2 else b""
     payload = {"before": None, "after": after, "op": "c", "ts_ms": 1_700_000_000_000 + number}
-    return json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode()
+    return header + json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode()
 
 
 def test_an_envelope_is_opened_and_its_columns_are_told_apart(world: World) -> None:

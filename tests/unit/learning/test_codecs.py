@@ -184,7 +184,9 @@ def hashed(*values: bytes | None) -> Decoded:
 
 def test_features_that_no_field_names_are_hashed_as_the_reader_of_tables_hashes_them() -> None:
     told = b'{"age": 41, "label": 1, "city": "Pune", "shop": null, "code": ""}'
-    decoded = hashed(told, b'{"label": 0}', b'{"label": 0, "seen": true, "sum": -2.5}')
+    decoded = hashed(
+        b"\0\0\0\0\7" + told, b'{"label": 0}', b'{"label": 0, "seen": true, "sum": -2.5}'
+    )
     table = b"age,city,shop,label\n41,Pune,,1\n0,x,y,0\n"
     read = hashed_records(table, "t", label=None, leave_out=(), buckets=1000)
     assert decoded.skipped == []

@@ -264,3 +264,11 @@ def test_a_time_does_not_depend_on_where_it_is_read(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
     assert column("{dtype: float64, parse: time}", "2026-01-31T12:00:00") == [noon]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 0, 1]])
+def test_the_header_of_a_schema_registry_is_passed_over(order: list[int]) -> None:
+    several = [b'\0\0\0\0\7{"x": 1}', b'{"x": 2}', b"\0\0", b'\0\0\0\0\7{"x": true}']
+    found = codec_of(job("x: {dtype: int64}")).decode([several[place] for place in order])
+    assert found.records["x"].tolist() == [[1, 2, 0, 1][place] for place in order if place != 2]
+    assert [index for index, _ in found.skipped] == [order.index(2)]

@@ -1,0 +1,180 @@
+"""Tables that are trained on by a job file of docs/examples alone are learned as by scikit-learn.
+
+Both get the same mini-batches in the same order, and predict each before they learn of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from sklearn.feature_extraction import FeatureHasher
+from sklearn.linear_model import SGDClassifier
+from sklearn.metrics import roc_auc_score
+from sklearn.neural_network import MLPClassifier
+from sklearn.preprocessing import StandardScaler
+
+from common.datasets.tables import row_records
+from common.jobs.build import codec_of, task_of, trainer_of
+from common.jobs.spec import parse_job
+from common.learning.fields import Columns, concatenate
+from common.learning.gradients import GradientComputer
+from common.learning.parameters import FlatModel
+from common.learning.tasks import build_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parents[3]
+DATA = ROOT.parent / "shared" / "data"
+if not DATA.is_dir():
+    pytest.skip("needs ../shared/data", allow_module_level=True)
+BETTER = 0.01  # that another may be
+
+HEADER = (
+    "duration,protocol_type,service,flag,src_bytes,dst_bytes,land,wrong_fragment,urgent,hot,"
+    "num_failed_logins,logged_in,num_compromised,root_shell,su_attempted,num_root,"
+    "num_file_creations,num_shells,num_access_files,num_outbound_cmds,is_host_login,"
+    "is_guest_login,count,srv_count,serror_rate,srv_serror_rate,rerror_rate,srv_rerror_rate,"
+    "same_srv_rate,diff_srv_rate,srv_diff_host_rate,dst_host_count,dst_host_srv_count,"
+    "dst_host_same_srv_rate,dst_host_diff_srv_rate,dst_host_same_src_port_rate,"
+    "dst_host_srv_diff_host_rate,dst_host_serror_rate,dst_host_srv_serror_rate,"
+    "dst_host_rerror_rate,dst_host_srv_rerror_rate,attack,difficulty\n"
+)
+
+
+class Learned(NamedTuple):
+    """What became of a table."""
+
+    rows: list[bytes]  # as `doll produce --rows` sends them
+    records: Columns
+    scores: npt.NDArray[np.float64]  # (n,) of class 1, by the version before each mini-batch
+    update: int  # records of a mini-batch
+
+
+def learned(
+    example: str, table: bytes, leave_out: Sequence[str] = (), texts: Sequence[str] = ()
+) -> Learned:
+    """Train on the rows of a table as a worker and a coordinator would."""
+    spec = parse_job((ROOT / "docs" / "examples" / f"{example}.yaml").read_text())
+    rows = row_records(table, example, leave_out, texts)["row"].tolist()
+    decoded = codec_of(spec).decode(rows)
+    assert decoded.skipped == []
+    records = concatenate([decoded.records])
+    task, trainer = task_of(spec, ()), trainer_of(spec, (), 100)()
+    model = FlatModel(build_model(task, spec.seed))
+    computer = GradientComputer(task, build_model(task, spec.seed), torch.device("cpu"))
+    update, scores = spec.batch_size * spec.group_size, list[npt.NDArray[np.float64]]()
+    for begin in range(0, len(rows), update):
+        batches = [
+            {name: column[start : start + spec.batch_size] for name, column in records.items()}
+            for start in range(begin, min(begin + update, len(rows)), spec.batch_size)
+        ]
+        model.load(trainer.weights())
+        model.module.eval()
+        with torch.inference_mode():
+            for batch in batches:
+                tensors = {name: torch.from_numpy(column) for name, column in batch.items()}
+                outputs = task.forward(model.module, tensors)
+                scores.append(
+                    (outputs if outputs.ndim == 1 else outputs[:, 1] - outputs[:, 0]).numpy()
+                )
+        computer.load(trainer.weights())
+        for batch in batches:
+            found = computer.compute([batch])
+            trainer.add(begin, found.vector, found.samples)
+        trainer.apply(begin)
+    return Learned(rows, records, np.concatenate(scores), update)
+
+
+def baseline(found: Learned, model: Any, features: Any) -> npt.NDArray[np.float64]:  # noqa: ANN401 -- of scikit-learn, which is not typed
+    """(n,) decisions of a model of scikit-learn, 0 where it knows nothing yet."""
+    labels, scores = found.records["label"], np.zeros(len(found.rows))
+    scaler = StandardScaler() if isinstance(features, np.ndarray) else None
+    for begin in range(0, len(labels), found.update):
+        part = slice(begin, begin + found.update)
+        if begin:
+            seen = scaler.transform(features[part]) if scaler else features[part]
+            scores[part] = model.predict(seen) if scaler else model.decision_function(seen)
+        given = (
+            scaler.partial_fit(features[part]).transform(features[part])
+            if scaler
+            else features[part]
+        )
+        model.partial_fit(given, labels[part], classes=[0, 1])
+    return scores
+
+
+def gzipped(path: str, rows: int) -> bytes:
+    lines = gzip.decompress((DATA / path).read_bytes()).splitlines(keepends=True)
+    return b"".join(lines[:rows])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:  # noqa: ANN401 -- a generator
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_prices_are_columns_of_numbers() -> None:
+    found = learned("prices", gzipped("streams/elec2.csv.gz", 10_001))
+    labels, features = found.records["label"], found.records["features"]
+    best = max(
+        (
+            baseline(found, SGDClassifier(loss="log_loss", random_state=0, **rate), features)
+            == labels
+        ).mean()
+        for rate in ({}, {"learning_rate": "constant", "eta0": 0.01})
+    )
+    accuracy = ((found.scores > 0) == labels).mean()
+    assert accuracy > 0.78
+    assert best < accuracy + BETTER
+
+
+def test_connections_are_numbers_and_symbols() -> None:
+    table = HEADER.encode() + gzipped("streams/nsl-kdd-train-20percent.csv.gz", 8_000)
+    found = learned("connections", table)
+    labels = found.records["label"]
+    columns = [
+        each.reshape(len(labels), -1) for name, each in found.records.items() if name != "label"
+    ]
+    model = MLPClassifier((64,), learning_rate_init=3e-3, random_state=0)
+    best = (baseline(found, model, np.concatenate(columns, axis=1)) == labels).mean()
+    accuracy = ((found.scores > 0) == labels).mean()
+    assert accuracy > 0.93
+    assert best < accuracy + BETTER
+
+
+def test_clicks_are_hashed() -> None:
+    table = gzipped("ctr/criteo-kaggle-train-head-1400.csv.gz", 1401)
+    found = learned("clicks", table, ["Id"], ["C*"])
+    labels, later = found.records["label"], slice(400, None)
+    cells = [json.loads(row) for row in found.rows]
+    hashed = FeatureHasher(100_000).transform(
+        {
+            f"{name}={cell}" if isinstance(cell, str) else name: 1.0
+            if isinstance(cell, str)
+            else float(np.sign(cell) * np.log1p(abs(cell)))
+            for name, cell in row.items()
+            if name != "Label" and cell is not None
+        }
+        for row in cells
+    )
+    best = max(
+        roc_auc_score(labels[later], baseline(found, model, hashed)[later])
+        for model in (
+            SGDClassifier(loss="log_loss", random_state=0),
+            SGDClassifier(loss="log_loss", random_state=0, learning_rate="constant", eta0=0.01),
+        )
+    )
+    auc = roc_auc_score(labels[later], found.scores[later])
+    assert auc > 0.65
+    assert best < auc + BETTER
