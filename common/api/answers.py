@@ -614,7 +614,7 @@ class EvaluationEvent(Answer):
     """`evaluation`: how good a version is; a version may come in two parts."""
 
     version: Version
-    epoch: Epoch
+    epoch: int = Field(ge=-1, description="Of its leader; -1: of the first weights, before any.")
     at_s: Time
     records: Count = Field(description="Of the test set.")
     test: Metrics = Field(description="Means over the test set.")

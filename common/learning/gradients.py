@@ -160,14 +160,15 @@ class GradientComputer:
         with _same_algorithms(self._device):
             found = None if self._draws else self._unseeded(batches, local_rate)
             names, sums, vector = found or self._seeded(batches, local_rate)
-        loss_sum, *others = (math.fsum(column) for column in zip(*sums, strict=True))
+        columns = list(zip(*sums, strict=True))
+        loss_sum, *metric_sums = map(math.fsum, columns[: 1 + len(names)])
         return GradientSum(
             vector,
             sum(counts),
             loss_sum,
-            dict(zip(names, others, strict=False)),
+            dict(zip(names, metric_sums, strict=True)),
             time.perf_counter() - started,
-            tuple(map(int, others[len(names) :])),
+            tuple(int(sum(column)) for column in columns[1 + len(names) :]),
         )
 
     def _unseeded(self, batches: Sequence[Records], local_rate: float) -> _Found | None:

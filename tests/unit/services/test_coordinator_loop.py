@@ -9,8 +9,9 @@ import pytest
 
 from common.checkpoints.snapshot_file import from_bytes
 from common.core.messages import WorkerId
+from common.core.schedule import Schedule
 from common.core.spans import LogPosition, Partition
-from common.jobs.spec import parse_job
+from common.jobs.spec import ScheduleSpec, parse_job
 from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
@@ -139,6 +140,11 @@ def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> N
     assert (settings.mode.group_size, settings.bound) == (7, 14)
     assert (settings.revision, settings.mode.learning_rate) == (1, 0.5)
     assert protocol_settings(bench.record).stop_at is None
+    assert settings.schedule == Schedule()
+    schedule = ScheduleSpec(kind="step", updates=9, warmup_updates=2, factor=0.5)
+    optimizer = changed.spec.optimizer.model_copy(update={"schedule": schedule})
+    scheduled = changed._replace(spec=changed.spec.model_copy(update={"optimizer": optimizer}))
+    assert protocol_settings(scheduled).schedule == Schedule("step", 2, 9, 0.5)
 
 
 def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(

@@ -24,6 +24,7 @@ from common.core.messages import (
     UpdateApplied,
     WorkerId,
 )
+from common.core.scores import WINDOWED
 from common.core.spans import Partition, Span, address_of
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import parse_job
@@ -239,6 +240,24 @@ def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_nex
     labels = {"job_name": NAME, "metric": "accuracy"}
     assert sample("doll_test_metric", labels) == test.test["accuracy"] == 1.0
     assert sample("doll_evaluated_version", {"job_name": NAME}) == 2
+
+
+def test_what_is_no_mean_is_of_a_streams_samples_of_the_last_minute(world: World) -> None:
+    first, second = records(2, 40), records(3, 30, upside_down=True)
+    both = {name: np.concatenate([first[name], second[name]]) for name in first}
+    world.start()
+    world.update(1)
+    for version, seen in ((2, first), (4, second)):
+        world.offer(version)
+        world.update(version)
+        world.update(version + 1, world.put("left", seen))
+        until(lambda: world.told() and world.told()[-1].model.version == version, "it is judged")  # noqa: B023 -- called here
+    before, after = [each.prequential["left"] for each in world.told()]
+    assert before == world.judged(first, 1.0)
+    assert after["accuracy"] == 0.0
+    assert {name: after[name] for name in WINDOWED} == {
+        name: world.judged(both, 1.0)[name] for name in WINDOWED
+    }
 
 
 def test_a_version_whose_next_update_is_known_is_told_in_one_record(world: World) -> None:

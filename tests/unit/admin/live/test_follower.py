@@ -136,6 +136,14 @@ def test_what_an_evaluator_tells_is_told_if_its_version_counts(rig: Rig) -> None
     assert rig.progress()["evaluation"]["prequential"] == {"clicks": {"accuracy": 0.8}}
 
 
+def test_what_an_evaluator_tells_of_the_first_weights_is_told(rig: Rig) -> None:
+    rig.begin()
+    rig.topics.audit(lead(), Evaluated(GENESIS, 1.0, 100, {"accuracy": 0.1}), update(0, 1))
+    told = rig.hear("evaluation")
+    assert (told["version"], told["epoch"], told["test"]) == (0, -1, {"accuracy": 0.1})
+    eventually(lambda: rig.progress()["version"] == 1)  # it went on
+
+
 def test_a_takeover_is_told_by_the_job_anew(rig: Rig) -> None:
     rig.topics.audit(lead(), update(0, 1), update(0, 2))
     rig.begin()
