@@ -48,6 +48,7 @@ HOMES = {  # a client library has one home
     "uvicorn": ("services/admin/",),
     "psutil": ("common/adapters/local/table.py",),
     "httpx2": ("services/cli/",),
+    "pyarrow": ("services/cli/commands/parquet.py",),
     "plotly": ("services/admin/",),
     "prometheus_client": ("common/telemetry/metrics/",),
     "river": ("common/evaluation/drift.py",),

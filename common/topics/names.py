@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 JOBS = "doll.jobs"  # compacted: key is the job's name, value its newest record
 KEYS = "doll.keys"  # compacted: key is an API key's name, value its newest record
+PRODUCED = "doll.produced"  # compacted: key is topic and source, value how much of it was sent
 RESERVED_PREFIX = "doll."  # no datastream may be called so
 STREAM = re.compile(r"[A-Za-z0-9._-]{1,245}")  # Kafka's 249, less ".dlq"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated
@@ -17,16 +18,24 @@ from services.cli.system.outside import outside_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from common.config.servers import Outside
     from common.ports.servers import Log, Writer
     from services.cli.commands.bounded_topic import BoundedTopic
+    from services.cli.commands.parquet import OnceWriter, Rows
     from services.cli.commands.producing import RetryingWriter, Schedule
 
 _FLUSH_S = 30.0
+_PROPOSED = "doll topic describe {}: proposes how a job reads them"
 
 
 def produce(  # noqa: PLR0913 -- the options of a command
     context: typer.Context,
-    source: Annotated[str, typer.Argument(help="`digits`, or a .csv, .npz, IDX or CIFAR file.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="`digits`; a .csv, .npz, IDX, CIFAR or .parquet file; a folder of those, s3://."
+        ),
+    ],
     *,
     topic: Annotated[str, typer.Option(help="Topic to write to.")],
     rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: no limit.")] = 0,
@@ -44,12 +53,14 @@ def produce(  # noqa: PLR0913 -- the options of a command
     create_partitions: Annotated[
         int, typer.Option(min=0, help="Create a missing topic with this many partitions.")
     ] = 0,
-    codec: Annotated[str, typer.Option(help="tensor or json.")] = "tensor",
+    codec: Annotated[
+        str, typer.Option(help="tensor or json.", show_default="tensor; of Parquet json")
+    ] = "",
     label: Annotated[
         str, typer.Option(help="CSV: the label's column.", show_default="the last")
     ] = "",
     leave_out: Annotated[
-        list[str] | None, typer.Option(help="CSV: a column to leave out; may be repeated.")
+        list[str] | None, typer.Option(help="CSV, Parquet: a column to leave out; repeatable.")
     ] = None,
     buckets: Annotated[
         int, typer.Option(min=0, max=2**31 - 1, help="CSV: hash the features into so many.")
@@ -71,51 +82,86 @@ def produce(  # noqa: PLR0913 -- the options of a command
 ) -> None:
     """Send a data set to a topic, once or forever; after a stall the rate is caught up with.
 
+    Rows of Parquet are sent in order, as JSON objects, each once: what is interrupted goes on where
+    it stopped when the same is asked again.
+
     Example: [bold]doll produce digits --topic clinic-a --rate 500 --poisson --repeat --warp
     --create-partitions 4[/]
     """
     import numpy as np
 
     from common.datasets.records import count
-    from common.embedded.kafka import KEPT_BYTES
-    from common.jobs.store import JobStore
     from services.cli.commands import sources
-    from services.cli.commands.bounded_topic import BoundedTopic
-    from services.cli.commands.producing import Backlog, RetryingWriter, Schedule, unbounded
+    from services.cli.commands.producing import Backlog, Schedule, unbounded
 
     if bool(job) != bool(max_lag):
         raise UserError("--job and --max-lag go together")
-    data = sources.load(
-        source,
-        label=label or None,
-        leave_out=leave_out or [],
-        buckets=buckets,
-        ratings=ratings,
-        rows=rows,
-        texts=text or [],
-        held_out=held_out,
-    )
     order, arrivals = np.random.default_rng(seed).spawn(2)
-    stream = sources.stream(data, codec, order, repeat=repeat, in_order=in_order, warp=warp)
     outside = outside_of(context)
+    table: Rows | None = None
+    if sources.is_parquet(source):
+        if repeat or warp or held_out or label or buckets or ratings or codec not in {"", "json"}:
+            raise UserError(f"{source}: rows of Parquet are sent as they are, as JSON, and once")
+        table = _rows_of(source, outside.settings.s3_endpoint, leave_out or [])
+        stream, here, fields = table.stream(0), table.count, _PROPOSED.format(topic)
+    else:
+        data = sources.load(
+            source,
+            label=label or None,
+            leave_out=leave_out or [],
+            buckets=buckets,
+            ratings=ratings,
+            rows=rows,
+            texts=text or [],
+            held_out=held_out,
+        )
+        codec = codec or "tensor"
+        stream = sources.stream(data, codec, order, repeat=repeat, in_order=in_order, warp=warp)
+        here, fields = count(data), _PROPOSED.format(topic)
+        if not rows:
+            fields = sources.describe(codec, sources.fields_of(data))
     log = outside.open_log()
     _find_topic(log, topic, create_partitions)
     backlog = Backlog(log, outside.open_board(job), topic, max_lag) if job else None
     console = Console(stderr=True)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    if rows:
-        say(f"doll topic describe {topic}: proposes how a job reads them")
-    else:
-        say(sources.describe(codec, sources.fields_of(data)))
-    here = count(data)
+    say(fields)
     total = records or None if repeat else min(records or here, here)
     if not repeat and records > here:
         again = "--repeat starts again at the end"
         say(f"{source} has {here:,} records, fewer than the {records:,} asked for: {again}")
     schedule = Schedule(rate, arrivals if poisson else None) if rate else None
+    room = backlog.room if backlog else unbounded
+    if table is not None and not outside.settings.embedded_kafka:
+        with closing(_once(log, topic, source, table)) as way:
+            if way.written:
+                say(f"{way.written:,} of {here:,} rows were sent before")
+            stream, total = table.stream(way.written), min(records or here, here - way.written)
+            say(_send(stream, way, way, topic, console, schedule=schedule, room=room, total=total))
+        return
+    say(_sent(stream, outside, log, topic, console, schedule=schedule, room=room, total=total))
+
+
+def _sent(  # noqa: PLR0913 -- what `produce` has found out
+    stream: Iterator[bytes],
+    outside: Outside,
+    log: Log,
+    topic: str,
+    console: Console,
+    *,
+    schedule: Schedule | None,
+    room: Callable[[int], int],
+    total: int | None,
+) -> str:
+    """Send records at least once, in the way of the broker; says how many and how fast."""
+    from common.embedded.kafka import KEPT_BYTES
+    from common.jobs.store import JobStore
+    from services.cli.commands.bounded_topic import BoundedTopic
+    from services.cli.commands.producing import RetryingWriter
+
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     built_in = bool(outside.settings.embedded_kafka)
-    writer = log.writer(waits=built_in)
-    try:
+    with closing(log.writer(waits=built_in)) as writer:
         way: BoundedTopic | RetryingWriter
         if built_in:
             way = BoundedTopic(
@@ -133,19 +179,16 @@ def produce(  # noqa: PLR0913 -- the options of a command
                 stream = chain([one], stream)
         else:
             way = RetryingWriter(writer, topic, time.monotonic, time.sleep, say)
-        room = backlog.room if backlog else unbounded
         told = _send(stream, writer, way, topic, console, schedule=schedule, room=room, total=total)
         if isinstance(way, BoundedTopic):
             way.verify()
-        say(told)
-    finally:
-        writer.close()
+    return told
 
 
 def _send(  # noqa: PLR0913 -- what `produce` has found out
     stream: Iterator[bytes],
-    writer: Writer,
-    way: BoundedTopic | RetryingWriter,
+    writer: Writer | OnceWriter,
+    way: BoundedTopic | RetryingWriter | OnceWriter,
     topic: str,
     console: Console,
     *,
@@ -199,6 +242,22 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
         raise UnavailableError(f"Kafka has not taken all of the {sent:,} records of {topic}")
     took_s = time.monotonic() - start_s
     return f"sent {sent:,} records to {topic} in {took_s:.1f} s ({sent / took_s:,.0f}/s){ended}"
+
+
+def _rows_of(source: str, endpoint: str, leave_out: list[str]) -> Rows:
+    try:
+        from services.cli.commands.parquet import Rows
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{source}: what reads Parquet is not installed here: pip install 'doll[parquet]'"
+        ) from error
+    return Rows(source, endpoint, leave_out)
+
+
+def _once(log: Log, topic: str, source: str, rows: Rows) -> OnceWriter:
+    from services.cli.commands.parquet import OnceWriter
+
+    return OnceWriter(log, topic, source, rows)
 
 
 def _find_topic(log: Log, topic: str, create_partitions: int) -> None:

@@ -85,18 +85,25 @@ def replay(
     from services.cli.system.direct import BY, quarantine_of
 
     log, offsets = outside_of(context).open_log(), _named(batch, all_batches=all_batches)
-    quarantine = quarantine_of(log, job)
-    begun = unfinished(log, quarantine)
-    if offsets is not None:
-        begun = [each for each in begun if each.offset in offsets]
-        done = {each.offset for each in begun}
-        offsets = [each for each in offsets if each not in done]
-    chosen = [*begun, *quarantine.choose(offsets)]
-    if dry_run or not chosen:
-        _list(job, quarantine.listed(), "doll job replay", len(chosen))
+
+    def chosen(quarantine: Quarantine) -> list[Batch]:
+        begun = {each.offset: each for each in unfinished(log, quarantine)}
+        if offsets is None:
+            return [*begun.values(), *quarantine.choose(None)]
+        others = quarantine.choose([each for each in offsets if each not in begun])
+        return [*(begun[each] for each in offsets if each in begun), *others]
+
+    if dry_run or offsets == []:
+        quarantine = quarantine_of(log, job)
+        _list(job, quarantine.listed(), "doll job replay", len(chosen(quarantine)))
         return
     with closing(Replayer(log, BY)) as replayer:
-        written = sum(replay_batch(replayer, quarantine, each) for each in chosen)
+        quarantine = quarantine_of(log, job)  # now that nobody else writes what is in it anew
+        batches = chosen(quarantine)
+        if not batches:
+            _list(job, quarantine.listed(), "doll job replay", 0)
+            return
+        written = sum(replay_batch(replayer, quarantine, each) for each in batches)
     typer.echo(f"{written} records of {job} were written again")
 
 

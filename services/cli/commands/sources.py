@@ -68,6 +68,11 @@ def load(  # noqa: PLR0913 -- what `produce` was told
     )
 
 
+def is_parquet(source: str) -> bool:
+    """Whether rows of Parquet are meant: a file of that ending, or a place that may hold some."""
+    return source.startswith("s3://") or source.endswith(".parquet") or Path(source).is_dir()
+
+
 def fields_of(data: Records) -> tuple[Field, ...]:
     """The fields that the records have, in the order of the data set.
 

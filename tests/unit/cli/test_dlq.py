@@ -21,7 +21,7 @@ from tests.unit.cli.test_job import submitted
 from tests.unit.cli.test_requeue import LEAD, UPDATES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from common.ports.servers import LogRecord, NewRecord
 
@@ -224,6 +224,34 @@ def test_a_replay_that_died_once_its_quarantine_was_final_goes_on(command: tuple
     world.run("job", "replay", "digits", "--all")
     assert len(new(world)) == 2
     assert sum(isinstance(each, Replayed) for each in audit(world)) == 1
+
+
+class BusyLog(MemoryLog):
+    """Another command ends right before one takes the name for itself."""
+
+    other: Callable[[], object] | None = None
+
+    def transactions(self, name: str) -> MemoryTransactions:
+        """As ever, but the other first."""
+        if self.other is not None:
+            act, self.other = self.other, None
+            act()
+        return super().transactions(name)
+
+
+@pytest.mark.parametrize("command", [("dlq", "replay", "clinic-a"), ("job", "replay", "digits")])
+def test_what_another_command_wrote_until_it_was_ended_is_not_written_again(
+    command: tuple[str, ...],
+) -> None:
+    log = BusyLog()
+    world = World(log)
+    happened(world, bad=[(5, TORN)])
+    put(world, *letters_of("digits", QUARANTINED))
+    log.other = lambda: world.run("dlq", "replay", "clinic-a", "--all")
+
+    world.run(*command, "--all")
+
+    assert sorted(value or b"" for value, _ in new(world)) == [b"r0", b"r2", b"r5"]
 
 
 def audit(world: World) -> list[object]:

@@ -1,0 +1,105 @@
+"""Commands that write by transactions of a real broker, killed again and again: all of it once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from common.adapters.kafka import KafkaLog
+from common.core.messages import Skipped
+from common.core.spans import Partition
+from common.embedded.process import Child
+from common.ports.servers import NewTopic
+from common.topics.dead_letters import letter_of
+from common.topics.read import records_of
+from tests.integration.cluster import await_condition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from common.embedded.apache_kafka import ApacheKafka
+    from common.ports.servers import Log, LogRecord
+
+pytest_plugins = ["tests.servers"]
+pytestmark = pytest.mark.kafka
+
+RECORDS = 6_000  # a transaction has 500
+KILLS = 3
+
+
+def run_and_kill(start: Callable[[int], Child], log: Log, topic: str) -> str:
+    """Kill a command some times once it has written something, then let it end; what it said."""
+    place, seen = Partition(topic, 0), 0
+    for kill in range(KILLS):
+        child = start(kill)
+
+        def began(seen: int = seen, child: Child = child) -> bool:
+            assert child.running() or log.bounds(place).end > seen
+            return log.bounds(place).end > seen
+
+        await_condition(began, "some are written")
+        child.kill()
+        seen = log.bounds(place).end
+    child = start(KILLS)
+    await_condition(lambda: not child.running(), "all are written")
+    return child.last_words()
+
+
+def records_in(log: Log, topic: str) -> list[LogRecord]:
+    return list(records_of(log, Partition(topic, 0)))
+
+
+@pytest.mark.timeout(240)
+def test_each_record_is_written_anew_once_however_often_the_command_is_killed(
+    apache_kafka: ApacheKafka, tmp_path: Path
+) -> None:
+    stream, fixed = "replayed", "replayed-fixed"
+    command = (sys.executable, "-m", "services.cli", "dlq", "replay", stream)
+    environ = {**os.environ, "DOLL_KAFKA": apache_kafka.settings.bootstrap}
+
+    def replay(number: int) -> Child:
+        log = tmp_path / f"replay-{number}.log"
+        return Child([*command, "--reason", "no label", "--to", fixed], log, environ)
+
+    with closing(KafkaLog(apache_kafka.settings)) as log, closing(log.writer()) as writer:
+        log.create_topics([NewTopic(each) for each in (stream, f"{stream}.dlq", fixed)])
+        for offset in range(RECORDS):
+            value = b"%d" % offset
+            writer.append(stream, value, key=b"k%d" % offset)
+            letter = letter_of("job", Skipped(stream, 0, offset, "no label"), offset, value)
+            writer.append(letter.topic, letter.value, key=letter.key, headers=letter.headers)
+        assert writer.flush(60.0)
+
+        assert f"were written to {fixed}" in run_and_kill(replay, log, fixed)
+        records = records_in(log, fixed)
+    values = [int(record.value or b"") for record in records]
+    assert sorted(values) == list(range(RECORDS))
+    first = {int(record.value or b""): dict(record.headers)["replayed_from"] for record in records}
+    assert first == {value: f"{stream}[0]@{value}".encode() for value in values}
+
+
+@pytest.mark.timeout(240)
+def test_each_row_of_parquet_is_sent_once_however_often_the_command_is_killed(
+    apache_kafka: ApacheKafka, tmp_path: Path
+) -> None:
+    topic, rows = "lake", 10 * RECORDS  # a transaction has 5,000
+    pq.write_table(pa.table({"id": list(range(rows))}), tmp_path / "rows.parquet")
+    command = (sys.executable, "-m", "services.cli", "produce", str(tmp_path / "rows.parquet"))
+    environ = {**os.environ, "DOLL_KAFKA": apache_kafka.settings.bootstrap}
+
+    def produce(number: int) -> Child:
+        return Child([*command, "--topic", topic], tmp_path / f"produce-{number}.log", environ)
+
+    with closing(KafkaLog(apache_kafka.settings)) as log:
+        log.create_topics([NewTopic(topic)])
+        assert "rows were sent before" in run_and_kill(produce, log, topic)
+        records = records_in(log, topic)
+    assert [json.loads(record.value or b"")["id"] for record in records] == list(range(rows))

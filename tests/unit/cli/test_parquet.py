@@ -1,0 +1,185 @@
+"""`doll produce` of Parquet: rows as JSON objects in order, each once, from files and from S3."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pyarrow as pa
+import pytest
+from moto.server import ThreadedMotoServer
+from pyarrow import parquet as pq
+
+from common.errors import UnavailableError
+from common.testing.log import MemoryLog, MemoryTransactions
+from services.cli import exits
+from services.cli.commands import parquet
+from tests.unit.cli.conftest import World
+from tests.unit.cli.test_produce import values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from common.ports.servers import NewRecord
+
+TO = ("--topic", "a", "--create-partitions", "2")
+
+
+def write(folder: Path, name: str, first: int, count: int, groups: int = 7) -> None:
+    """A file of so many rows, in small row groups."""
+    ids = list(range(first, first + count))
+    table = pa.table({"id": ids, "site": [f"s{each}" for each in ids], "cost": [None, *ids[1:]]})
+    pq.write_table(table, folder / name, row_group_size=groups)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """30 rows in two files, by name."""
+    folder = tmp_path / "history"
+    (folder / "day=2").mkdir(parents=True)
+    write(folder, "day=1.parquet", 0, 20)
+    write(folder / "day=2", "part-0.parquet", 20, 10)
+    (folder / "README").write_text("no rows")
+    return folder
+
+
+def ids(world: World, topic: str = "a") -> list[int]:
+    return sorted(json.loads(value or b"")["id"] for value in values(world, topic))
+
+
+def test_rows_of_all_files_of_a_folder_are_sent_as_objects_in_order_and_once(
+    world: World, history: Path
+) -> None:
+    told = world.run("produce", str(history), "--topic", "a", "--create-partitions", "1").stderr
+
+    sent = [json.loads(value or b"") for value in values(world, "a")]
+    assert sent[:2] == [{"id": 0, "site": "s0", "cost": None}, {"id": 1, "site": "s1", "cost": 1}]
+    assert [each["id"] for each in sent] == list(range(30))
+    assert "sent 30 records to a" in told
+    assert "doll topic describe a: proposes" in told
+    again = world.run("produce", str(history), "--topic", "a").stderr
+    assert "30 of 30 rows were sent before" in again
+    assert len(ids(world)) == 30
+    world.run("produce", str(history), "--topic", "b", "--create-partitions", "1")
+    assert ids(world, "b") == list(range(30))
+
+
+def test_some_rows_and_columns_now_and_the_others_later(world: World, history: Path) -> None:
+    path = str(history / "day=1.parquet")
+    for last in (8, 16, 20):
+        world.run("produce", path, *TO, "--records", "8", "--leave-out", "site")
+        assert ids(world) == list(range(last))
+    assert json.loads(values(world, "a")[0] or b"").keys() == {"id", "cost"}
+    refused = world.run("produce", path, *TO, code=exits.REFUSED)
+    assert "has other files, rows or columns than when 20 of its rows" in refused.stderr
+
+
+class MortalLog(MemoryLog):
+    """Whose transactions end with the process, after some of them."""
+
+    left = 2
+
+    def transactions(self, name: str) -> MemoryTransactions:
+        """As a log's, but they count."""
+        log = self
+
+        class Mortal(MemoryTransactions):
+            def write(self, records: Sequence[NewRecord]) -> None:
+                if log.left == 0:
+                    raise UnavailableError("killed")
+                log.left -= 1
+                super().write(records)
+
+        super().transactions(name)
+        mortal = self._names[name] = Mortal(self, name)
+        return mortal
+
+
+def test_what_dies_between_two_transactions_goes_on_where_it_stopped(
+    history: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_ROWS", 4)
+    log = MortalLog()
+    world = World(log)
+    for survived in (8, 16, 24):
+        log.left = 2
+        world.run("produce", str(history), *TO, code=exits.UNAVAILABLE)
+        assert ids(world) == list(range(survived))
+    log.left = 2
+    assert "24 of 30 rows were sent before" in world.run("produce", str(history), *TO).stderr
+    assert ids(world) == list(range(30))
+
+
+def test_whatever_parquet_holds_becomes_json(world: World, tmp_path: Path) -> None:
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    row: dict[str, Any] = {
+        "at": pa.array([at], pa.timestamp("ns", "UTC")),
+        "price": [Decimal("1.50")],
+        "tags": [["a", "b"]],
+        "user": [{"id": 7}],
+        "raw": [b"\x00"],
+        "nan": [float("nan")],
+        "day": [at.date()],
+        "big": [2**60],
+    }
+    pq.write_table(pa.table(row), tmp_path / "rows.parquet")
+    world.run("produce", str(tmp_path / "rows.parquet"), *TO)
+    (value,) = values(world, "a")
+    assert json.loads(value or b"") == {
+        "at": "2026-01-31T12:00:00Z",
+        "price": "1.50",
+        "tags": ["a", "b"],
+        "user": {"id": 7},
+        "raw": "AA==",
+        "nan": None,
+        "day": "2026-01-31",
+        "big": 2**60,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--repeat",), "as JSON, and once"),
+        (("--codec", "tensor"), "as JSON, and once"),
+        (("--leave-out", "colour"), "has no column 'colour'"),
+    ],
+)
+def test_what_makes_no_sense_of_parquet_is_refused(
+    world: World, history: Path, options: tuple[str, ...], message: str
+) -> None:
+    refused = world.run("produce", str(history), *TO, *options, code=exits.REFUSED)
+    assert message in refused.stderr
+
+
+def test_what_is_no_parquet_is_refused(world: World, tmp_path: Path) -> None:
+    told = world.run("produce", str(tmp_path), *TO, code=exits.REFUSED).stderr
+    assert "has no files that end with .parquet" in told
+    (tmp_path / "no.parquet").write_text("no,parquet\n")
+    for source in (tmp_path, tmp_path / "no.parquet", tmp_path / "none.parquet"):
+        told = world.run("produce", str(source), *TO, code=exits.REFUSED).stderr
+        assert "cannot be read as Parquet" in told
+
+
+def test_rows_come_from_s3_too(
+    world: World, history: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    monkeypatch.setenv("DOLL_S3_ENDPOINT", endpoint)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    try:
+        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+        client.create_bucket(Bucket="lake")
+        client.upload_file(str(history / "day=1.parquet"), "lake", "clicks/day=1.parquet")
+        world.run("produce", "s3://lake/clicks/", *TO)
+    finally:
+        server.stop()
+    assert ids(world) == list(range(20))
