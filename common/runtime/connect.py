@@ -356,7 +356,10 @@ def _fleet_directory(settings: Settings) -> Path:
 
 
 def _replayed_from_s(market: Market, path: Path) -> float:
-    """When the replay of a market's recordings began, since 1970."""
+    """When the replay of a market's recordings began, since 1970; 0 where it has none."""
+    told = [(pool.usd_per_hour, pool.trace) for pool in market.spot]
+    if not any(isinstance(series, TraceSpec) for pool in told for series in pool):
+        return 0.0
     if market.replayed_from_s is not None:
         return market.replayed_from_s
     try:
