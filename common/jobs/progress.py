@@ -406,6 +406,9 @@ class RecentRates:
 # --- what workers claimed -------------------------------------------------------------------------
 
 
+_NONE = Counter[str]()
+
+
 class RecentSkips:
     """How many of the last records did not decode, and why.
 
@@ -423,12 +426,13 @@ class RecentSkips:
         """Take in a batch: how many records there were, and those of them that did not decode."""
         self._batches.append((records, reasons))
         self.records += records
-        self.skipped += reasons.total()
-        self._reasons.update(reasons)
+        if reasons:
+            self.skipped += reasons.total()
+            self._reasons.update(reasons)
         while self.records - self._batches[0][0] >= self._kept:
             records, reasons = self._batches.popleft()
             self.records -= records
-            self.skipped -= reasons.total()
+            self.skipped -= sum(reasons.values())
             for reason, count in reasons.items():
                 self._reasons[reason] -= count
                 if not self._reasons[reason]:
@@ -570,7 +574,7 @@ class Claims:
         """
         of_all = sum(reasons.total() for reasons in skipped.values())
         records = samples + of_all
-        self.recent.add(records, Counter({"": of_all}) if of_all else Counter())
+        self.recent.add(records, Counter({"": of_all}) if of_all else _NONE)
         for stream, bad in skipped.items():
             self.skipped[stream] += bad.total()
         for stream, count in offsets.items():
@@ -578,7 +582,7 @@ class Claims:
                 self.recent_of[stream] = RecentSkips(TOPIC_RECORDS)
             # Offsets may hold no record: with one stream it is known how many do.
             of_stream = records if len(offsets) == 1 else count
-            self.recent_of[stream].add(of_stream, skipped.get(stream, Counter()))
+            self.recent_of[stream].add(of_stream, skipped.get(stream, _NONE))
 
 
 def _skips(skipped: Iterable[Skipped]) -> dict[str, Counter[str]]:
