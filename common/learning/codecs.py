@@ -108,7 +108,10 @@ class JsonCodec:
                     skipped.append((index, str(error)))
                     continue
             kept.append(index)
-        leaves = [list(map(get, parsed)) for get in self._getters]
+        inner = {path: list(map(attrgetter(path), parsed)) for path, _ in self._getters if path}
+        leaves = [
+            list(map(attrgetter(name), inner.get(path, parsed))) for path, name in self._getters
+        ]
         for row, cells in again.items():
             for leaf, cell in zip(leaves, cells, strict=True):
                 leaf.insert(row, cell)
@@ -238,16 +241,23 @@ def _why_not(value: bytes | None, size: int) -> str:
 
 def _typed_parser(
     columns: Sequence[Column],
-) -> tuple[Callable[[bytes], Any], list[Callable[[Any], Any]]]:
-    """A parser that takes records as they should be, and what gets the value of each path."""
+) -> tuple[Callable[[bytes], Any], list[tuple[str, str]]]:
+    """A parser that takes records as they should be.
+
+    Returns:
+        It, and for each path of each column the attributes of what it gives: those down to the
+        object, empty if it is the record, and the value's of that.
+    """
     read = [(keys, _json_type(column)) for column in columns for keys in column.source.paths]
     kinds = dict(read)
     inner = {keys[:depth] for keys in kinds for depth in range(1, len(keys))}
     if any(kinds[keys] != kind or keys in inner for keys, kind in read):
-        return _not_typed, [attrgetter("none")] * len(read)
+        return _not_typed, [("", "none")] * len(read)
     attributes = dict[Keys, str]()
     parse: Callable[[bytes], Any] = msgspec.json.Decoder(_struct(kinds, (), attributes)).decode
-    return parse, [attrgetter(attributes[keys]) for keys, _ in read]
+    return parse, [
+        (attributes.get(keys[:-1], ""), attributes[keys].rpartition(".")[2]) for keys, _ in read
+    ]
 
 
 def _not_typed(value: bytes) -> Any:  # noqa: ANN401 -- as a parser's
@@ -289,5 +299,5 @@ def _json_type(column: Column) -> Any:  # noqa: ANN401 -- a type made while runn
             kind = Annotated[list[kind], msgspec.Meta(min_length=length, max_length=length)]
         return kind
     if dtype.kind != "b" and column.source.reading is None:
-        kind = kind | bool
+        kind = kind | float | bool  # `Column.read` looks at what is no whole number
     return kind if column.source.default is None else (kind | None, None)

@@ -78,8 +78,8 @@ class Column:
         """
         dtype, whole = self._dtype, self._dtype.kind != "f"
         sizes = (len(values), len(values[0]), *self.shape)
-        if whole and self.source.reading is None:  # checked one by one, or by the parser
-            return self._ordered(np.array(self._filled(values), dtype).reshape(sizes)), {}
+        if whole and self.source.reading is None:
+            return self._whole(self._filled(values), sizes)
         with np.errstate(over="ignore", invalid="ignore"):
             numbers = self._scaled(self._numbers(values).reshape(sizes))
             sound = np.isfinite(numbers)
@@ -93,13 +93,26 @@ class Column:
             return self._ordered(numbers), {}
         return self._ordered(np.where(sound, numbers, 0)), self._reasons(sound, values)
 
+    def _whole(
+        self, values: Sequence[Sequence[Any]], sizes: tuple[int, ...]
+    ) -> tuple[npt.NDArray[Any], dict[int, str]]:
+        """Of whole numbers, which a parser has checked, and of floats, which may be some."""
+        numbers = np.array(values, self._dtype if self.shape else None)
+        if numbers.dtype.kind != "f":
+            return self._ordered(numbers.reshape(sizes)), {}
+        widened = [[_widened(value, self._dtype) for value in column] for column in values]
+        sound = np.array([[value is not None for value in column] for column in widened])
+        filled = [[value or 0 for value in column] for column in widened]
+        reasons = {} if sound.all() else self._reasons(sound, values)
+        return self._ordered(np.array(filled, self._dtype).reshape(sizes)), reasons
+
     def _filled(self, values: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
         """With the default for None, which nested arrays do not hold any more."""
         if self.source.default is None or self.shape:
             return values
         return [
             [instead if value is None else value for value in column]
-            for instead, column in zip(self.source.default, values, strict=True)
+            for instead, column in zip(map(int, self.source.default), values, strict=True)
         ]
 
     def _numbers(self, values: Sequence[Sequence[Any]]) -> npt.NDArray[Any]:

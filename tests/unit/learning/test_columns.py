@@ -91,6 +91,7 @@ def test_a_dot_of_a_key_is_escaped_and_a_field_s_own_name_is_one_key() -> None:
     [
         ("{dtype: int64}", [1, 1.0, True, -(2**63)], [1, 1, 1, -(2**63)]),
         ("{dtype: int64, default: 7}", [None, 3.0, 2**63 - 1], [7, 3, 2**63 - 1]),
+        ("{dtype: int64}", [2**63 - 1, 2.0], [2**63 - 1, 2]),
         ("{dtype: float64}", [1, True, 0.5], [1.0, 1.0, 0.5]),
         ("{dtype: bool}", [True, 0, 1.0], [True, False, True]),
         ("{dtype: bool, default: 1}", [None, False], [True, False]),

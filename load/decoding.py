@@ -1,0 +1,107 @@
+"""What it costs to decode a record, in processor time.
+
+    python load/decoding.py
+
+One thread decodes what one poll gives, again and again, by the codec that a job's `records` names.
+Cases take turns, so that a slow moment of the machine falls on all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from time import process_time
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+import numpy as np
+
+from common.jobs.spec import RecordsSpec
+from common.learning.codecs import make_codec
+from load.harness import report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_POLL = 2000  # records of a poll, as `services/worker/stream.py` has it
+_TURNS, _CALLS = 15, 3
+_NAMES = [f"c{number}" for number in range(40)]
+_SYMBOLS = ["tcp", "udp", "icmp"]
+
+
+def _cases() -> dict[str, tuple[dict[str, Any], list[bytes]]]:
+    """By name: a job's `records`, and values."""
+    random = np.random.default_rng(0)
+    label = {"dtype": "int64"}
+    rows = [
+        dict(zip(_NAMES, row, strict=True)) | {"label": place % 2, "kind": _SYMBOLS[place % 3]}
+        for place, row in enumerate(random.random((_POLL, 40)).tolist())
+    ]
+    named = [json.dumps(row).encode() for row in rows]
+    sparse = [
+        json.dumps({**row, **dict.fromkeys(_NAMES[place % 40 :: 10])}).encode()
+        for place, row in enumerate(rows)
+    ]
+    whole = [json.dumps({**row, "label": float(row["label"])}).encode() for row in rows]
+    enveloped = [json.dumps({"payload": {"after": row}}).encode() for row in rows]
+    images = [
+        json.dumps({"image": pixels, "label": 1}).encode()
+        for pixels in random.integers(0, 256, (200, 28, 28)).tolist()
+    ]
+    one_each = {name: {"dtype": "float32"} for name in _NAMES} | {"label": label}
+    x: dict[str, Any] = {"dtype": "float32", "from": _NAMES, "default": 0, "scale": 2.0}
+    joined = {"x": x, "label": label}
+    inside = [f"payload.after.{name}" for name in _NAMES]
+    hot = {"kind": {"dtype": "float32", "one_hot": _SYMBOLS, "default": 0}}
+    return {
+        "40 numbers, a field each": ({"fields": one_each}, named),
+        "40 numbers, joined, default and scale": ({"fields": joined}, named),
+        "the same, 4 of them null": ({"fields": joined}, sparse),
+        "the same, the label as 1.0": ({"fields": joined}, whole),
+        "the same in an envelope": (
+            {
+                "fields": {
+                    "x": {**x, "from": inside},
+                    "label": {**label, "from": "payload.after.label"},
+                }
+            },
+            enveloped,
+        ),
+        "the same and one of 3 symbols": ({"fields": joined | hot}, named),
+        "an image of 28x28 and a label": (
+            {"fields": {"image": {"dtype": "uint8", "shape": [28, 28]}, "label": label}},
+            images,
+        ),
+    }
+
+
+def _decoder(records: dict[str, Any], values: list[bytes]) -> Callable[[], float]:
+    """Processor time of one record, in microseconds, measured once."""
+    spec = RecordsSpec.model_validate_json(json.dumps({"codec": "json", **records}))
+    codec = make_codec(spec.codec, spec.described())
+
+    def measured() -> float:
+        started = process_time()
+        for _ in range(_CALLS):
+            assert not codec.decode(values).skipped  # noqa: S101 -- of a benchmark
+        return (process_time() - started) / _CALLS / len(values) * 1e6
+
+    return measured
+
+
+def main() -> int:
+    """Measure and report."""
+    given = report.parser(__doc__, "python load/decoding.py", kafka=False).parse_args()
+    cases = {name: _decoder(*case) for name, case in _cases().items()}
+    turns = [{name: run() for name, run in cases.items()} for _ in range(_TURNS)]
+    found = {name: report.spread([turn[name] for turn in turns]) for name in cases}
+    rows = [(name, *(f"{value:.2f}" for value in of.values())) for name, of in found.items()]
+    head = ("", "min", "quartile", "median", "quartile", "max")
+    report.draw("JSON, processor time of a record in µs", head, rows)
+    return report.conclude(given.json, report.machine(), {"us_per_record": found}, [])
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))
