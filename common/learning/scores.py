@@ -45,5 +45,7 @@ def count_scores(task: Task, outputs: Tensor, records: Mapping[str, Tensor]) -> 
     found = method(outputs, records)
     check_scores(task, found, len(outputs))
     logits, second = found
-    bins = torch.bucketize(logits.contiguous(), _edges(logits.device)).add_(second != 0, alpha=BINS)
+    bins = torch.bucketize(logits.contiguous(), _edges(logits.device)).add_(
+        second.bool(), alpha=BINS
+    )
     return torch.bincount(bins, minlength=2 * BINS)
