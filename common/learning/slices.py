@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from common.core.vectors import squared_norm
 from common.learning.optimizers import make_optimizer, set_learning_rate
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # Slices begin at multiples of so many numbers. Optimizers take a cache line at a time, and may
 # round what does not fill one in another way: so only the end of the whole is such a rest.
 BLOCK = 1024
+_CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 _MIX = 0x9E3779B97F4A7C15  # odd, so that it takes no bit away: 2^64 over the golden ratio
 
 
@@ -110,6 +112,7 @@ class Slice:
         self.place = place
         self._split = min(max(parameter_count - place.start, 0), place.stop - place.start)
         self._reduction = reduction
+        self._clip_norm = settings.clip_norm
         self._parameter = torch.nn.Parameter(torch.zeros(self._split))
         self._optimizer = make_optimizer(settings, self._parameter)
         self._state = self._made()
@@ -125,8 +128,24 @@ class Slice:
         self._state = {name: torch.tensor(value) for name, value in state.items()}
         self._spare = {}
 
+    def square(self, total: Vector, samples: int) -> float:
+        """|gradient|^2 of this slice, as a step takes it: that of all slices is their sum.
+
+        Args:
+            total: (n,) float32 summed over the samples of the update.
+            samples: How many.
+        """
+        square = squared_norm(total, self._split)
+        return square / samples**2 if self._reduction == "mean" else square
+
     def prepare(
-        self, weights: Vector, total: Vector, samples: int, rate: float, following: Vector
+        self,
+        weights: Vector,
+        total: Vector,
+        samples: int,
+        rate: float,
+        following: Vector,
+        norm: float | None = None,
     ) -> None:
         """Make a step; what was prepared before is forgotten.
 
@@ -136,8 +155,11 @@ class Slice:
             samples: How many.
             rate: Learning rate of this step.
             following: (n,) float32, overwritten: the weights after it.
+            norm: |gradient| of all slices, by `square`; for settings with a `clip_norm`. It is
+                rounded once more than in a step over the whole.
 
         Raises:
+            ValueError: If the norm is needed and not there.
             UserError: If the rate is not above zero and finite.
         """
         following[:] = weights
@@ -147,6 +169,10 @@ class Slice:
         gradient = total[: self._split]
         if self._reduction == "mean":
             gradient /= samples
+        if self._clip_norm is not None:
+            if norm is None:
+                raise ValueError("to clip a gradient, its norm over all slices is needed")
+            gradient *= min(1.0, self._clip_norm / (norm + _CLIP_EPS))
         set_learning_rate(self._optimizer, rate)
         for name, value in self._state.items():
             self._spare.setdefault(name, torch.empty_like(value)).copy_(value)

@@ -111,6 +111,37 @@ def test_a_slice_goes_on_from_its_part_of_the_state(name: OptimizerName) -> None
     assert after.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("share", [0.1, 10.0])  # of the norm: it clips, or not
+def test_a_gradient_is_clipped_by_the_norm_of_all_slices(
+    reduction: Reduction, share: float
+) -> None:
+    size, parameters = 3 * BLOCK, 3 * BLOCK - 20  # what is behind them are buffers
+    weights, total = drawn(size, 0), drawn(size, 1)
+    scale = SAMPLES if reduction == "mean" else 1
+    norm = float(np.linalg.norm(total[:parameters])) / scale
+    settings = OptimizerSettings("sgd", RATE, clip_norm=share * norm)
+    whole = Trainer(weights, parameters, settings, reduction)
+    whole.add(0, total, SAMPLES)
+    whole.apply(0)
+    slices = [Slice(place, parameters, settings, reduction) for place in cut(size, 2)]
+    parts = [total[each.place].copy() for each in slices]
+
+    found = sum(each.square(part, SAMPLES) for each, part in zip(slices, parts, strict=True)) ** 0.5
+    following = np.empty_like(weights)
+    for each, part in zip(slices, parts, strict=True):
+        place = each.place
+        with pytest.raises(ValueError, match="its norm over all slices is needed"):
+            each.prepare(weights[place], part.copy(), SAMPLES, RATE, following[place])
+        each.prepare(weights[place], part, SAMPLES, RATE, following[place], found)
+
+    assert found == pytest.approx(norm, rel=1e-6)
+    expected = np.frombuffer(whole.weights(), np.float32)
+    assert following - weights == pytest.approx(expected - weights, rel=1e-5, abs=1e-7)
+    if share > 1:
+        assert following.tobytes() == whole.weights()
+
+
 @given(size=st.integers(0, 5 * BLOCK), count=st.integers(1, 4), seed=st.integers(0, 9))
 def test_digests_of_slices_add_up_to_that_of_the_whole(size: int, count: int, seed: int) -> None:
     vector = drawn(size, seed)
