@@ -459,9 +459,10 @@ class PlanInForce(Answer):
     deadline_left_s: float | None = Field(description="Null: the job has none.")
     spent_usd: Spent
     expected_cost_usd: float = Field(description="Of what is left.")
+    transfer_usd: float = Field(description="Of that, for what machines and servers send.")
     expected_runtime_s: float = Field(description="Of what is left.")
     on_demand_only_usd: float = Field(description="Of what is left, with every worker on demand.")
-    predicted_usd: float = Field(description="Spent by then, and expected from then on.")
+    predicted_usd: float = Field(description="Of machines: spent by then, expected from then on.")
     stability: Stability
     usd_per_hour: dict[str, float] = Field(description="Of one machine by pool, when it decided.")
     believed: Estimates

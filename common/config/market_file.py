@@ -54,6 +54,7 @@ class OnDemandPool(Part):
     usd_per_hour: Positive | dict[str, Positive]  # by type, where there are several
     start_up_s: Seconds = 0.0
     billing: BillingSpec | None = None  # None: as the fleet's provider does
+    transfer_usd_per_gb: Seconds = 0.0  # of what machines and the servers send each other
     instance_types: tuple[str, ...] = ()  # EC2: any of them will do; empty: the template's
 
     @property
@@ -95,6 +96,7 @@ class SpotPool(Part):
     capacity: Count | None = None
     start_up_s: Seconds = 0.0
     billing: BillingSpec | None = None  # likewise
+    transfer_usd_per_gb: Seconds = 0.0  # likewise
     instance_types: tuple[str, ...] = ()
     # EC2: availability zones that prices are asked of, empty: all; and where machines are asked for
     # unless subnets say where.

@@ -524,6 +524,10 @@ class ProvisioningSpec(Part):
     """Of meeting the deadline; for `chance` and `reassign`."""
     review_s: Positive | None = None
     """How often the policy is asked; by default as often as it likes."""
+    update_mb: float | None = Field(default=None, ge=0)
+    """Megabytes that a machine sends and receives for an update, as measured, where its traffic is
+    paid for (`transfer_usd_per_gb` of the market file); by default what the weights of a built-in
+    task take both ways, and 0 for a task of your own."""
 
 
 class EvaluationSpec(Part):

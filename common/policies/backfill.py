@@ -133,8 +133,8 @@ def outages(on_demand: Pool, spot: Pool) -> Outages:
         relaxation_s=alpha * mean_off_s,
         stand_in_idle_s=idle_s,
         alone_usd_per_s=spot.wanted_usd_per_s,
-        stand_in_usd_per_s=stood_in * on_demand.usd_per_s,
-        on_demand_usd_per_s=on_demand.usd_per_s,
+        stand_in_usd_per_s=stood_in * on_demand.wanted_usd_per_s,
+        on_demand_usd_per_s=on_demand.wanted_usd_per_s,
     )
 
 

@@ -183,7 +183,7 @@ class Prospect:
 
     def _useful_spot(self) -> int:
         spot, alpha = self._spot, self._availability
-        most_usd_per_s = spot.availability * spot.speed * self._on_demand.usd_per_s
+        most_usd_per_s = spot.availability * spot.speed * self._on_demand.wanted_usd_per_s
         if not alpha or spot.wanted_usd_per_s >= most_usd_per_s:
             return 0
         needed = self._work.group_size / spot.speed / alpha
@@ -215,7 +215,8 @@ class Prospect:
 
     def usd_per_s(self, on_demand: int, spot: int) -> float:
         """What so many machines cost while they run."""
-        return on_demand * self._on_demand.usd_per_s + spot * self._spot.wanted_usd_per_s
+        dear, cheap = self._on_demand.wanted_usd_per_s, self._spot.wanted_usd_per_s
+        return on_demand * dear + spot * cheap
 
     def _blackout(self, on_demand: int, spot: int) -> float:
         """Bound the probability of a stretch without any machine that outlasts the slack."""

@@ -192,6 +192,7 @@ class PolicyRunner:
             usd_per_hour={pool.name: pool.usd_per_hour for pool in pools},
             believed=self._estimator.believed(now_s),
             warning=self.warning,
+            transfer_usd=bounded(share * plan.expected_runtime_s * _transfer_usd_per_s(decision)),
             answers=max(ledger.replans, default=-1),
         )
 
@@ -257,6 +258,15 @@ class PolicyRunner:
                 own = not instance.stand_in or on_demand
                 up[instance.slot] |= own and (instance.running or coming)
         return up
+
+
+def _transfer_usd_per_s(decision: Decision) -> float:
+    """What the traffic of a plan's machines costs on average."""
+    pools = decision.basis.pools
+    usd_per_s = [pool.availability * pool.transfer_usd_per_s for pool in pools]
+    had = decision.places[decision.places != NOWHERE]
+    beside = np.count_nonzero(decision.stand_ins) * usd_per_s[ON_DEMAND]
+    return float(np.array(usd_per_s)[had].sum() + beside)
 
 
 def _policy(settings: ProvisionerSettings) -> Policy:

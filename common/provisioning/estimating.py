@@ -26,6 +26,7 @@ from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.theory.losses import LossTally
 from common.theory.streams import StreamTally
 from common.theory.tallies import GradientTally
+from common.theory.work import gb_per_hour
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -241,9 +242,17 @@ class Estimator:
 
     def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:
         """The market's pools with prices of now and availability as it was seen."""
+        settings = self.settings
+        per_update = settings.group_size * settings.batch_size
+        updates_per_s = float(self.arrivals(now_s).value) / per_update
+        moved = gb_per_hour(settings.update_mb, updates_per_s)
         on_demand, *spot = (
-            replace(pool, usd_per_hour=usd_per_hour.get(pool.name, pool.usd_per_hour))
-            for pool in self.settings.pools
+            replace(
+                pool,
+                usd_per_hour=usd_per_hour.get(pool.name, pool.usd_per_hour),
+                gb_per_hour=moved if pool.transfer_usd_per_gb else 0.0,
+            )
+            for pool in settings.pools
         )
         seen = (
             replace(

@@ -86,12 +86,13 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
         str, EstimateRecord
     ]  # "arrivals_per_s", "gradient_s", "availability.<pool>", ...
     warning: str = ""  # the fleet is below what Proposition 1 needs, and why it is left so
+    transfer_usd: float = 0.0  # of the expected cost: what machines and servers send each other
     answers: int = -1  # offset of the latest ReplanAsked that had been read, -1 for none
 
     @property
     def predicted_usd(self) -> float:
-        """What the whole job costs if it comes as expected."""
-        return self.spent_usd + self.expected_cost_usd
+        """What the machines of the whole job cost if it comes as expected."""
+        return self.spent_usd + self.expected_cost_usd - self.transfer_usd
 
 
 class LaunchRequested(msgspec.Struct, frozen=True, tag="ordered"):

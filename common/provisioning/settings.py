@@ -35,6 +35,7 @@ class ProvisionerSettings:
     policy: PolicyName = "adaptive"
     probability: float = 0.95  # of the deadline, where a policy promises one
     review_s: float | None = None  # how often the policy is asked; None: as it likes
+    update_mb: float = 0.0  # megabytes that a machine moves for an update
     balanced: bool = False  # ask it for fewer workers where time x cost is less: see `sizing`
 
     lease_ttl_s: float = 10.0  # how long a dead provisioner is waited for

@@ -129,7 +129,7 @@ def cost_curve(work: Work, market: Market, order: Order | None = None) -> CostCu
     first = np.concatenate(([0.0], np.cumsum(work.rates_per_s[order])))
     rate = alpha * first + (first[-1] - first)  # records per second
     spot = np.arange(count + 1)
-    usd_per_s = (count - spot) * market.on_demand.usd_per_s
+    usd_per_s = (count - spot) * market.on_demand.wanted_usd_per_s
     usd_per_s += spot * market.spot.wanted_usd_per_s
     runs = rate > 0
     runtimes = np.full(count + 1, np.inf)
@@ -147,7 +147,7 @@ def choose(curve: CostCurve, market: Market) -> tuple[int, Binding]:
         return 0, "infeasible"
     if market.spot.availability == 0:
         return 0, "availability"
-    if market.spot.wanted_usd_per_s >= market.spot.availability * market.on_demand.usd_per_s:
+    if market.spot.wanted_usd_per_s >= market.spot.availability * market.on_demand.wanted_usd_per_s:
         return 0, "price"
     best = int(np.argmin(np.where(curve.feasible, curve.costs_usd, np.inf)))
     binding: Binding = "deadline"

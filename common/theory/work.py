@@ -70,7 +70,7 @@ class Work:
 
     def on_demand_only_usd(self, pool: Pool) -> float:
         """What theta_0 costs with every worker on a machine of this pool."""
-        return self.workers * self.undisturbed_s * pool.usd_per_s
+        return self.workers * self.undisturbed_s * pool.wanted_usd_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,8 @@ class Pool:
     capacity: int | None = None  # machines that can be had at once; None: as many as wanted
     start_up_s: float = 0.0  # from the request to the first record; paid for
     billing: Billing = BY_THE_SECOND
+    transfer_usd_per_gb: float = 0.0  # of what its machines and the servers send each other
+    gb_per_hour: float = 0.0  # that a machine moves so
 
     def __post_init__(self) -> None:
         not_negative(f"{self.name}.usd_per_hour", self.usd_per_hour)
@@ -96,6 +98,8 @@ class Pool:
         positive(f"{self.name}.cycle_s", self.cycle_s)
         positive(f"{self.name}.speed", self.speed)
         not_negative(f"{self.name}.start_up_s", self.start_up_s)
+        not_negative(f"{self.name}.transfer_usd_per_gb", self.transfer_usd_per_gb)
+        not_negative(f"{self.name}.gb_per_hour", self.gb_per_hour)
         if self.capacity is not None:
             not_negative(f"{self.name}.capacity", self.capacity)
 
@@ -105,19 +109,30 @@ class Pool:
         return self.usd_per_hour / HOUR_S
 
     @property
+    def transfer_usd_per_s(self) -> float:
+        """The price of what a machine moves in a second."""
+        return self.transfer_usd_per_gb * self.gb_per_hour / HOUR_S
+
+    @property
     def wanted_usd_per_s(self) -> float:
         """What a second costs on average in which a machine is wanted, whether or not it is had.
 
-        Interrupted after exponential times of mean alpha cycle, it is not paid for all of them.
+        Interrupted after exponential times of mean alpha cycle, it is not paid for all of them;
+        what it moves is.
         """
         if self.availability == 1:
-            return self.usd_per_s
+            return self.usd_per_s + self.transfer_usd_per_s
         paid = self.billing.paid_share(self.availability * self.cycle_s)
-        return self.availability * self.usd_per_s * paid
+        return self.availability * (self.usd_per_s * paid + self.transfer_usd_per_s)
 
     def at_most(self, machines: int) -> int:
         """Limit a number of machines to those that it has."""
         return machines if self.capacity is None else min(machines, self.capacity)
+
+
+def gb_per_hour(update_mb: float, updates_per_s: float) -> float:
+    """Say how much a machine moves that takes part in every update."""
+    return update_mb / 1e3 * updates_per_s * HOUR_S
 
 
 @dataclass(frozen=True, slots=True)

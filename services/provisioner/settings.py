@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.errors import UserError
+from common.learning.task_options import options_of
 from common.provisioning.settings import ProvisionerSettings
 from common.theory.work import Pool
 
 if TYPE_CHECKING:
     from common.config.market_file import Market
+    from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
 
 # How often the provider is looked at: processes are there to be watched, and cost nothing to list;
@@ -48,6 +50,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         policy=spec.policy,
         probability=asked.probability,
         review_s=asked.review_s,
+        update_mb=_update_mb(spec),
         balanced=spec.tuner is not None and spec.tuner.workers is not None,
         lease_ttl_s=_LEASE_TTL_S[market.fleet],
         look_s=_LOOK_S[market.fleet],
@@ -55,6 +58,16 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         reviewed_s=_REVIEWED_S[market.fleet],
         warned_s=_REVIEWED_S[market.fleet],
     )
+
+
+def _update_mb(spec: JobSpec) -> float:
+    """What a machine moves for an update: the model to it, a gradient from it, uncompressed."""
+    asked = spec.provisioning
+    if asked is not None and asked.update_mb is not None:
+        return asked.update_mb
+    if not spec.task.name:
+        return 0.0  # nobody knows how large the model of a task of one's own is
+    return 2 * 4 * options_of(spec.task.name, spec.task_options).parameters / 1e6
 
 
 def pools_of(market: Market) -> tuple[Pool, ...]:
@@ -68,6 +81,7 @@ def pools_of(market: Market) -> tuple[Pool, ...]:
         alone.least_usd_per_hour,
         start_up_s=alone.start_up_s,
         billing=market.billing(alone),
+        transfer_usd_per_gb=alone.transfer_usd_per_gb,
     )
     spot = (
         Pool(
@@ -79,6 +93,7 @@ def pools_of(market: Market) -> tuple[Pool, ...]:
             pool.capacity,
             pool.start_up_s,
             market.billing(pool),
+            pool.transfer_usd_per_gb,
         )
         for pool in market.spot
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from common.simulation.experiments.arrivals import draw_rates
 from common.simulation.experiments.policy_driver import Givens
 from common.simulation.experiments.preemption import offers_of
 from common.simulation.experiments.prices import ConstantPrices, prices_of
-from common.theory.work import Pool
+from common.theory.work import Pool, gb_per_hour
 from common.traces.files import common_starts_s, traced
 from common.traces.spec import TraceSpec
 
@@ -70,8 +70,10 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
         deadline_s = np.full(runs, experiment.deadline_s)
     else:
         deadline_s = undisturbed_s * (experiment.deadline_factor or 1.0)
+    updates_per_s = experiment.updates / float(undisturbed_s.mean())
+    moved = gb_per_hour(experiment.update_mb, updates_per_s)
     givens = Givens(
-        tuple(pools),
+        tuple(replace(pool, gb_per_hour=moved) for pool in pools),
         rates_per_s,
         experiment.group_size,
         experiment.batch_size,
@@ -89,6 +91,7 @@ def _on_demand(experiment: Experiment) -> Pool:
         spec.usd_per_hour,
         start_up_s=spec.start_up_s,
         billing=spec.billing.rules(),
+        transfer_usd_per_gb=spec.transfer_usd_per_gb,
     )
 
 
@@ -119,6 +122,7 @@ def _spot(spec: SpotSpec, prices: Prices, folder: Path, workers: int) -> Pool:
         spec.capacity,
         spec.start_up_s,
         spec.billing.rules(),
+        spec.transfer_usd_per_gb,
     )
 
 

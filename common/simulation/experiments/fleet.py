@@ -123,7 +123,7 @@ class Fleet:
         stand_ins: (R, N) bool, as ordered.
         active: (R, N) bool, slots in which a machine works; it and `own_up` change with each step.
         own_up: (R, N) bool, slots whose own machine works.
-        usd: (P, R) what each pool has cost so far; stand-ins are the first pool's.
+        usd: (P, R) what each pool and its traffic have cost so far; stand-ins are the first pool's.
         machine_s: (P, R) seconds of machines, start-up included, billed but not used excluded.
         wanted_s: (P, R) seconds for which slots wanted an own machine, offered or not.
         own_s: (P, R) seconds for which they had one.
@@ -153,6 +153,7 @@ class Fleet:
         self._own_paid = np.zeros((len(pools), runs))
         self._wanted = np.zeros((len(pools), runs))
         self._usd_per_s = np.zeros((len(pools), runs))
+        self._transfer = np.array([[pool.transfer_usd_per_s] for pool in pools])
         self._plain = np.array([[float(pool.billing.by_the_second)] for pool in pools])
         self._speeds: Array | None = None
         self.places = np.full(shape, NOWHERE, np.int8)
@@ -234,7 +235,8 @@ class Fleet:
             self._speeds = None
         self._ordered = False
         self._now_s = now_s
-        self.usd += self._plain * self._paid * self._usd_per_s * self.step_s
+        usd_per_s = self._plain * self._usd_per_s + self._transfer
+        self.usd += self._paid * usd_per_s * self.step_s
         for seats in self._seats:
             if seats.metered:
                 having = np.flatnonzero(seats.has)
@@ -259,7 +261,7 @@ class Fleet:
         if self._now_s is None:
             raise ParameterError("runs", "nothing runs before the first step")
         beyond_s = after_s - self.step_s
-        usd_per_s = self._plain * self._usd_per_s[:, runs]
+        usd_per_s = self._plain * self._usd_per_s[:, runs] + self._transfer
         self.usd[:, runs] += self._paid[:, runs] * usd_per_s * beyond_s
         self.machine_s[:, runs] += self._paid[:, runs] * beyond_s
         end_s, rest_s = np.zeros((2, self.runs))

@@ -89,7 +89,7 @@ class Givens:
     @property
     def on_demand_only_usd(self) -> Array:
         """(R,) what theta_0 costs with all workers on demand."""
-        return self.undisturbed_s * self.workers * self.pools[ON_DEMAND].usd_per_s
+        return self.undisturbed_s * self.workers * self.pools[ON_DEMAND].wanted_usd_per_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -79,12 +79,18 @@ class GradientSpec(Part):
 StartUp = Annotated[float, Field(ge=0, description="From the order until the worker works.")]
 
 
+Transfer = Annotated[
+    float, Field(ge=0, description="Of what machines and servers send each other, see update_mb.")
+]
+
+
 class OnDemandSpec(Part):
     """Machines that are never preempted."""
 
     usd_per_hour: Positive = Field(description="pi_o")
     start_up_s: StartUp = 0.0
     billing: BillingSpec = BillingRules()
+    transfer_usd_per_gb: Transfer = 0.0
 
 
 class SpotSpec(Part):
@@ -109,6 +115,7 @@ class SpotSpec(Part):
     capacity: Count | None = Field(default=None, description="Machines; null: as many as asked.")
     start_up_s: StartUp = 0.0
     billing: BillingSpec = BillingRules()
+    transfer_usd_per_gb: Transfer = 0.0
 
 
 class PolicySpec(Part):
@@ -172,6 +179,9 @@ class Experiment(Part):
     )
     while_preempted: Literal["pause", "keep"] = Field(
         default="pause", description="hold: whether its records wait in Kafka."
+    )
+    update_mb: Seconds = Field(
+        default=0.0, description="Megabytes that a machine sends and receives for an update."
     )
     on_demand: OnDemandSpec
     spot: tuple[SpotSpec, ...] = Field(min_length=1, description="Pools of spot machines.")

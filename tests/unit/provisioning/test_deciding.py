@@ -65,6 +65,25 @@ def test_a_price_that_moves_is_told_and_the_policy_asked(street: Street) -> None
     assert {machine.pool for machine in desk.provisioner.ledger.running} == {"on-demand"}
 
 
+def test_traffic_is_weighed_and_told_apart_from_machines(street: Street) -> None:
+    # 8 records a second, 40 to an update of 1 GB: 720 GB an hour of each machine
+    def settings(usd_per_gb: float) -> ProvisionerSettings:
+        spot = replace(SPOT, transfer_usd_per_gb=usd_per_gb)
+        return replace(SETTINGS, update_mb=1000.0, pools=(ON_DEMAND, spot))
+
+    at_work(street, settings(0.01))
+    (dear,) = plans(street)
+    assert (set(dear.places), dear.transfer_usd) == ({0}, 0.0)
+    elsewhere = Street()
+    at_work(elsewhere, settings(0.0005))
+    (cheap,) = plans(elsewhere)
+    assert set(cheap.places) == {1}
+    assert cheap.transfer_usd == pytest.approx(0.36 / 3600 * 4 * 0.9 * cheap.expected_runtime_s)
+    machines_usd = cheap.expected_cost_usd - cheap.transfer_usd
+    assert cheap.predicted_usd == pytest.approx(cheap.spent_usd + machines_usd)
+    assert cheap.transfer_usd / cheap.expected_cost_usd == pytest.approx(0.36 / 0.61)
+
+
 def test_who_asks_for_a_plan_gets_one_even_if_it_stays_as_it_is(street: Street) -> None:
     desk = at_work(street)
     street.append(ReplanAsked(street.clock(), "ada", "to be sure"))

@@ -11,6 +11,7 @@ from common.core.spans import Partition
 from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
+from common.learning.task_options import options_of
 from services.provisioner.settings import pools_of, provisioner_settings
 
 if TYPE_CHECKING:
@@ -64,6 +65,16 @@ def test_reassign_is_refused_where_streams_wait_for_their_worker() -> None:
     asked = f"{JOB}on_preemption: hold\nprovisioning: {{workers: 3, policy: reassign}}\n"
     with pytest.raises(UserError, match="add `on_preemption: reassign`"):
         parse_job(asked)
+
+
+def test_what_a_machine_moves_is_twice_the_model_unless_the_job_says() -> None:
+    asked = f"{JOB}provisioning: {{workers: 3}}\n"
+    measured = f"{JOB}provisioning: {{workers: 3, update_mb: 0.5}}\n"
+    spec = record(asked).spec
+
+    weights = options_of(spec.task.name or "", spec.task_options).parameters
+    assert provisioner_settings(record(asked), MARKET).update_mb == 8 * weights / 1e6
+    assert provisioner_settings(record(measured), MARKET).update_mb == 0.5
 
 
 def test_a_job_without_provisioning_is_not_rented_for() -> None:

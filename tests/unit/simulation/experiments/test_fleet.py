@@ -159,6 +159,15 @@ def test_the_last_step_is_billed_as_far_as_it_was_used() -> None:
     assert fleet.places[0].tolist() == [NOWHERE, NOWHERE]
 
 
+def test_traffic_is_paid_while_a_machine_is_had() -> None:
+    # 7.2 GB an hour at 0.5 USD are 0.001 USD a second; three steps, the last one used by half
+    spot = Pool("spot", CHEAP, 0.9, transfer_usd_per_gb=0.5, gb_per_hour=7.2)
+    fleet = one_slot(ON_DEMAND_POOL, spot, SPOT)
+    go_through(fleet, "##.#")
+    fleet.stop(np.array([0]), np.array([1.0]))
+    assert fleet.cost_usd[0] == pytest.approx(5 * (0.5 + 0.001))
+
+
 def test_the_minimum_is_billed_at_the_end_too() -> None:
     fleet = one_slot(Pool("on-demand", DEAR, billing=A_MINUTE), SPOT_POOL, ON_DEMAND)
     go_through(fleet, "##")
