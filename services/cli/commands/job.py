@@ -13,7 +13,6 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from common.core.scores import WINDOWED
 from common.errors import UserError
 from common.topics import names as topics
 from services.cli.commands.requeue import replay, requeue
@@ -373,6 +372,8 @@ def _render(job: str, picture: Picture) -> Group:
     numbers = Text("   ".join(f"{name} {value}" for name, value in present))
     if progress.note:
         numbers.append(f"\nnote: {progress.note}", "yellow")
+    from common.core.scores import WINDOWED  # noqa: PLC0415 -- loads numpy
+
     windowed = [name for name in WINDOWED if name in progress.metrics]
     if windowed:
         told = "   ".join(f"{name} {progress.metrics[name]:.4f}" for name in windowed)

@@ -16,6 +16,7 @@ from common.provisioning.records import Ended, LaunchRequested, Lead, Started
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import names as topics
+from common.wire.messages import AUDIT_FORMAT
 from services.admin.live.follower import JobFollower, Sources
 from tests.unit.admin.live.helpers import JOB, Topics, eventually, job, lead, update
 
@@ -286,7 +287,8 @@ def test_garbage_is_passed_over(rig: Rig) -> None:
 
 def test_what_a_newer_program_wrote_is_said(rig: Rig) -> None:
     with rig.log.anyway():
-        rig.log.append(UPDATES.topic, 0, None, b'{"type":"update","format":4}')
+        later = b'{"type":"update","format":%d}' % (AUDIT_FORMAT + 1)
+        rig.log.append(UPDATES.topic, 0, None, later)
     rig.follower.start()
     eventually(lambda: rig.follower.ended_s is not None)
     with pytest.raises(UnavailableError, match="run a newer program"):
