@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.config.synchronisation import Count, Part, Positive
+from common.config.synchronisation import MOST, Count, Part, Positive
 
 _OF_SLICES = ("stage", "servers", "owners", "backup")
 
@@ -29,7 +29,9 @@ class AggregationSpec(Part):
     stage: Literal["auto", 1, 2, 3] = "auto"
     """Of `slices`: owners are reliable machines (1), half of the spot machines (2), likewise while
     reliable ones only keep backups (3); `auto`: by the ratio of spot to reliable ones."""
-    servers: Literal["auto"] | Annotated[int, Field(json_schema_extra={"minimum": 1})] = "auto"
+    servers: (
+        Literal["auto"] | Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MOST})]
+    ) = "auto"
     """Of `slices`: how many own some; `auto`: half of the spot machines, at least one."""
     owners: Annotated[int, Field(ge=1, le=3)] = 2
     """Of `slices`: how many own each."""
@@ -51,7 +53,9 @@ class AggregationSpec(Part):
         given = [name for name, field in fields if getattr(self, name) != field.default]
         if self.mode == "board" and given:
             raise ValueError(f"{given[0]}: is of mode: group, got mode: board: leave it out")
-        if self.servers != "auto" and self.servers < 1:  # said once, and not as both of its types
+        if (
+            self.servers != "auto" and not 1 <= self.servers <= MOST
+        ):  # said once, and not as both of its types
             raise ValueError(f"servers: must be auto or at least 1, got {self.servers}")
         sliced = [name for name in _OF_SLICES if name in given]
         if self.layout == "replicas" and sliced:

@@ -372,7 +372,7 @@ def _render(job: str, picture: Picture) -> Group:
     numbers = Text("   ".join(f"{name} {value}" for name, value in present))
     if progress.note:
         numbers.append(f"\nnote: {progress.note}", "yellow")
-    from common.core.scores import WINDOWED  # noqa: PLC0415 -- loads numpy
+    from common.core.scores import WINDOWED  # it loads numpy, which `--help` does not need
 
     windowed = [name for name in WINDOWED if name in progress.metrics]
     if windowed:
