@@ -15,12 +15,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from common.core import commands as do
 from common.core import events
 from common.core.leader import STOPPED, Leader
 from common.core.losses import Wish
 from common.core.messages import CHANCES, Lead, Quarantined, UpdateApplied
 from common.core.snapshot_search import Chosen, Lost, SnapshotSearch, Wait
+from common.core.snapshots import roll_forward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
     from common.core.history import History
-    from common.core.messages import AuditRecord
+    from common.core.messages import AuditRecord, ModelId
     from common.core.settings import CoordinatorSettings
     from common.core.snapshots import Snapshot
 
@@ -40,6 +44,7 @@ AGAIN_S = 0.5
 # that has not come by then will not, so try afresh. Long, because nobody else may lead meanwhile,
 # and giving up what is only late costs a search more; what fails says so by an event, at once.
 CANDIDACY_S = 60.0
+MOST_BEHIND = 100  # updates that a member may be that has heard nothing, and still be of use
 RENEWALS = 3  # lease renewals per lifetime: two may fail
 # Times its lifetime that a lease is asked for, at most, by a process that was deposed as a leader,
 # and so was slow: each time twice as long, so that it is not deposed again for the same reason.
@@ -76,6 +81,9 @@ class Coordinator:
         self._candidacy: _Candidacy | None = None
         self._history: History | None = None
         self._leader: Leader | None = None
+        self._limit: ModelId | None = None  # of its candidacy: see `SnapshotSearch`
+        self._strikes = dict[int, int]()  # that it knew of as a leader, before it fell back
+        self._returned = frozenset[int]()  # likewise, batches that it had put back once
         self._held = False  # it met trouble, and waits for a person
         self.finished = False
 
@@ -89,6 +97,8 @@ class Coordinator:
         if self.finished:
             return ()
         commands = list(self._on(event, now))
+        if self._leader is not None and self._leader.fallback is not None:
+            commands += self._fall_back(self._leader.fallback, now)
         if do.Finish in map(type, commands):
             self._reset()
             self.finished = True
@@ -193,6 +203,7 @@ class Coordinator:
             since = self._searching_since
             if since is None or now - since > SEARCH_S:
                 self._searching_since = now
+                self._limit, self._strikes, self._returned = None, {}, frozenset()
                 yield self._search.begin()
 
     # --- from the lease to the Lead record ---------------------------------------------------
@@ -204,6 +215,13 @@ class Coordinator:
             case Chosen(snapshot, history) as chosen:
                 self._searching_since = None
                 self._history = history
+                if self._settings.aggregation is not None:
+                    rolled = roll_forward(snapshot, history, found.updates, self._limit)
+                    # What killed all that held an update would kill the next ones, and again.
+                    returned = tuple(sorted({*rolled.returned, *self._returned}))
+                    strikes = rolled.strikes | self._strikes
+                    rolled = replace(rolled, strikes=strikes, returned=returned)
+                    chosen = chosen._replace(snapshot=rolled)
                 self._candidacy = _Candidacy(chosen, now)
                 yield do.RestoreSnapshot(snapshot)
             case Lost(reason):
@@ -221,7 +239,7 @@ class Coordinator:
             self._search.leave_out(snapshot)
             self._candidacy = self._history = None
             self._searching_since = now
-            yield self._search.begin()
+            yield self._search.begin(self._limit)
 
     def _stand(self, number: int, now: float) -> Iterator[CoordinatorCommand]:
         """Stand as a candidate: the weights are in hand."""
@@ -240,6 +258,7 @@ class Coordinator:
                 epoch=max(number, max(after, chosen.above) + 1 + number % CHANCES),
                 after_loss=max(self._wish.after_loss, self._history.after_loss),
                 loss=chosen.loss,
+                exact=(self._settings.aggregation is not None and self._limit is None) or UNSET,
             )
         )
 
@@ -260,7 +279,10 @@ class Coordinator:
                 "",
             )
         elif counts and self._leader is not None and record is not None:
-            history.forget_before(history.head.version)  # a Lead that goes back ends it all anyway
+            # A Lead that goes back ends it all anyway; where members hold the weights, a few of
+            # them may be behind.
+            behind = 0 if self._settings.aggregation is None else MOST_BEHIND
+            history.forget_before(history.head.version - behind)
             yield from self._leader.audit_read(record, now)
 
     def _is_void(self, history: History, record: UpdateApplied | Quarantined) -> bool:
@@ -308,6 +330,15 @@ class Coordinator:
             self._settings.lease_ttl_s
         )  # what was torn may be mended till then
         self._held = True
+
+    def _fall_back(self, base: ModelId, now: float) -> Iterator[CoordinatorCommand]:
+        """Nobody holds the newest update any more: stand again, from an older one."""
+        if self._leader is not None:
+            self._strikes, self._returned = self._leader.strikes, self._leader.returned
+        self._reset()
+        yield do.StepDown(f"nobody holds the newest update: back to version {base.version}")
+        self._searching_since, self._limit = now, base
+        yield self._search.begin(base)
 
     def _deposed(self, reason: str) -> Iterator[CoordinatorCommand]:
         self._lifetimes = min(2 * self._lifetimes, LONGEST_LEASE)

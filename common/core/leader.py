@@ -8,6 +8,7 @@ synchronous rule, there is one.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,16 @@ from msgspec import UNSET
 
 from common.core import commands as do
 from common.core import losses
+from common.core.aggregation import BoardAggregation
+from common.core.group.leading import GroupAggregation
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
 from common.core.liveness import Liveness
 from common.core.losses import Wish
 from common.core.messages import (
+    Failed,
     Gradient,
+    GradientReady,
     LeaderStatus,
     ModelId,
     Opened,
@@ -51,10 +56,11 @@ if TYPE_CHECKING:
     from common.core.history import History
     from common.core.losses import Parted
     from common.core.messages import (
+        Assignment,
         AuditRecord,
         Batch,
         ControlRecord,
-        Failed,
+        GroupReply,
         Reply,
         Synchrony,
     )
@@ -64,8 +70,12 @@ if TYPE_CHECKING:
 
 
 NO_WISH = Wish()
+DIVERGED = (
+    "diverged: a sum of finite gradients is not finite; lower the learning rate and start again"
+)
 STOPPED = "stopped by its owner"
 OVER = "its round is over"
+DIED = "poison: its workers died of it"
 REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
 
 
@@ -126,6 +136,12 @@ class Leader:
         self._scatters = dict[int, Scatter]()  # of updates, until their sum is known
         self._liveness = Liveness(settings.heartbeats_grace_s)
         self._publisher = SnapshotSchedule(settings, snapshot, history, now)
+        grace_s = settings.heartbeats_grace_s
+        self._aggregation = (
+            BoardAggregation(settings)
+            if settings.aggregation is None
+            else GroupAggregation(epoch, snapshot, history, settings.aggregation, grace_s)
+        )
         self._settled = snapshot.settled
         self._triggers = 0
         self._oldest: tuple[int | None, int] = (None, 0)  # that waits, and since which version
@@ -141,6 +157,21 @@ class Leader:
     def model(self) -> ModelId:
         """The current weights, as this leader names them."""
         return ModelId(self._epoch, self._made.version)
+
+    @property
+    def fallback(self) -> ModelId | None:
+        """The version to go back to, where nobody holds the newest any more; mostly None."""
+        return self._aggregation.fallback
+
+    @property
+    def strikes(self) -> dict[int, int]:
+        """What it knows of batches that may be poison."""
+        return self._suspects.strikes
+
+    @property
+    def returned(self) -> frozenset[int]:
+        """Batches that `on_missing: proceed` has put back once, so that they are awaited now."""
+        return frozenset(self._returned)
 
     @property
     def calm(self) -> bool:
@@ -197,7 +228,7 @@ class Leader:
 
     def begin(self, now: float) -> Iterator[CoordinatorCommand]:
         """The first commands; dead letters that an earlier leader owed are written again."""
-        yield do.PublishModel(self.model)
+        yield from self._aggregation.publish(self.model)
         yield self._leader_status(now)
         yield do.ReadHeartbeats()
         for record in self._history.quarantined.values():
@@ -282,26 +313,46 @@ class Leader:
                 self._rounds.release(reply.worker, reply.finishing)
                 continue
             self._liveness.clear(reply.worker)
-            if self._is_over(reply):
+            if not isinstance(reply, Gradient | GradientReady | Failed):
+                yield from self._heard(reply, now)
+            elif self._is_over(reply):
                 yield do.Drop(reply, OVER)
-            elif isinstance(reply, Gradient):
+            elif isinstance(reply, Failed):
+                yield from self._failed(reply)
+            elif reason := self._aggregation.why_not(reply):
+                self._rounds.requeue(reply.worker, reply.batches, reply.model.version)
+                yield do.Drop(reply, reason)
+            else:
                 round_, reason = self._rounds.count(reply, self._made.version)
                 if round_ is None:
                     yield do.Drop(reply, reason)
                 else:
                     self._switch.computed(reply.seconds)
-                    yield do.AddGradient(round_.number, reply)
-            else:
-                yield from self._failed(reply)
+                    yield from self._aggregation.count(round_, reply)
         yield from self._advance(now)
 
     def summed(self, event: Summed, now: float) -> Iterator[CoordinatorCommand]:
         """Learn how large the sum of an update was: K may be another one from now on."""
-        own = event.model.epoch == self._epoch
-        scatter = self._scatters.pop(event.model.version, None) if own else None
-        if scatter is not None and self._tuner is not None:
-            self._tuner.observe(scatter, event.square)
+        if event.model.epoch == self._epoch and self._observe(event.model.version, event.square):
             yield from self._advance(now)
+
+    def _observe(self, version: int, square: float) -> bool:
+        """Whether the tuner learns something of the sum of an update."""
+        scatter = self._scatters.pop(version, None)
+        if scatter is None or self._tuner is None:
+            return False
+        self._tuner.observe(scatter, square)
+        return True
+
+    def _heard(self, reply: GroupReply, now: float) -> Iterator[CoordinatorCommand]:
+        """Learn what a member holds, or has finished."""
+        if reply.model.epoch != self._epoch:
+            yield do.Drop(reply, OVER)
+            return
+        yield from self._seen(self._aggregation.hear(reply, now))
+        for worker in self._aggregation.take_reborn():
+            for batch in self._rounds.vanish(worker):
+                yield from self._quarantine(batch, DIED)
 
     def workers_seen(
         self, statuses: Mapping[WorkerId, str], now: float
@@ -312,7 +363,7 @@ class Leader:
             self._rounds.release(worker)
         for worker in sorted(departures.lost):
             for batch in self._rounds.vanish(worker):
-                yield from self._quarantine(batch, "poison: its workers died of it")
+                yield from self._quarantine(batch, DIED)
         yield from self._advance(now)
 
     def audit_read(self, record: AuditRecord, now: float) -> Iterator[CoordinatorCommand]:
@@ -322,6 +373,8 @@ class Leader:
         elif isinstance(record, UpdateApplied | Quarantined):
             if isinstance(record, Quarantined):
                 yield do.DeadLetterBatch(record)
+            elif (square := self._aggregation.read_back(record)) is not UNSET:
+                self._observe(record.version, square)
             yield from self._published(self._publisher.publish())
         yield from self._advance(now)
 
@@ -337,7 +390,7 @@ class Leader:
 
     def orders_lost(self, now: float) -> Iterator[CoordinatorCommand]:
         """The board takes orders again: ask at once, since deadlines grew with each lost one."""
-        yield do.PublishModel(self.model)
+        yield from self._aggregation.publish(self.model)
         if len(self._rounds):
             self._rounds.recall()
             yield from self._advance(now)
@@ -380,14 +433,15 @@ class Leader:
         stop_at = float("inf") if self._goal.stop_at is None else self._goal.stop_at
         if self.calm:
             return min(stop_at, self._news_due)
-        times = [min(self._leader_status_at + self._settings.leader_status_s, self._news_due)]
+        status_due = min(self._leader_status_at + self._settings.leader_status_s, self._news_due)
+        times = [status_due, self._aggregation.due()]
         if self._finishing:
-            return times[0]  # only the audit is waited for
+            return min(times)  # only the audit is waited for, or a member that stores a checkpoint
         if len(self._rounds):
-            times.append(self._rounds.due() or times[0])
+            times.append(self._rounds.due() or status_due)
         linger_s = self._settings.group_linger_s
         if linger_s is not None and (len(self._rounds) or len(self._grouper)):
-            times.append(max(self._moved_at + linger_s, times[0]))
+            times.append(max(self._moved_at + linger_s, status_due))
         snapshot_due = self._publisher.due()
         times += [stop_at, *([] if snapshot_due is None else [snapshot_due])]
         return min(times)
@@ -398,11 +452,20 @@ class Leader:
     # --- what now? ---------------------------------------------------------------------------
 
     def _advance(self, now: float) -> Iterator[CoordinatorCommand]:
+        self._aggregation.look(self._liveness.there, self._liveness.live, self._rounds, now)
+        if self._aggregation.diverged:
+            yield from self.hold(DIVERGED)
+        yield from self._decide(now)
+        if self._aggregation.news:
+            yield self._trigger(())
+
+    def _decide(self, now: float) -> Iterator[CoordinatorCommand]:
         self._switch.pass_time(now, len(self._liveness.live) if len(self._rounds) else 0)
         if self._changed is not None and not len(self._rounds) and not self._finishing:
             yield from self._take_change(self._changed, now)
         if self._finishing:
-            if not self._publisher.pending and not self._finished:
+            waits = self._publisher.pending or self._aggregation.storing
+            if not waits and not self._finished:
                 self._finished = True
                 stopped = self._finishing == STOPPED
                 yield do.Finish(self._finishing, self._settings.revision, stopped=stopped)
@@ -452,7 +515,8 @@ class Leader:
                 round_.short = self._why_short(round_, now)
             whole = round_.missing <= 0 or round_.short
             if whole and self._rounds.may_apply(round_, self._made.version):
-                return round_
+                done = self._aggregation.finished(round_, partial(self._draft, round_), now)
+                return round_ if done else None
         return None
 
     def _why_short(self, round_: Round, now: float) -> str:
@@ -474,7 +538,8 @@ class Leader:
 
     def _order(self, now: float) -> Iterator[CoordinatorCommand]:
         """Hand out what is in nobody's hands, beginning what may begin."""
-        trusted, version = self._liveness.trusted(now), self._made.version
+        able, version = self._aggregation.able(self._liveness.live), self._made.version
+        trusted = (able & self._liveness.trusted(now)) or able
         orders = self._rounds.orders(now, trusted, version)
         while self._begin(now, trusted):
             orders += self._rounds.orders(now, trusted, version)
@@ -482,16 +547,22 @@ class Leader:
             return
         asked = {batch.offset for order in orders for batch in order.batches}
         if any(r.asked_again and not asked.isdisjoint(r.todo) for r in self._rounds):
-            yield do.PublishModel(self.model)
+            yield from self._aggregation.publish(self.model)
+        yield self._trigger(orders)
+
+    def _trigger(self, orders: tuple[Assignment, ...]) -> do.PostTrigger:
         self._triggers += 1
-        awaits = self._rounds.awaits(version)
-        yield do.PostTrigger(
+        number, version = TriggerId(self._epoch, self._triggers), self._made.version
+        awaits, group = self._rounds.awaits(version), self._aggregation.orders(number)
+        model = self.model if group is UNSET else ModelId(self._epoch, group.made.version)
+        return do.PostTrigger(
             UpdateTrigger(
-                TriggerId(self._epoch, self._triggers),
-                self.model,
+                number,
+                model,
                 orders,
                 unsettled=self.unsettled,
                 awaits=UNSET if awaits == version else awaits,
+                group=group,
             )
         )
 
@@ -499,7 +570,7 @@ class Leader:
         """Begin a round: where all are in time, audit not too far behind, K wait (or linger)."""
         settings, workers, mode = self._settings, len(self._liveness.live), self.mode
         synchrony = mode.synchrony(workers)
-        if self._wanted != "running" or self._publisher.unread > settings.unread_audits:
+        if self._wanted != "running" or self._publisher.unread > self._aggregation.unread_audits:
             return False
         waiting = len(self._grouper)
         if waiting < synchrony.group_size and not (waiting and self._lingered(now)):
@@ -530,12 +601,15 @@ class Leader:
             self._oldest = oldest, self._made.version
         return self._oldest
 
+    def _draft(self, round_: Round) -> UpdateApplied:
+        """The next update, as this round would make it."""
+        noise_scale = None if self._tuner is None else self._tuner.noise_scale
+        return round_.update(self._epoch, self._made.version + 1, self._progress, noise_scale)
+
     def _apply(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
         self._rounds.end(round_)
         self._moved_at = now
-        tuner = self._tuner
-        noise_scale = None if tuner is None else tuner.noise_scale
-        update = round_.update(self._epoch, self._made.version + 1, self._progress, noise_scale)
+        update = self._aggregation.sign(self._draft(round_))
         if round_.scores is not None:
             update.metrics.update(self._scores.add(round_.scores, now))
         self._progress = update.progress
@@ -546,12 +620,12 @@ class Leader:
         self._returned.difference_update(batch.offset for batch in update.batches)
         self._goal.observe(update.loss, round_.share)
         self._poison.applied(len(update.batches))
-        measured = tuner is not None and self._rule is None
+        measured = self._tuner is not None and self._rule is None
         if measured:
             self._scatters[update.version] = round_.scatter
-        yield do.Apply(round_.number, update, round_.learning_rate, measured)
+        yield from self._aggregation.apply(round_, update, measured=measured)
         yield self._publisher.append(update)
-        yield do.PublishModel(self.model, whole=False)
+        yield from self._aggregation.publish(self.model, whole=False)
         if reason := self._goal.reached(self._progress, now):
             yield from self._finish_job(reason, now)
 
@@ -561,12 +635,12 @@ class Leader:
 
     # --- what goes wrong ---------------------------------------------------------------------
 
-    def _is_over(self, reply: Gradient | Failed) -> bool:
+    def _is_over(self, reply: Gradient | GradientReady | Failed) -> bool:
         """Whether nobody waits for it any more, or it is of weights that this leader never had."""
         version, newest = reply.model.version, self._made.version
         if reply.model.epoch != self._epoch or version > newest or not len(self._rounds):
             return True
-        return not isinstance(reply, Gradient) and version < self._rounds.oldest_asked(newest)
+        return isinstance(reply, Failed) and version < self._rounds.oldest_asked(newest)
 
     def _failed(self, failed: Failed) -> Iterator[CoordinatorCommand]:
         yield do.Drop(
@@ -574,7 +648,7 @@ class Leader:
         )
         verdict = judge(failed, self._rounds)
         if failed.reason == "model_missing":
-            yield do.PublishModel(self.model)
+            yield from self._aggregation.publish(self.model)
         if verdict.hold:
             yield from self.hold(verdict.hold, failed.traceback)
             return
@@ -672,7 +746,7 @@ class Leader:
         )
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(
+        snapshot = Snapshot(
             by=self._epoch,
             made=self._made,
             updates_position=-1,  # known when it is published, as are number and poison
@@ -696,6 +770,7 @@ class Leader:
             synchrony=self._synchrony,
             equivalent=None if self._progress == self._made.version else self._progress,
         )
+        return self._aggregation.marked(snapshot)
 
     def _finish_job(self, reason: str, now: float) -> Iterator[CoordinatorCommand]:
         """Put the rounds in flight back, and take the last checkpoint."""
@@ -713,7 +788,7 @@ class Leader:
             self._rounds.end(round_)
             for batch in round_.batches:
                 self._grouper.add(batch)
-            yield do.DiscardSum(round_.number)
+            yield from self._aggregation.discard(round_)
         yield from self._expire_gone()
 
     def _take_snapshot(self, now: float, *, checkpoint: bool) -> Iterator[CoordinatorCommand]:
@@ -723,6 +798,10 @@ class Leader:
     def _published(
         self, commands: Iterable[do.CopyWeights | do.PublishSnapshot]
     ) -> Iterator[CoordinatorCommand]:
+        yield from self._seen(self._aggregation.snapshots(commands))
+
+    def _seen(self, commands: Iterable[CoordinatorCommand]) -> Iterator[CoordinatorCommand]:
+        """What a checkpoint covers is settled for lag tools, too."""
         for command in commands:
             if isinstance(command, do.PublishSnapshot) and command.checkpoint:
                 self._settled = command.snapshot.settled

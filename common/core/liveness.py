@@ -41,6 +41,11 @@ class Liveness:
         """Workers that may be given new work."""
         return self._live
 
+    @property
+    def there(self) -> frozenset[WorkerId]:
+        """All that live, those that leave with them."""
+        return frozenset(self._status)
+
     def trusted(self, now: float) -> frozenset[WorkerId]:
         """Those of them that are not in doubt; all of them where each one is."""
         if not self._doubted_until:

@@ -396,8 +396,10 @@ class Reduce(msgspec.Struct, frozen=True):
     attempt: AttemptId
     parts: tuple[tuple[tuple[int, ...], ...], ...]  # by rank: batches of each gradient message
     samples: int  # of all gradients
+    local_rate: float = 0.0  # all were taken on a walk at this rate
     learning_rate: float | None = None  # of the step, without its scale; None: the job's
     scale: float = 1.0
+    measured: bool = False  # they are to say how large the sum is
 
 
 class Copy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -488,6 +490,14 @@ class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
     life: int
     attempt: AttemptId
     digest: int  # of the result
+    square: float | UnsetType = UNSET  # |sum of gradients|^2, where that is asked for
+
+
+BrokenReason: TypeAlias = Literal[
+    "left",  # another member had left it, or could not be reached, or it was over
+    "lacks",  # it does not hold the version, or not all gradients that it was to add
+    "not_finite",  # the sum is not finite: it would be so again
+]
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):
@@ -497,8 +507,8 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     model: ModelId
     life: int
     attempt: AttemptId
+    reason: BrokenReason = "left"
     unreachable: tuple[Member, ...] = ()  # whom it could not reach
-    finite: bool = True  # false: the sum was not
 
 
 class StateReport(msgspec.Struct, frozen=True, tag="state"):

@@ -66,6 +66,15 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class AggregationSettings:
+    """How workers add gradients up among themselves."""
+
+    copies: int = 2  # members that must have an update whole, where so many live
+    heal_s: float = 1.0  # that an update waits for a member which copies the weights
+    first_attempt_s: float = 30.0  # that a collective may take, until one was measured
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
     """Settings of a job's coordinator; its owner may change some while it runs.
 
@@ -105,4 +114,5 @@ class CoordinatorSettings:
     leader_status_news_s: float = 0.01  # between two of them that say what was decided since
     alive_s: float = 0.05  # between looks at the workers' beats: how late a death is noticed
     calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
+    aggregation: AggregationSettings | None = None  # None: the coordinator adds gradients up
     heartbeats_grace_s: float = 1.5  # all beats gone for this long: the workers are

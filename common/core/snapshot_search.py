@@ -26,6 +26,7 @@ from common.core.snapshots import Snapshot, choose
 
 if TYPE_CHECKING:
     from common.core.events import SnapshotsFound, Source, WantedChanged
+    from common.core.messages import ModelId
 
 LATE = 5  # lifetimes of a lease after which a wait counts as one of another time
 
@@ -61,12 +62,17 @@ class SnapshotSearch:
         self._waits_until: float | None = None
         self._torn = set[tuple[int, int, int]]()
         self._lost = list[tuple[Snapshot, str]]()  # not covered, the best first
+        self._limit: ModelId | None = None
         self.source: Source = "hot"
 
-    def begin(self) -> FindSnapshots:
-        """Look from the beginning."""
-        self._lost = []
-        return self._look("hot")
+    def begin(self, limit: ModelId | None = None) -> FindSnapshots:
+        """Look from the beginning.
+
+        Args:
+            limit: Of nothing later than this anybody has the weights any more.
+        """
+        self._lost, self._limit = [], limit
+        return self._look("hot" if limit is None else "all")
 
     def leave_out(self, snapshot: Snapshot) -> None:
         """Never choose this one again: its weights cannot be read."""
@@ -84,6 +90,8 @@ class SnapshotSearch:
         """
         whole = [_in_topics_of(each, found) for each in found.snapshots]
         whole = [snapshot for snapshot in whole if snapshot.rank not in self._torn]
+        if self._limit is not None:
+            whole = [each for each in whole if each.made.version <= self._limit.version]
         lost = [(each, found.lost[each.rank]) for each in whole if each.rank in found.lost]
         choice = choose([each for each in whole if each.rank not in found.lost], found.updates)
         if found.source == "hot":

@@ -66,6 +66,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     # made the last update, and what updates used at or above `control_position`.
     attempt: AttemptId | UnsetType = UNSET
     used: tuple[Batch, ...] | UnsetType = UNSET
+    stored: tuple[ModelId, ...] | UnsetType = UNSET  # versions that members have put into storage
 
     @property
     def progress(self) -> float:
@@ -164,7 +165,10 @@ def choose(
 
 
 def roll_forward(
-    snapshot: Snapshot, history: History, updates: Iterable[tuple[int, AuditRecord | None]]
+    snapshot: Snapshot,
+    history: History,
+    updates: Iterable[tuple[int, AuditRecord | None]],
+    limit: ModelId | None = None,
 ) -> Snapshot:
     """What a leader must know to go on from the newest update, whose weights members hold.
 
@@ -172,20 +176,26 @@ def roll_forward(
         snapshot: From which the history was read on.
         history: Of all these records.
         updates: The updates topic from there on.
+        limit: The newest whose weights are held; None: the newest there is.
     """
     records = {
         ModelId(record.epoch, record.version): record
         for _, record in updates
         if isinstance(record, UpdateApplied)
     }
-    path = [records[model] for model in history.path[1:]]
+    versions = history.path[1:]
+    if limit in versions:
+        versions = versions[: versions.index(limit) + 1]
+    elif limit == snapshot.made:
+        versions = ()
+    path = [records[model] for model in versions]
     if not path:
         return snapshot
     last = path[-1]
     used = {batch.offset: batch for record in path for batch in record.batches}
     return msgspec.structs.replace(
         snapshot,
-        made=history.head,
+        made=ModelId(last.epoch, last.version),
         waiting=tuple(batch for batch in snapshot.waiting if batch.offset not in used),
         strikes={o: strikes for o, strikes in snapshot.strikes.items() if o not in used},
         returned=tuple(offset for offset in snapshot.returned if offset not in used),

@@ -189,6 +189,7 @@ class FieldSpec(Part):
         return self
 
 
+_MOST_KEYS = 32  # of a path: a parser's types are as deep
 _READINGS = ("parse", "hash", "map", "one_hot")
 
 
@@ -199,7 +200,8 @@ def _keys_of(path: str) -> Keys:
         ValueError: If one is empty, or cannot be a field's name.
     """
     keys = tuple(key.replace("\\.", ".") for key in re.split(r"(?<!\\)\.", path))
-    if not all(key.isprintable() and key and not set(key) & {'"', "\\"} for key in keys):
+    sound = all(key.isprintable() and key and not set(key) & {'"', "\\"} for key in keys)
+    if not sound or len(keys) > _MOST_KEYS:
         raise ValueError(
             f"from: must be keys with dots between them, such as payload.after.amount, a dot of a"
             f" key as \\., got {shown(path)}"

@@ -6,16 +6,28 @@ import argparse
 import sys
 from collections import Counter
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import track
 
-from common.simulation.faults.cluster import Cluster, Outcome, run_seeds, shrink
-from common.simulation.faults.scenario import from_seed
+from common.simulation.faults.cluster import (
+    Cluster,
+    Outcome,
+    run_group_seed,
+    run_seed,
+    run_seeds,
+    shrink,
+)
+from common.simulation.faults.scenario import Scenario, from_seed, grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EXAMPLES = """examples:
   python -m common.simulation --seeds 0 1000     check seeds 0 to 999
   python -m common.simulation --first            stop at the first seed that fails
+  python -m common.simulation --group            members hold the weights and add gradients up
   python -m common.simulation --story 42         tell what happens under seed 42
   python -m common.simulation --shrink 42        find the smallest world that still fails as 42 does
 """
@@ -35,43 +47,52 @@ def main() -> int:
     what.add_argument("--seeds", nargs=2, type=int, metavar=("FROM", "TO"), default=(0, 1000))
     what.add_argument("--story", type=int, metavar="SEED")
     what.add_argument("--shrink", type=int, metavar="SEED")
+    parser.add_argument("--group", action="store_true", help="members hold the weights")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     arguments = parser.parse_args()
     console = Console(stderr=True)
     if arguments.story is not None or arguments.shrink is not None:
-        return _tell(arguments.story, arguments.shrink, console)
+        seed = arguments.shrink if arguments.story is None else arguments.story
+        scenario = grouped(from_seed(seed)) if arguments.group else from_seed(seed)
+        return _tell(scenario, console, small=arguments.story is None)
     began = perf_counter()
-    outcomes = _check(range(*arguments.seeds), console, first=arguments.first)
-    _report(outcomes, perf_counter() - began)
+    run = run_group_seed if arguments.group else run_seed
+    outcomes = _check(range(*arguments.seeds), run, console, first=arguments.first)
+    _report(outcomes, perf_counter() - began, group=arguments.group)
     failed = any(outcome.failure for outcome in outcomes) or (
-        len(outcomes) >= ENOUGH and not all(_ways(outcomes).values())
+        len(outcomes) >= ENOUGH and not all(_ways(outcomes, group=arguments.group).values())
     )
     return EXIT_VIOLATED if failed else 0
 
 
-def _ways(outcomes: list[Outcome]) -> dict[str, int]:
+def _ways(outcomes: list[Outcome], *, group: bool) -> dict[str, int]:
     """How many updates were made in each way that is not the paper's, or not as the one before."""
+    if group:
+        among = sum((outcome.among for outcome in outcomes), Counter[str]())
+        return {way: among[way] for way in ("broken", "adopted", "copied", "torn", "fallen back")}
     ways = ("stale", "lone", "walked", "switched", "changed", "tuned")
     return {way: sum(getattr(o, way) for o in outcomes) for way in ways}
 
 
-def _check(seeds: range, console: Console, *, first: bool) -> list[Outcome]:
+def _check(
+    seeds: range, run: Callable[[int], Outcome], console: Console, *, first: bool
+) -> list[Outcome]:
     """Run all seeds with a progress bar, or until one fails."""
     outcomes = list[Outcome]()
-    for outcome in track(run_seeds(seeds), "seeds", len(seeds), console=console):
+    for outcome in track(run_seeds(seeds, run), "seeds", len(seeds), console=console):
         outcomes.append(outcome)
         if first and outcome.failure:
             break
     return outcomes
 
 
-def _report(outcomes: list[Outcome], seconds: float) -> None:
+def _report(outcomes: list[Outcome], seconds: float, *, group: bool) -> None:
     failures = [outcome for outcome in outcomes if outcome.failure]
     totals = (
         f"{len(outcomes)} seeds",
         f"{len(failures)} failures",
         f"{sum(outcome.updates for outcome in outcomes)} updates",
-        *(f"{count} {way}" for way, count in _ways(outcomes).items()),
+        *(f"{count} {way}" for way, count in _ways(outcomes, group=group).items()),
         f"{sum(outcome.takeovers for outcome in outcomes)} leaders",
         f"{sum(outcome.quarantined for outcome in outcomes)} batches quarantined",
         f"{sum(outcome.requeued for outcome in outcomes)} taken back",
@@ -85,9 +106,8 @@ def _report(outcomes: list[Outcome], seconds: float) -> None:
     print(*lines, sep="\n")  # noqa: T201 -- a command's output
 
 
-def _tell(story: int | None, to_shrink: int | None, console: Console) -> int:
-    scenario = from_seed(story if story is not None else to_shrink or 0)
-    if to_shrink is not None:
+def _tell(scenario: Scenario, console: Console, *, small: bool) -> int:
+    if small:
         try:
             scenario = shrink(scenario, lambda line: console.print(line, highlight=False))
         except ValueError as error:

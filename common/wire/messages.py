@@ -384,6 +384,7 @@ def _check_group(group: GroupOrders, model: ModelId) -> None:
         _need(len(parts) == len(members), "group.reduce.parts", parts, "some of each member")
         _check_offsets(offset for part in parts for message in part for offset in message)
         _check_count("group.reduce.samples", group.reduce.samples, 1)
+        _check_rate("group.reduce.local_rate", group.reduce.local_rate)
         _check_rate("group.reduce.learning_rate", group.reduce.learning_rate or 0.0)
         _check_rate("group.reduce.scale", group.reduce.scale)
 
@@ -411,6 +412,7 @@ def _check_word(reply: Reduced | Broken | StateReport | Stored) -> None:
         _need(reply.model.version == last, "model", reply.model, f"of version {last}")
     if isinstance(reply, Reduced):
         _check_count("digest", reply.digest)
+        _check_rate("square", reply.square or 0.0)
     if isinstance(reply, StateReport | Broken):
         for member in reply.unreachable:
             _check_member("unreachable", member)

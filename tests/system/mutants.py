@@ -224,9 +224,9 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "yield do.Apply(round_.number, update, round_.learning_rate, measured)",
-                "yield do.Apply(round_.number, update, (self._changed or"
-                " self._settings).mode.learning_rate, measured)",
+                "yield from self._aggregation.apply(round_, update, measured=measured)",
+                "round_.mode = (self._changed or self._settings).mode\n"
+                "        yield from self._aggregation.apply(round_, update, measured=measured)",
             ),
         ),
     ),
@@ -400,7 +400,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                " or self._publisher.unread > settings.unread_audits:",
+                " or self._publisher.unread > self._aggregation.unread_audits:",
                 ":",
             ),
         ),
@@ -578,9 +578,9 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "update = round_.update(",
+                "update = self._aggregation.sign(self._draft(round_))",
                 "round_.synchrony = (self._changed or self._settings).mode.synchrony()\n"
-                "        update = round_.update(",
+                "        update = self._aggregation.sign(self._draft(round_))",
             ),
         ),
     ),
@@ -590,8 +590,9 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "update = round_.update(",
-                "round_.mode = self.mode\n        update = round_.update(",
+                "update = self._aggregation.sign(self._draft(round_))",
+                "round_.mode = self.mode\n"
+                "        update = self._aggregation.sign(self._draft(round_))",
             ),
         ),
     ),
@@ -687,7 +688,9 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "leader.py", "for batch in self._rounds.vanish(worker):", "for batch in ():"
+                CORE + "leader.py",
+                "for worker in sorted(departures.lost):",
+                "for worker in ():",
             ),
         ),
     ),
@@ -834,5 +837,65 @@ MUTANTS = (
         "so much poison in a row holds the job",
         300,
         (Edit(CORE + "leader.py", "        if too_many:", "        if False:"),),
+    ),
+)
+
+GROUP = CORE + "group/"
+
+# Of members that hold the weights: `common.simulation.faults.scenario.grouped` makes their worlds.
+GROUP_MUTANTS = (
+    Mutant(
+        "what a member computed is lost with it",
+        20,
+        (
+            Edit(
+                GROUP + "leading.py",
+                "Member(gradient.worker, gradient.life) not in members",
+                "False",
+            ),
+        ),
+    ),
+    Mutant(
+        "what updates used since a snapshot is not trained on when its claim is replayed",
+        40,
+        (
+            Edit(
+                CORE + "leader.py",
+                "self._is_used(decision.batch) or self._is_quarantined(decision.batch)",
+                "self._is_quarantined(decision.batch)",
+            ),
+        ),
+    ),
+    Mutant(
+        "what updates used since a snapshot waits no longer",
+        60,
+        (
+            Edit(
+                CORE + "snapshots.py",
+                "tuple(batch for batch in snapshot.waiting if batch.offset not in used)",
+                "snapshot.waiting",
+            ),
+        ),
+    ),
+    Mutant(
+        "who holds another version does not take part",
+        20,
+        (
+            Edit(
+                GROUP + "state_reports.py",
+                "if worker in workers and (held.made, held.origin) == name",
+                "if worker in workers",
+            ),
+            Edit(
+                GROUP + "replica.py",
+                "if not self.whole or not there.issuperset(mine)",
+                "if not there.issuperset(mine)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a batch that killed all members is suspected by who falls back",
+        80,
+        (Edit(CORE + "coordinator.py", "rolled.strikes | self._strikes", "rolled.strikes"),),
     ),
 )

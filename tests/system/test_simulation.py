@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.simulation.faults.cluster import Cluster, run_seed, run_seeds, shrink, smaller
+from common.simulation.faults.cluster import (
+    Cluster,
+    run_group_seed,
+    run_seed,
+    run_seeds,
+    shrink,
+    smaller,
+)
 from common.simulation.faults.scenario import (
     CUTS,
     LOSSES,
@@ -23,17 +30,18 @@ from common.simulation.faults.scenario import (
     Scenario,
     from_seed,
 )
-from tests.system.mutants import MUTANTS, Mutant, cases
+from tests.system.mutants import GROUP_MUTANTS, MUTANTS, Mutant, cases
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(1000)
 FEW_SEEDS = range(20)
+GROUP_SEEDS = range(80)
 # One seed after the other, until one fails: other tests run beside it on the other processors.
 FIRST_FAILURE = """\
 import sys
-from common.simulation.faults.cluster import run_seed
-outcomes = map(run_seed, range(int(sys.argv[1])))
+from common.simulation.faults.cluster import run_group_seed, run_seed
+outcomes = map(run_group_seed if sys.argv[2] else run_seed, range(int(sys.argv[1])))
 print(next((f"seed {it.seed}: {it.failure}" for it in outcomes if it.failure), "none fails"))
 """
 
@@ -167,10 +175,27 @@ def test_each_step_of_the_shrinker_leaves_out_one_kind_of_thing(seed: int) -> No
         assert all(y <= x for x, y in zip(before, after, strict=True))  # so it comes to an end
 
 
+def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> None:
+    outcomes = list(run_seeds(GROUP_SEEDS, run_group_seed))
+
+    assert not [
+        f"{outcome.failure}; replay: python -m common.simulation --group --story {outcome.seed}"
+        for outcome in outcomes
+        if outcome.failure
+    ]
+    # They have been through something.
+    among = sum((outcome.among for outcome in outcomes), Counter[str]())
+    assert sum(outcome.updates for outcome in outcomes) > 10 * len(GROUP_SEEDS)
+    assert min(among[it] for it in ("broken", "copied", "torn", "fetched")) > len(GROUP_SEEDS) // 2
+    assert min(among[it] for it in ("adopted", "fallen back")) > len(GROUP_SEEDS) // 8
+
+
 # --- the simulation bites ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *PROVISIONING_MUTANTS], ids=lambda each: each.rule)
+@pytest.mark.parametrize(
+    "mutant", [*MUTANTS, *GROUP_MUTANTS, *PROVISIONING_MUTANTS], ids=lambda each: each.rule
+)
 def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
     for path, before, _ in mutant.edits:
         assert (ROOT / path).read_text().count(before) == 1, f"{path} reads otherwise now: {before}"
@@ -178,13 +203,22 @@ def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", cases(MUTANTS))
 def test_without_a_rule_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+    check_without(mutant, tmp_path, group="")
+
+
+@pytest.mark.parametrize("mutant", cases(GROUP_MUTANTS))
+def test_without_a_rule_of_members_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+    check_without(mutant, tmp_path, group="group")
+
+
+def check_without(mutant: Mutant, tmp_path: Path, group: str) -> None:
     for package in ("core", "simulation"):
         shutil.copytree(ROOT / "common" / package, tmp_path / "common" / package)
     shutil.copy(ROOT / "common" / "__init__.py", tmp_path / "common")
     mutant.write(tmp_path)
 
     run = subprocess.run(  # noqa: S603 -- our own command line
-        [sys.executable, "-c", FIRST_FAILURE, str(mutant.seeds)],
+        [sys.executable, "-c", FIRST_FAILURE, str(mutant.seeds), group],
         cwd=tmp_path,
         capture_output=True,
         text=True,

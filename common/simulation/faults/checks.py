@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.messages import GENESIS, Batch, BatchReady, Claim, Opened, UpdateApplied
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    BatchReady,
+    Claim,
+    ModelId,
+    Opened,
+    UpdateApplied,
+)
 from common.core.snapshots import genesis
 from common.core.spans import Partition
 from common.simulation.faults.scenario import CUTS, DEADLY, STORES
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import Skipped
     from common.core.spans import Address
-    from common.simulation.faults.world import World
+    from common.simulation.faults.world import Token, World
 
 # What may make a batch look like poison, or unreadable.
 HARMFUL = {*DEADLY, *STORES, *CUTS, "retention"}
@@ -52,6 +60,10 @@ def check_audit(world: World) -> None:
     """At any moment: one chain of weights, no batch in two updates, or in one and quarantined."""
     updates, quarantined = effective_updates(world)
     by_name = {token[0]: token for token in world.nodes}
+    if world.scenario.group:
+        made = {ModelId(update.epoch, update.version): update.by for update in updates}
+        by_name = {model: world.group.results[by][0] for model, by in made.items()}  # type: ignore[index,misc]
+        _check_states(world, by_name)
     last = GENESIS
     used = Counter(quarantined)
     for update in updates:
@@ -72,6 +84,17 @@ def check_audit(world: World) -> None:
     trained = used.keys() - set(quarantined)
     if trained & world.replayed:
         raise Violation("replayed and trained", f"{trained & world.replayed}")
+
+
+def _check_states(world: World, by_name: dict[ModelId, Token]) -> None:
+    """Each version is made of what the one before it is, and members hold these."""
+    before: Token | None = None
+    for model, token in by_name.items():
+        if before is not None and world.nodes[token].parent != before:
+            raise Violation("two chains", f"{model} was made of {world.nodes[token].parent}")
+        if world.group.truth.get(model, token) != token:
+            raise Violation("two contents", f"{model} is {world.group.truth[model]}, not {token}")
+        before = token
 
 
 def refused_claims(world: World) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,16 @@ from common.simulation.faults.checks import (
     refused_claims,
 )
 from common.simulation.faults.coordinators import SimulatedCoordinator
+from common.simulation.faults.members import SimulatedMember
 from common.simulation.faults.operators import Operators
-from common.simulation.faults.scenario import MOST_WORKERS, OPERATORS, from_seed, sizes_of
+from common.simulation.faults.scenario import (
+    MOST_WORKERS,
+    OPERATORS,
+    SOON_S,
+    from_seed,
+    grouped,
+    sizes_of,
+)
 from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import World
 
@@ -38,11 +47,15 @@ CHECK_S = 1.0
 REPLICAS = 2
 SESSION_S = 0.3  # how soon the group notices; long after, both owners believe
 STALL_S = 120.0  # virtual time without any progress that counts as stuck
+# Virtual time after the last fault by which members that hold the weights have drained: going back
+# to an older version for ever is no progress.
+ENDLESS_S = 300.0
 MENDED = 10  # times that an operator takes all back at the end
 SEEN_S = 1.0  # until an operator resumes a job that is held
 LOST = (1, 1, 2, 4, 9)  # records at the end of a topic that are lost at a time
 GROWS = 0.4  # share of the losses after which the log grows again at once
 FALLS = 0.3  # share of the coordinators that fall with what lost records, or fall silent
+MENDS = 0.5  # share of the links that are mended
 GHOST_SAMPLES = 10**6  # more than any batches have
 
 
@@ -65,6 +78,7 @@ class Outcome:
     changed: int  # likewise, by a change of the job
     tuned: int  # of a K that the tuner found
     seconds: float  # virtual
+    among: Counter[str] = field(default_factory=Counter)  # of members that hold the weights
 
 
 class Cluster:
@@ -127,6 +141,7 @@ class Cluster:
             changed=sum(one[0] != two[0] for one, two in switches),
             tuned=sum(tuned),
             seconds=self.world.now,
+            among=self.world.group.met,
         )
 
     def _run(self) -> None:
@@ -157,8 +172,9 @@ class Cluster:
             mark = (claimed, len(effective_updates(world)[0]))
             if mark != progress:
                 progress, progress_at = mark, world.now
-            if world.now - progress_at > STALL_S:
-                raise Violation("stuck", f"no progress for {STALL_S:g} s: {leader_status}")
+            endless = self.scenario.group and world.now > self.scenario.calm_at + ENDLESS_S
+            if endless or world.now - progress_at > STALL_S:
+                raise Violation("stuck", f"no progress since {progress_at:g} s: {leader_status}")
 
     def _drained(self) -> bool:
         world = self.world
@@ -198,7 +214,11 @@ class Cluster:
 
     def _join(self) -> None:
         self._names += 1
-        worker = SimulatedWorker(self.world, self._names, self._rebalance)
+        self._add(self._names)
+
+    def _add(self, number: int) -> None:
+        kind = SimulatedMember if self.scenario.group else SimulatedWorker
+        worker = kind(self.world, number, self._rebalance)
         self._workers.append(worker)
         self._most_workers = max(self._most_workers, len(self._live()))
         self.world.say(f"{worker.id} joins")
@@ -311,8 +331,21 @@ class Cluster:
                 world.later(fault.seconds, lambda: self._want("running"))
             case "change job":
                 modes = self.scenario.way is not None
-                world.revisions.append(sizes_of(fault.target, modes=modes))
+                group = self.scenario.group
+                world.revisions.append(sizes_of(fault.target, modes=modes, group=group))
                 world.say("the job is", world.revisions[-1])
+            case "restart worker" if worker is not None:
+                number = int(worker.id.removeprefix("w"))
+                worker.kill()
+                world.later(SOON_S * world.group.draw.random(), lambda: self._add(number))
+            case "kill some workers" if workers:
+                for each in world.group.draw.sample(
+                    workers, world.group.draw.randint(1, len(workers))
+                ):
+                    each.kill()
+                world.later(fault.seconds, self._join)
+            case "cut members" if len(workers) > 1:
+                self._cut(world.group.draw.sample(workers, 2), fault.seconds)
             case "requeue batches":
                 self._operators.act(Requeued, world.now + fault.seconds)
             case "replay batches":
@@ -344,6 +377,14 @@ class Cluster:
                 world.create_stream_anew(topic, world.cuts.choice([0, 3, 30]))
             case _:
                 pass  # nobody there to strike
+
+    def _cut(self, workers: list[SimulatedWorker], seconds: float) -> None:
+        """Two do not reach each other any more, half of the times for good."""
+        links = self.world.group.links
+        pair = frozenset(each.member for each in workers if isinstance(each, SimulatedMember))
+        links.add(pair)
+        if self.world.group.draw.random() < MENDS:
+            self.world.later(seconds, lambda: links.discard(pair))
 
     def _lose(
         self,
@@ -419,13 +460,18 @@ def run_seed(seed: int) -> Outcome:
     return Cluster(from_seed(seed)).run()
 
 
-def run_seeds(seeds: range) -> Iterator[Outcome]:
+def run_group_seed(seed: int) -> Outcome:
+    """Run one seed in which members hold the weights."""
+    return Cluster(grouped(from_seed(seed))).run()
+
+
+def run_seeds(seeds: range, run: Callable[[int], Outcome] = run_seed) -> Iterator[Outcome]:
     """Run many; begins no more when nobody asks for more."""
     # Not forked from this process: it may have threads, and they would not survive it. And none is
     # killed, as a `multiprocessing.Pool` does at its end: one that holds a lock then leaves it so.
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(mp_context=context) as pool:
-        yield from pool.map(run_seed, seeds, chunksize=CHUNK)
+        yield from pool.map(run, seeds, chunksize=CHUNK)
 
 
 # --- a failing scenario made small: whatever the failure does not need is left out ---------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from math import isclose
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -25,12 +25,12 @@ from common.core.messages import (
     unused_number,
 )
 from common.core.schedule import Schedule
-from common.core.settings import CoordinatorSettings, Mode
+from common.core.settings import AggregationSettings, CoordinatorSettings, Mode
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.scenario import Way
-from common.simulation.faults.world import LATE_S, Node, Taken, Token, void
+from common.simulation.faults.world import LATE_S, Node, Part, Taken, Token, void
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,7 @@ MODELS_KEPT = 3
 WHOLE_EVERY = 7  # versions, one of which has changed so much that it is put whole
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
 SCHEDULE = Schedule("inverse_sqrt", warmup=4, updates=3)  # no two updates of a chain have one rate
+GROUP = AggregationSettings(heal_s=0.3, first_attempt_s=1.0)
 GENESIS_TOKEN: Token = (GENESIS, 0)
 
 
@@ -89,15 +90,8 @@ def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
         checkpoint_every_s=1.5,
         checkpoint_every_updates=None,
         lease_ttl_s=LEASE_S,
+        aggregation=GROUP if scenario.group else None,
     )
-
-
-class Part(NamedTuple):
-    """A gradient message in a sum."""
-
-    batches: tuple[int, ...]
-    version: int  # of the weights that it was taken at
-    local_rate: float  # at which it really was walked
 
 
 class SimulatedCoordinator:
@@ -282,6 +276,8 @@ class SimulatedCoordinator:
                 self._begin(epoch, snapshot)
             case do.AppendAudit(record):
                 self._count_poison(record)
+                if self.settings.aggregation is not None and isinstance(record, UpdateApplied):
+                    self._take(record)
                 self._append(record)
             case do.OpenPartition(record):
                 self._open(record)
@@ -321,10 +317,11 @@ class SimulatedCoordinator:
                 world.later(world.jitter(world.scenario.board_s), self._look_for_workers)
             case do.StepDown(reason):
                 world.say(f"{self.name} steps down: {reason}")
+                world.group.met["fallen back"] += "nobody holds" in reason
                 self._follows = False
                 self._sums = {}
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
-            case do.Hold(reason) if " are poison: " in reason or self._is_of_loss(reason):
+            case do.Hold(reason) if " are poison: " in reason or self._is_expected(reason):
                 world.say(f"{self.name} holds the job: {reason}")
                 world.held_for = reason
             case do.Hold(reason):
@@ -332,9 +329,11 @@ class SimulatedCoordinator:
             case do.Drop() | do.Finish() | do.ReleaseLease():
                 pass
 
-    def _is_of_loss(self, reason: str) -> bool:
-        """Whether the job is held for what Kafka lost, and it did."""
+    def _is_expected(self, reason: str) -> bool:
+        """Whether the job is held for what Kafka lost, and it did, or for a sum that overflowed."""
         world = self.world
+        if world.group.overflowed and reason.startswith("diverged: a sum "):
+            return True
         if world.stream_losses and "`doll job resume --" in reason:
             return True
         return bool(world.topic_losses) and " topic lost " in reason
@@ -478,6 +477,35 @@ class SimulatedCoordinator:
         self.world.say(f"{self.name} applies e{update.epoch} J{update.version}", batches)
         self._token, self._in_a_row = made, 0
         self._chain[update.version] = made
+
+    def _take(self, update: UpdateApplied) -> None:
+        """An update that members have made, and may apply once it was read back."""
+        world = self.world
+        if update.by is UNSET or update.by not in world.group.results:
+            raise Violation("nobody has it", f"{update}")
+        token, parts, reduce = world.group.results[update.by]
+        if token is None:
+            raise Violation("not finite", f"{update}")
+        batches = tuple(batch.offset for batch in update.batches)
+        if sorted(batches) != sorted(offset for part in parts for offset in part.batches):
+            raise Violation("wrong sum", f"update of {batches} with gradients of {parts}")
+        if (update.samples, update.scale or 1.0) != (reduce.samples, reduce.scale):
+            raise Violation("wrong step", f"{update} by {reduce}")
+        self._token = world.nodes[token].parent
+        order = {offsets: place for place, offsets in enumerate(batches)}
+        parts = tuple(sorted(parts, key=lambda part: order[part.batches[0]]))
+        world.group.met["adopted"] += (update.copies or 0) < len(
+            world.group.collectives[update.by[:2]].members
+        )
+        self._check_synchrony(update, list(parts), reduce.learning_rate)
+        self._check_starving(update)
+        if update.version - 1 > self._read_back:
+            raise Violation("audit left behind", f"{update.version} upon {self._read_back}")
+        world.say(f"{self.name} appends e{update.epoch} J{update.version}", batches, update.by)
+        world.nodes[token] = dataclasses.replace(
+            world.nodes[token], progress=self._progress(update)
+        )
+        self._token, self._in_a_row = token, 0
 
     def _say_square(self, update: UpdateApplied) -> None:
         """Say how large the sum was: at once or later, now and then twice, while it leads."""
@@ -684,7 +712,8 @@ class SimulatedCoordinator:
         if snapshot.by >= 0 and self._redis_away and self.world.storage_away:
             self._feed(events.AttemptFailed("neither board nor storage can be read"))
             return
-        if snapshot.by >= 0 and self.world.chance(self.world.scenario.torn):
+        group = self.world.scenario.group  # members have the weights
+        if snapshot.by >= 0 and not group and self.world.chance(self.world.scenario.torn):
             self._feed(events.SnapshotTorn(snapshot))
             return
         self._token = self._copy = self._found[snapshot.rank]

@@ -52,6 +52,9 @@ FaultKind: TypeAlias = Literal[
     "create updates anew",
     "cut stream",  # a partition loses its last records, and may get others at their offsets
     "create stream anew",  # its topic, with some records
+    "restart worker",  # another process under its name, before anybody misses it
+    "kill some workers",  # at once
+    "cut members",  # two reach each other no longer, for a while or for good
 ]
 
 Harm: TypeAlias = Literal["kills", "raises", "is not finite"]  # a worker, a task, the numbers
@@ -91,6 +94,12 @@ STORES: tuple[FaultKind, ...] = (
 )
 CUTS: tuple[FaultKind, ...] = ("cut stream", "create stream anew")
 OPERATORS: tuple[FaultKind, ...] = ("requeue batches", "requeue batches", "replay batches")
+AMONG_MEMBERS: tuple[FaultKind, ...] = (
+    "restart worker",
+    "kill some workers",
+    "cut members",
+    "freeze worker",
+)
 LOSSES: tuple[FaultKind, ...] = (
     "cut control",
     "cut updates",
@@ -109,6 +118,7 @@ BUSY = 0.5  # share of the rules that hold while workers are not busy; others, w
 BY_GROUP = 0.5  # share of the jobs whose learning rate goes with K
 TUNED = 0.8  # share of the jobs whose K is tuned, of those in which it can be
 LEAST_TUNED, MOST_TUNED = 2, 2 * MOST  # noise shows in the difference of two gradients
+OVERFLOWING = 0.2  # share of the worlds of groups in which a sum may overflow
 SOON_AGAIN = 0.3  # share of the changes that another one follows soon
 
 
@@ -174,14 +184,24 @@ class Way:
     rate_by_group: bool = False
     group_sizes: tuple[int, int] | None = None  # within which K is tuned; around the job's own
 
+    def of_group(self) -> Way:
+        """The same, where no gradient is stale and no update is of one worker's batches."""
+        rules = tuple(replace(rule, mode=_in_time(rule.mode)) for rule in self.rules)
+        return replace(self, mode=_in_time(self.mode), rules=rules)
 
-def sizes_of(number: int, *, modes: bool) -> Sizes:
+
+def _in_time(mode: Mode) -> Mode:
+    return replace(mode, staleness=0, lone=False)
+
+
+def sizes_of(number: int, *, modes: bool, group: bool = False) -> Sizes:
     """Sizes by number: every choice of them comes as often."""
     group_size = 1 + number % MOST
     bound = group_size + number // MOST**2 % 3
     name = f"mode {number}"
     draw = random.Random(name)  # noqa: S311 -- reproducible
     way = _way(draw, name, group_size) if modes else None
+    way = way.of_group() if way is not None and group else way
     return _with_room(Sizes(group_size, 1 + number // MOST % MOST, bound, way))
 
 
@@ -267,6 +287,8 @@ class Scenario:
     misheard: float = 0.0  # share of looks at the lease's holder that take it for ended
     added: tuple[tuple[tuple[int, float], ...], ...] = ()  # of partitions that are added, in order
     way: Way | None = None  # None: synchronous, whatever its owner changes
+    group: bool = False  # members hold the weights and add gradients up
+    overflows: bool = False  # some of their sums are not finite
     changes: bool = False  # triggers say what has changed of the model, and few put it whole
 
     @property
@@ -331,6 +353,34 @@ def from_seed(seed: int) -> Scenario:
         return scenario
     way = _way(modes, f"modes {seed}", group_size)
     return replace(scenario, way=way, workers=modes.randint(1, MOST_WORKERS))
+
+
+def grouped(scenario: Scenario) -> Scenario:
+    """The same world, but that members hold the weights; with what may befall these.
+
+    What Kafka loses of the control and the updates topic it keeps here: a leader that rolls a
+    snapshot forward trusts both.
+    """
+    draw = random.Random(f"group of {scenario.seed}")  # noqa: S311 -- likewise
+    kept = tuple(fault for fault in scenario.faults if fault.kind not in LOSSES)
+    more = tuple(
+        Fault(
+            draw.uniform(0, scenario.calm_at),
+            draw.choice(AMONG_MEMBERS),
+            draw.randrange(1000),
+            draw.choice([0.2, 1.0, 4.0]),
+        )
+        for _ in range(int(scenario.calm_at * draw.choice([0.0, 0.3, 1.0])))
+    )
+    return replace(
+        scenario,
+        group=True,
+        overflows=draw.random() < OVERFLOWING,
+        changes=False,
+        faults=tuple(sorted(kept + more, key=lambda fault: fault.at)),
+        way=None if scenario.way is None else scenario.way.of_group(),
+        workers=draw.randint(1, MOST_WORKERS),
+    )
 
 
 def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:

@@ -312,7 +312,10 @@ class SimulatedWorker:
                 world.later(world.jitter(READ_BACK_S), lambda: self._lacks_model(compute))
                 return
             self._model = (compute.model, token)
-        token = self._model[1]
+        self._begin(compute, self._model[1])
+
+    def _begin(self, compute: Compute, token: Token) -> None:
+        world = self.world
         fetched = all(batch.address in self._cache for batch in compute.batches)
         seconds = world.jitter(world.scenario.gradient_s * len(compute.batches))
         seconds += 0.0 if fetched else world.jitter(READ_BACK_S)
@@ -361,15 +364,19 @@ class SimulatedWorker:
             reason: FailedReason = "raised" if poison.does == "raises" else "not_finite"
             self._push(self._failed(compute, reason, [batch]), None)
         else:
-            samples = sum(batch.samples for batch in compute.batches)
-            offsets = tuple(batch.offset for batch in compute.batches)
-            rate = compute.local_rate
-            gradient = Gradient(
-                *(self.id, compute.model, offsets, samples, 1.0, {}, seconds),
-                local_rate=rate or UNSET,
-                square=world.square(samples) if compute.squared else UNSET,
-            )
-            self._push(gradient, Taken(token, rate))
+            self._found(compute, token, seconds)
+
+    def _found(self, compute: Compute, token: Token, seconds: float) -> None:
+        """The gradient is there."""
+        samples = sum(batch.samples for batch in compute.batches)
+        offsets = tuple(batch.offset for batch in compute.batches)
+        rate = compute.local_rate
+        gradient = Gradient(
+            *(self.id, compute.model, offsets, samples, 1.0, {}, seconds),
+            local_rate=rate or UNSET,
+            square=self.world.square(samples) if compute.squared else UNSET,
+        )
+        self._push(gradient, Taken(token, rate))
 
     def _failed(self, compute: Compute, reason: FailedReason, batches: Iterable[Batch]) -> Failed:
         return Failed(self.id, compute.model, tuple(b.offset for b in batches), reason)

@@ -9,20 +9,24 @@ from __future__ import annotations
 import copy
 import heapq
 import random
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.core.history import History
 from common.core.losses import Parted
 from common.core.messages import (
+    AttemptId,
     AuditRecord,
     Batch,
     ControlRecord,
     Lead,
     LeaderStatus,
+    Member,
     ModelId,
     Positions,
+    Reduce,
     Replayed,
     Reply,
     TriggerId,
@@ -72,12 +76,67 @@ class Node:
     progress: float  # updates of the job's own K, with this one
 
 
+class Part(NamedTuple):
+    """A gradient message in a sum."""
+
+    batches: tuple[int, ...]
+    version: int  # of the weights that it was taken at
+    local_rate: float  # at which it really was walked
+
+
 @dataclass(frozen=True)
 class Taken:
     """What is true of a gradient, whatever its message says."""
 
     weights: Token  # that it was taken at
     local_rate: float
+
+
+class Entry(NamedTuple):
+    """What a member enters a collective with."""
+
+    reduce: Reduce
+    state: Token
+    parts: tuple[tuple[tuple[int, ...], Taken], ...]
+
+
+@dataclass
+class Collectives:
+    """A process group: each member's n-th call meets the others' n-th."""
+
+    members: tuple[Member, ...]
+    closed: set[Member] = field(default_factory=set)
+    calls: defaultdict[int, dict[Member, Entry]] = field(default_factory=lambda: defaultdict(dict))
+    count: Counter[Member] = field(default_factory=Counter)
+
+    def enter(self, member: Member, entry: Entry) -> dict[Member, Entry]:
+        """A member's next call; returns what others meet it with, now or later."""
+        self.count[member] += 1
+        call = self.calls[self.count[member]]
+        call[member] = entry
+        return call
+
+
+@dataclass
+class Between:
+    """What is among members that hold the weights."""
+
+    draw: random.Random
+    # What a copier finds of a version: a state, or none, and of version 0 who made it.
+    members: dict[Member, Callable[[ModelId], tuple[Token | None, int]]] = field(
+        default_factory=dict
+    )
+    links: set[frozenset[Member]] = field(default_factory=set)  # that are cut
+    # What met in each membership's collectives, and what came out of each attempt: None, where that
+    # is not finite, of which messages, by which order.
+    collectives: dict[tuple[int, int], Collectives] = field(default_factory=dict)
+    results: dict[AttemptId, tuple[Token | None, tuple[Part, ...], Reduce]] = field(
+        default_factory=dict
+    )
+    overflowed: bool = False
+    met: Counter[str] = field(default_factory=Counter)  # what has happened, how often
+    truth: dict[ModelId, Token] = field(default_factory=dict)  # what each version is
+    stored: dict[ModelId, Token] = field(default_factory=dict)
 
 
 class World:
@@ -121,6 +180,7 @@ class World:
         self.replica: Redis | None = None
         self.blobs = list[tuple[Snapshot, Token]]()
         self.nodes = dict[Token, Node]()
+        self.group = Between(random.Random(f"between members {scenario.seed}"))  # noqa: S311 -- likewise
         self.dead_letters = set[tuple[Partition, int]]()  # of records that did not decode
         self.dead_batches = set[Batch]()  # quarantined, and with a dead letter
         self.requeued = 0  # records of operators that count

@@ -30,7 +30,7 @@ class _One:
         settings = CoordinatorSettings(Mode(len(batches)), bound=len(batches))
         self.round: Round = self.rounds.begin(settings.mode, 0, settings, batches)
 
-    def count(self, gradient: Gradient) -> str:
+    def count(self, gradient: Gradient | GradientReady) -> str:
         return self.rounds.count(gradient, MODEL.version)[1]
 
     def orders(self, now: float, live: set[WorkerId]) -> tuple[Assignment, ...]:

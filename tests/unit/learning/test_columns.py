@@ -190,6 +190,7 @@ def test_the_parser_that_knows_types_and_the_one_that_does_not_agree(
     [
         ("{dtype: int8, from: a..b}", "x: from: must be keys with dots between them"),
         ("{dtype: int8, from: [a, '']}", "x: from: must be keys with dots between them"),
+        (f"{{dtype: int8, from: {'a.' * 32}b}}", "x: from: must be keys with dots between them"),
         ("{dtype: int8, from: []}", "x.from: must have at least 1 entries"),
         ("{dtype: int8, from: [a, b], shape: [3]}", "x: shape: what it says is read as [2]"),
         ("{dtype: int8, hash: 3, shape: [3]}", "x: shape: hash reads one value"),

@@ -217,7 +217,7 @@ def triggers_of_groups(draw: st.DrawFn) -> UpdateTrigger:
         membership,
         draw(st.none() | attempts),
         draw(counts),
-        draw(st.none() | st.just(Reduce(attempt, parts, 9, 0.5, 2.0))),
+        draw(st.none() | st.just(Reduce(attempt, parts, 9, 0.5, 0.1, 2.0))),
         tuple(copies),
         draw(st.booleans()),
         draw(st.none() | members),
@@ -249,10 +249,10 @@ group_replies: st.SearchStrategy[GroupReply] = (
         *(workers, counts, attempts, counts),
     )
     | st.builds(
-        lambda worker, life, attempt, unreachable, finite: Broken(
-            worker, ModelId(attempt.epoch, attempt.version - 1), life, attempt, unreachable, finite
+        lambda worker, life, attempt, reason, unreachable: Broken(
+            worker, ModelId(attempt.epoch, attempt.version - 1), life, attempt, reason, unreachable
         ),
-        *(workers, counts, attempts, groups_of_members, st.booleans()),
+        *(workers, counts, attempts, st.sampled_from(["left", "lacks"]), groups_of_members),
     )
     | st.builds(
         StateReport,

@@ -1,0 +1,117 @@
+"""Who adds gradients up: here the coordinator, from vectors that pass the board.
+
+The other form, members among themselves, is `common.core.group.leading`; a leader asks both the
+same questions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from common.core import commands as do
+from common.core.messages import Gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from msgspec import UnsetType
+
+    from common.core.commands import CoordinatorCommand
+    from common.core.messages import (
+        GradientReady,
+        GroupReply,
+        ModelId,
+        TriggerId,
+        UpdateApplied,
+        WorkerId,
+    )
+    from common.core.rounds import Round, Rounds
+    from common.core.settings import CoordinatorSettings
+    from common.core.snapshots import Snapshot
+
+
+class BoardAggregation:
+    """The coordinator holds the weights, adds gradients to sums, and takes each step at once."""
+
+    news = storing = diverged = False
+    fallback: ModelId | None = None
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self.unread_audits = settings.unread_audits
+
+    def look(
+        self,
+        there: frozenset[WorkerId],
+        live: frozenset[WorkerId],
+        rounds: Rounds,
+        now: float,
+    ) -> None:
+        """Nothing of it depends on who lives."""
+
+    def due(self) -> float:
+        """It waits for nothing."""
+        return float("inf")
+
+    def able(self, workers: frozenset[WorkerId]) -> frozenset[WorkerId]:
+        """Whoever lives can fetch the model."""
+        return workers
+
+    def why_not(self, gradient: Gradient | GradientReady) -> str:
+        """Why it does not count: its numbers must have come with it."""
+        return "" if isinstance(gradient, Gradient) else "its numbers stayed where they are"
+
+    def count(
+        self, round_: Round, gradient: Gradient | GradientReady
+    ) -> tuple[CoordinatorCommand, ...]:
+        """It counts."""
+        return (do.AddGradient(round_.number, gradient),) if isinstance(gradient, Gradient) else ()
+
+    def hear(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
+        """Nobody was asked for it."""
+        return (do.Drop(reply, "of a group, and this job has none"),)
+
+    def take_reborn(self) -> frozenset[WorkerId]:
+        """A worker is as good as another that comes back under its name."""
+        return frozenset()
+
+    def finished(self, round_: Round, draft: Callable[[], UpdateApplied], now: float) -> bool:  # noqa: ARG002
+        """The sum is complete once all gradients are in it."""
+        return True
+
+    def sign(self, draft: UpdateApplied) -> UpdateApplied:
+        """The update as it is appended."""
+        return draft
+
+    def apply(
+        self, round_: Round, update: UpdateApplied, *, measured: bool
+    ) -> tuple[CoordinatorCommand, ...]:
+        """Take the step."""
+        return (do.Apply(round_.number, update, round_.learning_rate, measured),)
+
+    def read_back(self, update: UpdateApplied) -> float | UnsetType:  # noqa: ARG002
+        """The step was taken before."""
+        return UNSET
+
+    def discard(self, round_: Round) -> tuple[CoordinatorCommand, ...]:
+        """Forget the sum."""
+        return (do.DiscardSum(round_.number),)
+
+    def publish(self, model: ModelId, *, whole: bool = True) -> tuple[CoordinatorCommand, ...]:
+        """Put the weights where workers find them."""
+        return (do.PublishModel(model, whole),)
+
+    def orders(self, trigger: TriggerId) -> UnsetType:  # noqa: ARG002
+        """Nobody holds anything."""
+        return UNSET
+
+    def snapshots(
+        self, commands: Iterable[do.CopyWeights | do.PublishSnapshot]
+    ) -> Iterator[do.CopyWeights | do.PublishSnapshot]:
+        """Weights travel beside each."""
+        yield from commands
+
+    def marked(self, snapshot: Snapshot) -> Snapshot:
+        """Nothing is to be said of members."""
+        return snapshot

@@ -1,0 +1,122 @@
+"""An attempt at an update: all members enter at once, and what some of them finish may count.
+
+    all have finished, with one digest            it counts
+    some broke off, enough others have finished   it counts; who broke off copies the result
+    nobody answers any more, or too few have it   it is over, and tried anew without the silent
+
+Whoever has finished holds a result that no audit record may ever name: it is applied only if one
+does, so an attempt that is given up by mistake harms nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from msgspec import UNSET
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from msgspec import UnsetType
+
+    from common.core.messages import Broken, Member, Reduce, Reduced
+
+Verdict: TypeAlias = Literal["open", "whole", "over", "diverged"]
+
+# So long after somebody broke off others are waited for: their answers are under way, or they hang
+# until the attempt is said to be over.
+BROKEN_S = 0.05
+FLOOR_S = 0.3  # shortest time that an attempt gets
+SLOWER = 5  # times as long as the last ones took: then somebody is frozen, rather than slow
+RECENT = 16
+
+
+class AttemptTimes:
+    """How long an attempt may take.
+
+    Args:
+        first_s: Until one has been measured; the first forms connections, too.
+    """
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+        self._recent = deque[float](maxlen=RECENT)
+
+    def observe(self, seconds: float) -> None:
+        """Take in how long one took that was finished."""
+        self._recent.append(seconds)
+
+    def allowed_s(self) -> float:
+        """Time for the next one."""
+        return FLOOR_S + SLOWER * median(self._recent) if self._recent else self._first_s
+
+
+class Attempt:
+    """One attempt under way.
+
+    Args:
+        reduce: What members were told.
+        round: Whose gradients it adds.
+        members: In order of their ranks.
+        now: When it begins.
+        allowed_s: How long it may take.
+    """
+
+    def __init__(
+        self,
+        reduce: Reduce,
+        round: int,  # noqa: A002 -- what it is called everywhere
+        members: tuple[Member, ...],
+        now: float,
+        allowed_s: float,
+    ) -> None:
+        self.reduce = reduce
+        self.round = round
+        self.members = members
+        self.begun = now
+        self.finished = dict["Member", int]()  # the digest that each found
+        self.square: float | UnsetType = UNSET
+        self._broken = set["Member"]()
+        self._deadline = now + allowed_s
+        self._diverged = False
+
+    @property
+    def due(self) -> float:
+        """When it is judged by what has come by then."""
+        return self._deadline
+
+    def finish(self, member: Member, reduced: Reduced) -> None:
+        """A member has the whole result."""
+        if member in self.members:
+            self.finished[member] = reduced.digest
+            self.square = reduced.square
+
+    def break_off(self, member: Member, broken: Broken, now: float) -> None:
+        """A member has left it."""
+        if member in self.members:
+            self._broken.add(member)
+            self._diverged |= broken.reason == "not_finite"
+            self._deadline = min(self._deadline, now + BROKEN_S)
+
+    def silent(self, there: Collection[Member]) -> frozenset[Member]:
+        """Members that are there, and of which nothing was heard."""
+        return frozenset(there).intersection(self.members) - self._broken - self.finished.keys()
+
+    def judge(self, there: Collection[Member], copies: int, now: float) -> Verdict:
+        """What becomes of it.
+
+        Args:
+            there: Members that live.
+            copies: How many of them must have its result, where so many live.
+            now: The time.
+        """
+        if self._diverged:
+            return "diverged"
+        if self.silent(there) and now < self._deadline:
+            return "open"
+        has_it = self.finished.keys() & frozenset(there)
+        enough = min(copies, len(frozenset(there).intersection(self.members)))
+        digests = {self.finished[member] for member in has_it}
+        return "whole" if len(digests) == 1 and len(has_it) >= enough else "over"

@@ -1,0 +1,449 @@
+"""The leader of members that hold the weights: it decides who enters what, and touches no number.
+
+    all K gradients ready ──Reduce──▶ members enter ──Reduced──▶ UpdateApplied, naming the attempt
+          ▲                              │ Broken, silence              │ read back
+          └── without who is lost ◀──────┘                              ▼
+                                              the next trigger names the attempt: members apply it
+
+Members apply a result only once its audit record was read back, so a takeover takes nothing back:
+whoever leads next finds members at the newest update, or one before it with the result prepared.
+Whoever holds anything else copies it from one that does. Only if nobody lives that holds the newest
+update, all answer, and nobody else came for a while, the leader falls back to an older one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from common.core import commands as do
+from common.core.group.attempts import Attempt, AttemptTimes
+from common.core.group.membership import Accusations
+from common.core.group.state_reports import StateReports
+from common.core.messages import (
+    GENESIS,
+    AttemptId,
+    Broken,
+    Copy,
+    Gradient,
+    GradientReady,
+    GroupOrders,
+    Member,
+    Membership,
+    ModelId,
+    Reduce,
+    Reduced,
+    StateReport,
+    Stored,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from msgspec import UnsetType
+
+    from common.core.commands import CoordinatorCommand
+    from common.core.history import History
+    from common.core.messages import GroupReply, TriggerId, UpdateApplied, WorkerId
+    from common.core.rounds import Round, Rounds
+    from common.core.settings import AggregationSettings
+    from common.core.snapshots import Snapshot
+
+REPORT_S = 0.2  # between questions to members of whom nothing is known
+COPY_S = 1.0  # after which a copy that nobody spoke of is ordered again
+AGAIN = 10  # times `heal_s` after which an update waits for the same member once more
+STORE_S = 30.0  # after which a version that was to be stored is given up
+STORED = 3  # newest versions that are remembered to be in storage
+
+
+class GroupAggregation:
+    """What a leader knows of its members.
+
+    Args:
+        epoch: The leader's.
+        snapshot: What it starts from, rolled forward.
+        history: Of the updates topic; somebody feeds it.
+        settings: The job's.
+        grace_s: So long who holds the newest update may be out of sight.
+    """
+
+    unread_audits = 0  # members apply what was read back, and compute the next one upon it
+
+    def __init__(
+        self,
+        epoch: int,
+        snapshot: Snapshot,
+        history: History,
+        settings: AggregationSettings,
+        grace_s: float,
+    ) -> None:
+        self._epoch = epoch
+        self._settings = settings
+        self._grace_s = grace_s
+        self._history = history
+        self._made = snapshot.made  # read back, so that members may apply it
+        self._by = snapshot.attempt or None
+        self._origin = 0
+        stored = snapshot.stored or ()
+        self._stored = tuple(made for made in stored if made.version <= snapshot.made.version)
+        self._reports = StateReports()
+        self._accusations = Accusations()
+        self._membership = Membership(0)
+        self._attempt: Attempt | None = None
+        self._verdict = "open"
+        self._times = AttemptTimes(settings.first_attempt_s)
+        self._pending: Attempt | None = None  # its record is on its way
+        self._copying = dict[Member, tuple[float, float]]()  # since when; last ordered
+        self._asked_at = float("-inf")
+        self._lost_since = float("inf")  # nobody in sight holds the newest update
+        self._storing: Snapshot | None = None
+        self._store_at: float | None = None  # a member was asked to
+        self._looked_at = float("-inf")
+        # Until then all are to say what they hold, before the first who does is asked for all.
+        self._patient = float("inf")
+        self._live = frozenset["WorkerId"]()
+        self._there = frozenset["WorkerId"]()
+        # For the next trigger.
+        self.news = True
+        self._report = True
+        self._copies = dict[Member, Copy]()
+        self._store: Member | None = None
+        self._reborn = frozenset["WorkerId"]()  # of whom another process came back under the name
+        self.fallback: ModelId | None = None  # the version to go back to, where the newest is lost
+
+    @property
+    def storing(self) -> bool:
+        """Whether a checkpoint waits for a member to store its version."""
+        return self._storing is not None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Of the membership in force."""
+        return self._membership.members
+
+    # --- what is told -------------------------------------------------------------------------
+
+    def orders(self, trigger: TriggerId) -> GroupOrders:
+        """What the next trigger says."""
+        self._reports.posted(trigger)
+        orders = GroupOrders(
+            self._made,
+            self._membership,
+            self._by,
+            self._origin,
+            None if self._attempt is None else self._attempt.reduce,
+            tuple(self._copies.values()),
+            self._report,
+            self._store,
+        )
+        self.news = self._report = False
+        self._copies, self._store = {}, None
+        return orders
+
+    def publish(self, model: ModelId, *, whole: bool = True) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
+        """Tell all again: somebody lacks something."""
+        self.news = True
+        return ()
+
+    def hear(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:
+        """Take in what a member says; a checkpoint may be whole by it."""
+        member = Member(reply.worker, reply.life)
+        attempt = self._attempt
+        match reply:
+            case StateReport():
+                self._accusations.add(member, reply.unreachable, now)
+                if self._reports.hear(reply):
+                    self._reborn |= {reply.worker}
+                if member in self._copying:
+                    self._copying[member] = (self._copying[member][0], float("-inf"))
+            case Reduced() if attempt is not None and reply.attempt == attempt.reduce.attempt:
+                attempt.finish(member, reply)
+            case Broken() if attempt is not None and reply.attempt == attempt.reduce.attempt:
+                attempt.break_off(member, reply, now)
+                self._accusations.add(member, reply.unreachable, now)
+                if reply.reason == "lacks":
+                    self._reports.forget([reply.worker])
+            case Stored(made=made):
+                return tuple(self._keep(made))
+            case _:
+                return (do.Drop(reply, "of an attempt that is over"),)
+        return ()
+
+    def take_reborn(self) -> frozenset[WorkerId]:
+        """Workers of whom another process came back under the name, since this was last asked."""
+        reborn, self._reborn = self._reborn, frozenset()
+        return reborn
+
+    def _keep(self, made: ModelId) -> Iterator[do.PublishSnapshot]:
+        if made not in self._stored and made in self._history.path:
+            self._stored = (*self._stored, made)[-STORED:]
+        if self._storing is not None and self._storing.made == made:
+            checkpoint, self._storing = self._storing, None
+            yield do.PublishSnapshot(replace(checkpoint, stored=self._stored), checkpoint=True)
+
+    # --- who may take part --------------------------------------------------------------------
+
+    def look(
+        self, there: frozenset[WorkerId], live: frozenset[WorkerId], rounds: Rounds, now: float
+    ) -> None:
+        """Judge what is under way by who lives; then choose members, and heal the others.
+
+        Args:
+            there: Workers that live.
+            live: Those of them that do not leave.
+            rounds: In flight.
+            now: The time.
+        """
+        self._there, self._live, self._looked_at = there, live, now
+        if there:
+            self._patient = min(self._patient, now + REPORT_S)
+        self._reports.forget(self._reports.known - there)
+        if self._reports.unknown(there) and now >= self._asked_at + REPORT_S:
+            self._asked_at, self._report, self.news = now, True, True
+        if self._pending is not None:
+            return
+        if self._attempt is not None:
+            self._judge(self._attempt, now)
+        if self._attempt is not None:
+            return
+        whole = self._reports.whole(there, self._made, self._origin)
+        if not whole:
+            self._seek(now)
+            whole = self._reports.whole(there, self._made, self._origin)
+        else:
+            self._lost_since = float("inf")
+            self._heal(whole, now)
+            self._consider_store(whole, now)
+        if self._membership.number or not self._reports.unknown(there) or now > self._patient:
+            self._choose(whole, rounds, now)
+
+    def _judge(self, attempt: Attempt, now: float) -> None:
+        there = self._reports.members(self._there)
+        self._verdict = attempt.judge(there, self._settings.copies, now)
+        if self._verdict == "whole":
+            self._times.observe(now - attempt.begun)
+        elif self._verdict == "over":
+            self._reports.forget(member.worker for member in attempt.silent(there))
+            self._end_attempt()
+
+    def _end_attempt(self) -> None:
+        """All leave it, by a later membership: what it began never meets what comes next."""
+        self._attempt, self._verdict = None, "open"
+        self._membership = replace(self._membership, number=self._membership.number + 1)
+        self.news = True
+
+    def _choose(self, whole: frozenset[Member], rounds: Rounds, now: float) -> None:
+        """Begin a membership where others are whole, or reach each other, than those of the last.
+
+        What was computed by who is left out is lost with it.
+        """
+        needed = {Member(g.worker, g.life) for round_ in rounds for g in round_.ready}
+        idle = rounds.idle(self._there)
+        wanted = [m for m in whole if m.worker in self._live or m in needed or m.worker not in idle]
+        members = tuple(sorted(self._accusations.clique(wanted, needed, now)))
+        if members != self._membership.members:
+            self._membership = Membership(self._membership.number + 1, members)
+            self.news = True
+        for round_ in rounds:
+            round_.uncount(lambda gradient: Member(gradient.worker, gradient.life) not in members)
+
+    def able(self, workers: frozenset[WorkerId]) -> frozenset[WorkerId]:
+        """Those of these that can compute: they hold the weights, and others reach them."""
+        return workers & {member.worker for member in self._membership.members}
+
+    # --- who lacks the weights ----------------------------------------------------------------
+
+    def _heal(self, whole: frozenset[Member], now: float) -> None:
+        lacking = self._reports.members(self._live) - whole
+        self._copying = {m: at for m, at in self._copying.items() if m in lacking}
+        busy = {copy.source for copy in self._copies.values()}
+        for member in sorted(lacking):
+            since, ordered = self._copying.get(member, (now, float("-inf")))
+            if now < ordered + COPY_S:
+                continue
+            sources = [m for m in whole if not self._accusations.between(member, m, now)]
+            if not sources and self._made not in self._stored:
+                continue
+            source = min(sorted(sources), key=lambda m: m in busy, default=None)
+            busy.add(source)
+            if now > since + AGAIN * self._settings.heal_s:
+                since = now
+            self._copying[member] = (since, now)
+            self._copies[member] = Copy(member, source)
+            self.news = True
+
+    def _waits(self, now: float) -> bool:
+        """Whether somebody copies for whom the next update waits."""
+        return any(now < since + self._settings.heal_s for since, _ in self._copying.values())
+
+    def _seek(self, now: float) -> None:
+        """Nobody in sight holds the newest update: have it made or fetched, or fall back."""
+        answered = sorted(self._reports.members(self._live))
+        unknown = self._reports.unknown(self._there)
+        if not answered:
+            self._lost_since = float("inf")
+            return
+        self._lost_since = min(self._lost_since, now)
+        patient = now < self._lost_since + self._grace_s * (2 if unknown else 1)
+        if self._made == GENESIS:
+            origins = self._reports.origins(self._there)
+            if origins:
+                self._origin, self.news = min(origins), True
+                return
+            self._origin = 0
+        elif self._made not in self._stored:
+            if not patient:
+                path = set(self._history.path)
+                held = self._reports.versions(self._there) & path
+                versions = [GENESIS, *held, *(made for made in self._stored if made in path)]
+                self.fallback = max(versions, key=lambda made: made.version)
+            return
+        if patient and unknown:
+            return
+        member = answered[0]
+        _, ordered = self._copying.get(member, (now, float("-inf")))
+        if now >= ordered + COPY_S:
+            self._copying = {member: (now, now)}
+            self._copies = {member: Copy(member)}
+            self.news = True
+
+    # --- updates ------------------------------------------------------------------------------
+
+    def why_not(self, gradient: Gradient | GradientReady) -> str:
+        """Why it does not count: it must be there when members enter."""
+        if isinstance(gradient, Gradient):
+            return "its numbers came along, and members add them up"
+        known = Member(gradient.worker, gradient.life) in self._membership.members
+        return "" if known else "its member is none any more"
+
+    def count(
+        self,
+        round_: Round,  # noqa: ARG002 -- the other form's
+        gradient: Gradient | GradientReady,  # noqa: ARG002
+    ) -> tuple[CoordinatorCommand, ...]:
+        """It stays where it is."""
+        return ()
+
+    def finished(self, round_: Round, draft_of: Callable[[], UpdateApplied], now: float) -> bool:
+        """Whether members have the result of a round; else have them enter, once they can.
+
+        Args:
+            round_: All of whose gradients are ready.
+            draft_of: What it would be.
+            now: The time.
+        """
+        if self._attempt is not None:
+            return self._verdict == "whole"
+        members = self._membership.members
+        if self._pending is not None or not members or self._waits(now):
+            return False
+        draft = draft_of()
+        attempt = AttemptId(self._epoch, self._membership.number, draft.version)
+        parts = tuple(
+            tuple(g.batches for g in round_.ready if Member(g.worker, g.life) == member)
+            for member in members
+        )
+        scale = 1.0 if draft.scale is UNSET else draft.scale
+        reduce = Reduce(
+            *(attempt, parts, draft.samples, round_.synchrony.local_rate),
+            *(round_.learning_rate, scale, round_.settings.group_sizes is not None),
+        )
+        allowed_s = self._times.allowed_s()
+        self._attempt = Attempt(reduce, round_.number, members, now, allowed_s)
+        self._verdict, self.news = "open", True
+        return False
+
+    @property
+    def diverged(self) -> bool:
+        """Whether members found a sum not to be finite."""
+        return self._verdict == "diverged"
+
+    def sign(self, draft: UpdateApplied) -> UpdateApplied:
+        """The update, with the attempt that made it."""
+        attempt = self._attempt
+        if attempt is None:
+            raise AssertionError("it was finished")
+        digest = next(iter(attempt.finished.values()))
+        return replace(
+            draft, by=attempt.reduce.attempt, digest=digest, copies=len(attempt.finished)
+        )
+
+    def apply(
+        self,
+        round_: Round,  # noqa: ARG002 -- the other form's
+        update: UpdateApplied,  # noqa: ARG002
+        *,
+        measured: bool,  # noqa: ARG002
+    ) -> tuple[CoordinatorCommand, ...]:
+        """Members do so once its record was read back."""
+        self._pending, self._attempt, self._verdict = self._attempt, None, "open"
+        return ()
+
+    def read_back(self, update: UpdateApplied) -> float | UnsetType:
+        """Its record counts: who finished it may apply it, all others copy it.
+
+        Returns:
+            How large the sum was, where that was asked for.
+        """
+        attempt, self._pending = self._pending, None
+        if attempt is None:
+            return UNSET
+        self._made = ModelId(update.epoch, update.version)
+        self._by = attempt.reduce.attempt
+        self._reports.commit(attempt.finished, self._made)
+        self._report = bool(self._reports.unknown(self._there))
+        self._copying, self.news = {}, True
+        return attempt.square
+
+    def discard(self, round_: Round) -> tuple[CoordinatorCommand, ...]:
+        """The round is put back: its attempt is over."""
+        if self._attempt is not None and self._attempt.round == round_.number:
+            self._end_attempt()
+        return ()
+
+    # --- snapshots ----------------------------------------------------------------------------
+
+    def snapshots(
+        self, commands: Iterable[do.CopyWeights | do.PublishSnapshot]
+    ) -> Iterator[do.CopyWeights | do.PublishSnapshot]:
+        """The protocol's part goes out at once; a checkpoint once its version is in storage."""
+        for command in commands:
+            if isinstance(command, do.PublishSnapshot):
+                yield replace(command, checkpoint=False)
+                if command.checkpoint:
+                    self._storing, self._store_at = command.snapshot, None
+                    if command.snapshot.made in self._stored:
+                        yield from self._keep(command.snapshot.made)
+
+    def marked(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot, with what is to be known of members."""
+        by = self._by if self._pending is None else self._pending.reduce.attempt
+        return replace(snapshot, attempt=by or UNSET, stored=self._stored or UNSET)
+
+    def _consider_store(self, whole: frozenset[Member], now: float) -> None:
+        """Have the version of a checkpoint stored, or give that up."""
+        if self._storing is None:
+            return
+        if self._store_at is not None and now < self._store_at + STORE_S:
+            return
+        if self._storing.made != self._made:
+            self._storing = None  # nobody holds it any more
+            return
+        self._store_at, self._store, self.news = now, min(whole), True
+
+    def due(self) -> float:
+        """When it wants to look again."""
+        times = list[float]()
+        if self._attempt is not None:
+            times.append(self._attempt.due)
+        if self._reports.unknown(self._there):
+            times.append(self._asked_at + REPORT_S)
+        times += [at + COPY_S for _, at in self._copying.values()]
+        times += [since + self._settings.heal_s for since, _ in self._copying.values()]
+        if self._lost_since < float("inf"):
+            times += [self._lost_since + self._grace_s, self._lost_since + 2 * self._grace_s]
+        if self._store_at is not None:
+            times.append(self._store_at + STORE_S)
+        return min((time for time in times if time > self._looked_at), default=float("inf"))

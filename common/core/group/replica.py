@@ -1,0 +1,242 @@
+"""A member: it holds the weights of one version, and the result of an attempt at the next.
+
+    trigger names a version ──▶ it holds it             gradients of it can be computed
+                            ──▶ it has prepared it      it applies what it has, and holds it
+                            ──▶ else                    it says what it holds, and is told to copy
+
+What a leader has decided alone moves a member from one version to the next; which one a result is
+for, it knows by the attempt that the audit names. It enters an attempt only with the version that
+is named, and with every gradient that it is to add; else it breaks off at once, so that all know.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+from msgspec import UNSET
+
+from common.core.messages import (
+    GENESIS,
+    AttemptId,
+    Broken,
+    Copy,
+    GradientReady,
+    Member,
+    Membership,
+    ModelId,
+    Reduce,
+    Reduced,
+    StateReport,
+    Stored,
+    TriggerId,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from msgspec import UnsetType
+
+    from common.core.messages import BrokenReason, GroupOrders, GroupReply, UpdateTrigger
+
+Gradient: TypeAlias = tuple[tuple[int, ...], float]  # of which batches, walked at which rate
+
+
+class Enter(msgspec.Struct, frozen=True):
+    """Add one's gradients to those of all members; report what came of it."""
+
+    membership: Membership
+    reduce: Reduce
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """Break off the attempt under way, whatever it waits for."""
+
+
+class ApplyResult(msgspec.Struct, frozen=True):
+    """The result in hand is that of a version: take the step."""
+
+    made: ModelId
+
+
+class CopyState(msgspec.Struct, frozen=True):
+    """Take over all that the source holds, if that is still this version; report."""
+
+    source: Member | None  # None: from storage, or by the specification
+    made: ModelId
+
+
+class StoreState(msgspec.Struct, frozen=True):
+    """Put this version into storage; report."""
+
+    made: ModelId
+
+
+class Say(msgspec.Struct, frozen=True):
+    """Tell the leader."""
+
+    reply: GroupReply
+
+
+ReplicaCommand: TypeAlias = Enter | Leave | ApplyResult | CopyState | StoreState | Say
+
+
+class Replica:
+    """What one process holds, and what it does by each trigger; its shell has the numbers.
+
+    Args:
+        member: The worker, and its life.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self.made: ModelId | None = None  # the version that it holds
+        self.origin = 0  # of version 0: the life of the member that made it
+        self._heard = TriggerId(-1, 0)
+        self._model = GENESIS  # of the newest trigger
+        self._orders: GroupOrders | None = None  # likewise
+        self._base: ModelId | None = None  # what the result in hand is a step from
+        self._prepared: AttemptId | None = None  # whose result it has in hand
+        self._attempt: AttemptId | None = None  # that it is in
+        self._last: AttemptId | None = None  # that it entered or broke off
+        self._broken: tuple[int, int] | None = None  # the membership that it has broken off in
+        self._copying: Copy | None = None
+        self._gradients = dict[Gradient, GradientReady]()  # at the version that it holds
+
+    @property
+    def whole(self) -> bool:
+        """Whether it holds the version that was named last."""
+        orders = self._orders
+        return (
+            orders is not None
+            and self.made == orders.made
+            and (self.made != GENESIS or self.origin == orders.origin)
+        )
+
+    def hear(self, trigger: UpdateTrigger) -> tuple[ReplicaCommand, ...]:
+        """Take in the next trigger; one that is older than the newest does nothing."""
+        if trigger.group is UNSET or trigger.id <= self._heard:
+            return ()
+        return tuple(self._hear(trigger, trigger.group))
+
+    def _hear(self, trigger: UpdateTrigger, orders: GroupOrders) -> Iterator[ReplicaCommand]:
+        first = trigger.id.epoch != self._heard.epoch
+        self._heard, self._model, self._orders = trigger.id, trigger.model, orders
+        place = (trigger.id.epoch, orders.membership.number)
+        if self._attempt is not None and self._attempt[:2] < place:
+            yield Leave()
+            yield from self._break_off("left")
+        if self._prepared is not None and self._prepared == orders.by and self._base == self.made:
+            yield ApplyResult(orders.made)
+            self._hold(orders.made, 0)
+        named = {m.worker: m.life for m in orders.membership.members}
+        another = named.get(self._member.worker, self._member.life) != self._member.life
+        if orders.reduce is not None and self._member in orders.membership.members:
+            yield from self._enter(orders.membership, orders.reduce)
+        for copy in orders.copies:
+            if copy.member == self._member and self._copying is None:
+                if self.whole:
+                    yield self._report()
+                else:
+                    self._copying = copy
+                    yield CopyState(copy.source, orders.made)
+        if orders.store == self._member and self.whole:
+            yield StoreState(orders.made)
+        if orders.report or first or another:
+            yield self._report()
+
+    def _hold(self, made: ModelId | None, origin: int) -> None:
+        if (made, origin) != (self.made, self.origin):
+            self._gradients = {}
+        self.made, self.origin = made, origin
+        self._prepared = self._base = None
+
+    def _report(self, unreachable: tuple[Member, ...] = ()) -> Say:
+        worker, life = self._member
+        report = StateReport(worker, self._model, life, self._heard, self.made, self.origin)
+        return Say(msgspec.structs.replace(report, unreachable=unreachable))
+
+    # --- gradients ----------------------------------------------------------------------------
+
+    def known(self, batches: tuple[int, ...], local_rate: float) -> GradientReady | None:
+        """The answer to an order that was answered before, perhaps to another leader."""
+        ready = self._gradients.get((batches, local_rate)) if self.whole else None
+        return None if ready is None else msgspec.structs.replace(ready, model=self._model)
+
+    def computed(self, ready: GradientReady, at: ModelId | None) -> Say:
+        """A gradient was computed at a version; it stays here while that is held."""
+        if at == self.made and self.whole:
+            self._gradients[ready.batches, ready.local_rate or 0.0] = ready
+            return Say(ready)
+        return self._report()
+
+    def lacks(self) -> Say:
+        """It was asked for a gradient of a version that it does not hold."""
+        return self._report()
+
+    # --- attempts -----------------------------------------------------------------------------
+
+    def _enter(self, membership: Membership, reduce: Reduce) -> Iterator[ReplicaCommand]:
+        if self._last is not None and reduce.attempt <= self._last:
+            return  # it is in it, or was
+        self._last, self._attempt = reduce.attempt, reduce.attempt
+        self._prepared = self._base = None
+        mine = reduce.parts[membership.members.index(self._member)]
+        there = {batches for batches, rate in self._gradients if rate == reduce.local_rate}
+        place = reduce.attempt[:2]
+        if not self.whole or not there.issuperset(mine) or self._broken == place:
+            yield from self._break_off("lacks")
+        else:
+            yield Enter(membership, reduce)
+
+    def _break_off(
+        self, reason: BrokenReason, unreachable: tuple[Member, ...] = ()
+    ) -> Iterator[Say]:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            self._broken = attempt[:2]
+            worker, life = self._member
+            yield Say(Broken(worker, self._model_of(attempt), life, attempt, reason, unreachable))
+
+    def _model_of(self, attempt: AttemptId) -> ModelId:
+        return ModelId(attempt.epoch, attempt.version - 1)
+
+    def finished(
+        self, attempt: AttemptId, digest: int, square: float | UnsetType = UNSET
+    ) -> tuple[Say, ...]:
+        """It has the whole result of an attempt."""
+        if attempt != self._attempt:
+            return ()  # it was left meanwhile
+        self._attempt, self._prepared, self._base = None, attempt, self.made
+        worker, life = self._member
+        return (Say(Reduced(worker, self._model_of(attempt), life, attempt, digest, square)),)
+
+    def failed(
+        self,
+        attempt: AttemptId,
+        reason: BrokenReason = "left",
+        unreachable: tuple[Member, ...] = (),
+    ) -> tuple[Say, ...]:
+        """An attempt came to nothing here."""
+        return tuple(self._break_off(reason, unreachable)) if attempt == self._attempt else ()
+
+    # --- copies -------------------------------------------------------------------------------
+
+    def copied(
+        self, made: ModelId | None, origin: int = 0, unreachable: tuple[Member, ...] = ()
+    ) -> tuple[Say, ...]:
+        """A copy came to its end.
+
+        Args:
+            made: What it is, checked by its digest; None: nothing whole.
+            origin: Of version 0: the life of the member that made it.
+            unreachable: Whom it could not be had of.
+        """
+        self._copying = None
+        if made is not None and self._attempt is None and not self.whole:
+            self._hold(made, origin)
+        return (self._report(unreachable),)
+
+    def stored(self, made: ModelId) -> tuple[Say, ...]:
+        """A version is in storage."""
+        return (Say(Stored(self._member.worker, self._model, self._member.life, made)),)

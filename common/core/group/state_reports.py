@@ -1,0 +1,100 @@
+"""Who holds what: the newest word of each member, since the leader last asked.
+
+A word is dated by the newest trigger that its member had heard, so one that comes late undoes none
+that is newer. A worker's name is not enough: who comes back under it holds nothing of what it held.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.core.messages import GENESIS, Member, ModelId, TriggerId, WorkerId
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from common.core.messages import StateReport
+
+
+class Holding(NamedTuple):
+    """What a member said."""
+
+    life: int
+    heard: TriggerId
+    made: ModelId | None
+    origin: int
+
+
+class StateReports:
+    """A leader's knowledge of its members' state."""
+
+    def __init__(self) -> None:
+        self._of = dict[WorkerId, Holding]()
+        self._since: TriggerId | None = None  # that must have been heard; None: the next trigger
+
+    def posted(self, trigger: TriggerId) -> None:
+        """A trigger is posted: where all begins anew, words of earlier ones count no more."""
+        if self._since is None:
+            self._since = trigger
+            self._of = {w: holding._replace(heard=trigger) for w, holding in self._of.items()}
+
+    @property
+    def known(self) -> frozenset[WorkerId]:
+        """Of whom something is known."""
+        return frozenset(self._of)
+
+    def hear(self, report: StateReport) -> bool:
+        """Take in what a member says.
+
+        Returns:
+            Whether it is another process than the one that was known by its name.
+        """
+        known = self._of.get(report.worker)
+        if self._since is None or report.heard < self._since:
+            return False
+        if known is not None and report.heard < known.heard:
+            return False
+        if known is not None and known.life != report.life and known.heard == report.heard:
+            del self._of[report.worker]  # one of the two is dead: who answers the next question?
+            return False
+        self._of[report.worker] = Holding(report.life, report.heard, report.made, report.origin)
+        return known is not None and known.life != report.life
+
+    def commit(self, finished: Iterable[Member], made: ModelId) -> None:
+        """A version counts: who finished it can apply it; of all others nothing is known."""
+        self._since = None
+        self._of = {
+            member.worker: Holding(member.life, TriggerId(-1, 0), made, 0) for member in finished
+        }
+
+    def forget(self, workers: Iterable[WorkerId]) -> None:
+        """These are gone, or silent: what they hold, they must say anew."""
+        for worker in workers:
+            self._of.pop(worker, None)
+
+    def unknown(self, workers: Collection[WorkerId]) -> frozenset[WorkerId]:
+        """Of whom nothing is known."""
+        return frozenset(workers) - self._of.keys()
+
+    def members(self, workers: Collection[WorkerId]) -> frozenset[Member]:
+        """Those of these that are known."""
+        return frozenset(Member(w, held.life) for w, held in self._of.items() if w in workers)
+
+    def whole(self, workers: Collection[WorkerId], made: ModelId, origin: int) -> frozenset[Member]:
+        """Those of these that hold a version."""
+        name = (made, origin if made == GENESIS else 0)
+        return frozenset(
+            Member(worker, held.life)
+            for worker, held in self._of.items()
+            if worker in workers and (held.made, held.origin) == name
+        )
+
+    def origins(self, workers: Collection[WorkerId]) -> frozenset[int]:
+        """Lives of the members that made the weights of version 0 that are held."""
+        held = (holding for worker, holding in self._of.items() if worker in workers)
+        return frozenset(each.origin for each in held if each.made == GENESIS)
+
+    def versions(self, workers: Collection[WorkerId]) -> frozenset[ModelId]:
+        """Versions that are held."""
+        held = (self._of[worker].made for worker in workers if worker in self._of)
+        return frozenset(made for made in held if made is not None)

@@ -1,0 +1,280 @@
+"""Simulated members of a group: workers that hold state, and what happens between them.
+
+A state is a token, made by one collective of one state and some gradients; so two states are the
+same numbers only if they are the same token. What members enter meets by the order of their calls,
+as in a process group: whatever each means by it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from common.core import events
+from common.core.group.replica import (
+    ApplyResult,
+    CopyState,
+    Enter,
+    Leave,
+    Replica,
+    ReplicaCommand,
+    Say,
+    StoreState,
+)
+from common.core.messages import (
+    GENESIS,
+    AttemptId,
+    Broken,
+    GradientReady,
+    Member,
+    ModelId,
+    WorkerId,
+)
+from common.simulation.faults.checks import Violation
+from common.simulation.faults.workers import SimulatedWorker
+from common.simulation.faults.world import Collectives, Entry, Node, Part, Taken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from common.core.assignments import Compute
+    from common.core.messages import Reduce
+    from common.simulation.faults.world import Token, World
+
+STEP_S = 0.01  # mean time between a member's looks at a collective
+COPY_S = 0.1  # mean time of half a copy
+STORE_S = 0.2
+NOTICED = 0.4  # how often a look at a collective shows that somebody has closed it
+FINISHES = 0.5  # how often somebody has all the data when another closes
+OVERFLOWS = 0.02  # share of the sums that are not finite, in worlds with any
+
+
+class SimulatedMember(SimulatedWorker):
+    """One process of a group."""
+
+    def __init__(self, world: World, number: int, on_death: Callable[[], None]) -> None:
+        self.member = Member(WorkerId(f"w{number}"), next(world.serial))
+        self.replica = Replica(self.member)
+        self.state: Token | None = None
+        self.prepared: Token | None = None
+        self._taken = dict[tuple[tuple[int, ...], float], Taken]()
+        self._entered: AttemptId | None = None
+        self._collectives: Collectives | None = None
+        super().__init__(world, number, on_death)
+        world.group.members[self.member] = self._offer
+
+    # --- gradients ----------------------------------------------------------------------------
+
+    def hear(self) -> None:
+        """Take in triggers, the group's orders first."""
+        if not self._up() or self._redis_away:
+            return
+        self.orders.listen(self.machine.triggers)
+        triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
+        for trigger in triggers:
+            self._carry_out(self.replica.hear(trigger))
+        self.orders.hear(triggers)
+        if triggers:
+            self._feed(events.RoundBegan(triggers[-1].id.epoch, triggers[-1].unsettled))
+        self._compute()
+
+    def _compute(self) -> None:
+        if self._busy or self.dead:
+            return
+        compute = self.orders.next()
+        if compute is None:
+            return
+        offsets = tuple(batch.offset for batch in compute.batches)
+        known = self.replica.known(offsets, compute.local_rate)
+        if known is not None:
+            self._push(known, None)
+        elif not self.replica.whole or self.state is None:
+            self._carry_out([self.replica.lacks()])
+        else:
+            self._begin(compute, self.state)
+            return
+        self.orders.done()
+        self.world.later(0.0, self.hear)
+
+    def _found(self, compute: Compute, token: Token, seconds: float) -> None:
+        """The gradient is there, and stays."""
+        offsets = tuple(batch.offset for batch in compute.batches)
+        samples = sum(batch.samples for batch in compute.batches)
+        rate = compute.local_rate
+        ready = GradientReady(
+            *(self.id, compute.model, offsets, samples, 1.0, {}, seconds, self.member.life),
+            local_rate=rate or UNSET,
+            square=self.world.square(samples) if compute.squared else UNSET,
+        )
+        self._taken[offsets, rate] = Taken(token, rate)
+        self._carry_out([self.replica.computed(ready, token[0])])
+
+    # --- the group ----------------------------------------------------------------------------
+
+    def _carry_out(self, commands: Iterable[ReplicaCommand]) -> None:
+        for command in commands:
+            match command:
+                case Say(reply):
+                    if isinstance(reply, Broken):
+                        self.world.group.met["broken"] += 1
+                        self._close(reply.attempt)
+                    self._push(reply, None)
+                case Enter(membership, reduce):
+                    self._enter(membership.members, reduce)
+                case Leave():
+                    self._entered = None
+                case ApplyResult(made):
+                    self._apply(made)
+                case CopyState(source, made):
+                    self._copy(source, made)
+                case StoreState(made):
+                    self._store(made)
+
+    def _of(self, attempt: AttemptId, members: tuple[Member, ...] = ()) -> Collectives:
+        return self.world.group.collectives.setdefault(attempt[:2], Collectives(members))
+
+    def _close(self, attempt: AttemptId) -> None:
+        self._of(attempt).closed.add(self.member)
+        self._entered = None
+
+    def _enter(self, members: tuple[Member, ...], reduce: Reduce) -> None:
+        group, state = self._of(reduce.attempt, members), self.state
+        group.members = members
+        if state is None:
+            raise Violation("enters with nothing", f"{self.member}")
+        mine = reduce.parts[members.index(self.member)]
+        parts = tuple((offsets, self._taken[offsets, reduce.local_rate]) for offsets in mine)
+        self._entered = reduce.attempt
+        call = group.enter(self.member, Entry(reduce, state, parts))
+        self._look_at(reduce, group, call)
+
+    def _look_at(self, reduce: Reduce, group: Collectives, call: dict[Member, Entry]) -> None:
+        """Look again and again whether all have entered, or somebody never will."""
+        world, attempt = self.world, reduce.attempt
+        if self.dead or self._entered != attempt:
+            return
+        cut = tuple(m for m in group.members if frozenset((m, self.member)) in world.group.links)
+        missing = [member for member in group.members if member not in call]
+        if not self._up():
+            pass
+        elif cut:
+            self._carry_out(self.replica.failed(attempt, unreachable=cut))
+            return
+        elif missing:
+            if not group.closed.isdisjoint(missing) and world.group.draw.random() < NOTICED:
+                self._carry_out(self.replica.failed(attempt))
+                return
+        elif not group.closed or world.group.draw.random() < FINISHES:
+            self._finish(reduce, group, call)
+            return
+        else:
+            self._carry_out(self.replica.failed(attempt))
+            return
+        delay_s = world.group.draw.expovariate(1 / STEP_S)
+        world.later(delay_s, lambda: self._look_at(reduce, group, call))
+
+    def _finish(self, reduce: Reduce, group: Collectives, call: dict[Member, Entry]) -> None:
+        world, attempt = self.world, reduce.attempt
+        if len({entry.reduce.attempt for entry in call.values()}) > 1:
+            self._carry_out(self.replica.failed(attempt))  # its counts show that it is a mixture
+            return
+        states = {entry.state for entry in call.values()}
+        if len(states) > 1:
+            raise Violation("two contents", f"{attempt} is entered with {states}")
+        (state,) = states
+        parts = [part for member in group.members for part in call[member].parts]
+        if any(taken.weights != state for _, taken in parts):
+            raise Violation("wrong weights", f"{attempt} at {state} of {parts}")
+        if attempt not in world.group.results:
+            overflows = world.scenario.overflows and world.group.draw.random() < OVERFLOWS
+            made = ModelId(attempt.epoch, attempt.version)
+            token = None if overflows and not world.calm else (made, next(world.serial))
+            version = attempt.version - 1
+            messages = tuple(Part(o, version, taken.local_rate) for o, taken in parts)
+            world.group.results[attempt] = token, messages, reduce
+            if token is not None:
+                batches = tuple(offset for offsets, _ in parts for offset in offsets)
+                world.nodes[token] = Node(state, batches, 0.0)
+        token = world.group.results[attempt][0]
+        self._entered = None
+        if token is None:
+            world.group.overflowed = True
+            self._carry_out(self.replica.failed(attempt, "not_finite"))
+            return
+        self.prepared = token
+        square = world.square(reduce.samples) if reduce.measured else UNSET
+        self._carry_out(self.replica.finished(attempt, token[1], square))
+
+    def _apply(self, made: ModelId) -> None:
+        token = self.prepared
+        if token is None or self.world.nodes[token].parent != self.state:
+            raise Violation("two chains", f"{self.member} applies {token} to {self.state}")
+        self._be(made, token)
+
+    def _be(self, made: ModelId, token: Token) -> None:
+        known = token if made == GENESIS else self.world.group.truth.setdefault(made, token)
+        if token != known or token[0] != made:
+            raise Violation("two contents", f"{self.member} has {token} as {made}, not {known}")
+        self.state, self.prepared = token, None
+        self.world.say(f"{self.id} is at", tuple(made))
+
+    def _copy(self, source: Member | None, made: ModelId) -> None:
+        """Take over half of what the source holds, and the rest later."""
+        world = self.world
+        self.world.say(f"{self.id} copies", tuple(made), "from", source)
+
+        def end(before: Token | None) -> None:
+            if self.dead:
+                return
+            if not self._up():
+                world.later(max(self.frozen_until - world.now, 0.0) + 0.001, lambda: end(before))
+                return
+            token: Token | None
+            cut: tuple[Member, ...] = ()
+            origin = 0
+            if source is None:
+                token, origin = self._fetch(made)
+            else:
+                cut = (source,) if frozenset((source, self.member)) in world.group.links else ()
+                token, origin = world.group.members[source](made)
+                token = token if token == before and not cut else None
+            before_made = self.replica.made, self.replica.origin
+            self._carry_out(self.replica.copied(None if token is None else made, origin, cut))
+            taken = (self.replica.made, self.replica.origin) != before_made
+            world.group.met["copied" if taken and source else "torn" if source else "fetched"] += 1
+            if taken and token is not None:
+                self._be(made, token)
+
+        first = None if source is None else world.group.members[source](made)[0]
+        world.later(world.group.draw.expovariate(1 / COPY_S), lambda: end(first))
+
+    def _offer(self, made: ModelId) -> tuple[Token | None, int]:
+        """What others find here now; torn where that changes before they have it all."""
+        here = self.replica.made == made and self._up()
+        return self.state if here else None, self.replica.origin
+
+    def _fetch(self, made: ModelId) -> tuple[Token | None, int]:
+        """From storage; version 0 is made, by each member another one."""
+        if made == GENESIS:
+            return (GENESIS, next(self.world.serial)), self.member.life
+        away = self.world.storage_away
+        return (None if away else self.world.group.stored.get(made)), 0
+
+    def _store(self, made: ModelId) -> None:
+        world, token = self.world, self.state
+
+        def end() -> None:
+            if self.dead or token is None or world.storage_away:
+                return
+            world.group.stored[made] = token
+            if self._up():
+                self._carry_out(self.replica.stored(made))
+
+        world.later(world.group.draw.expovariate(1 / STORE_S), end)
+
+    def _end(self) -> None:
+        for group in self.world.group.collectives.values():
+            if self.member in group.members:
+                group.closed.add(self.member)
+        super()._end()

@@ -1,0 +1,358 @@
+"""Members that hold the weights, and their leader, joined back to back.
+
+A member's weights are the batches that made them, so what a step is taken from and with is seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core import commands as do
+from common.core import events
+from common.core.group.membership import ACCUSED_S, Accusations
+from common.core.group.replica import ApplyResult, CopyState, Enter, Replica, Say, StoreState
+from common.core.group.state_reports import StateReports
+from common.core.messages import (
+    GENESIS,
+    GradientReady,
+    Lead,
+    Member,
+    ModelId,
+    StateReport,
+    TriggerId,
+    UpdateApplied,
+    WorkerId,
+)
+from common.core.settings import AggregationSettings
+from tests.unit.core.bench import Bench, changed
+from tests.unit.core.examples import SAMPLES, A, B, C, of_kind, the
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.group.replica import ReplicaCommand
+    from common.core.messages import AuditRecord, UpdateTrigger
+
+GROUP = changed(aggregation=AggregationSettings(), group_size=3)
+DIGEST = 7
+
+
+class _Process:
+    """A member, with its numbers."""
+
+    def __init__(self, worker: WorkerId, life: int) -> None:
+        self.member = Member(worker, life)
+        self.replica = Replica(self.member)
+        self.weights: tuple[int, ...] | None = None
+        self.result: tuple[int, ...] = ()
+        self.entered: Enter | None = None
+
+
+class _Group:
+    """A leader and its members; what is said arrives at once, unless somebody is dead."""
+
+    def __init__(self, *workers: WorkerId, updates: list[AuditRecord | None] | None = None) -> None:
+        self.bench = Bench(GROUP, updates=updates)
+        self.of = {worker: _Process(worker, life) for life, worker in enumerate(workers, start=1)}
+        self.heard = 0
+
+    def lead(self) -> None:
+        self.bench.lead()
+        self.see()
+        self.settle()
+
+    def see(self) -> None:
+        """The leader looks at beats."""
+        self.bench.see(*self.of)
+
+    def kill(self, *workers: WorkerId) -> None:
+        for worker in workers:
+            del self.of[worker]
+
+    def settle(self) -> None:
+        """Let everybody hear and answer until nothing is left to be said; collectives wait."""
+        while triggers := self._unheard():
+            for trigger in triggers:
+                for process in tuple(self.of.values()):
+                    self.tell(process, process.replica.hear(trigger))
+                    self._compute(process, trigger)
+
+    def _unheard(self) -> list[UpdateTrigger]:
+        triggers = [each.trigger for each in of_kind(self.bench.said, do.PostTrigger)]
+        new, self.heard = triggers[self.heard :], len(triggers)
+        return new
+
+    def tell(self, process: _Process, commands: Iterable[ReplicaCommand]) -> None:
+        """Carry out what a member wants."""
+        for command in commands:
+            match command:
+                case Say(reply):
+                    self.bench.feed(events.RepliesRead((reply,)))
+                case Enter():
+                    process.entered = command
+                case ApplyResult():
+                    process.weights = process.result
+                case CopyState(source, made):
+                    maker = process if source is None else self.of[source.worker]
+                    process.weights = () if source is None else maker.weights
+                    origin = maker.replica.origin or maker.member.life if made == GENESIS else 0
+                    self.tell(process, process.replica.copied(made, origin))
+                case StoreState(made):
+                    self.tell(process, process.replica.stored(made))
+
+    def _compute(self, process: _Process, trigger: UpdateTrigger) -> None:
+        worker, life = process.member
+        for order in trigger.orders:
+            if order.worker == worker:
+                offsets = tuple(batch.offset for batch in order.batches)
+                samples = SAMPLES * len(offsets)
+                known = process.replica.known(offsets, 0.0)
+                ready = known or GradientReady(
+                    *(worker, trigger.model, offsets, samples, 1.0, {}, 0.1, life)
+                )
+                self.computed += () if known else offsets
+                self.tell(process, [process.replica.computed(ready, process.replica.made)])
+
+    computed: tuple[int, ...] = ()
+
+    def finish(self, *workers: WorkerId) -> None:
+        """The collective that all have entered comes to its end, at these."""
+        for worker in workers:
+            process = self.of[worker]
+            entered = process.entered
+            assert entered is not None
+            assert process.weights is not None
+            added = [o for part in entered.reduce.parts for message in part for o in message]
+            process.result = (*process.weights, *sorted(added))
+            self.tell(process, process.replica.finished(entered.reduce.attempt, DIGEST))
+
+    def break_off(self, *workers: WorkerId) -> None:
+        """It fails at these."""
+        for worker in workers:
+            process = self.of[worker]
+            assert process.entered is not None
+            self.tell(process, process.replica.failed(process.entered.reduce.attempt))
+
+    def read_back(self) -> None:
+        """The leader reads its record; all hear of it."""
+        self.bench.read_updates()
+        self.settle()
+
+    @property
+    def weights(self) -> dict[WorkerId, tuple[int, ...] | None]:
+        return {worker: process.weights for worker, process in self.of.items()}
+
+    @property
+    def updates(self) -> list[UpdateApplied]:
+        return of_kind(self.bench.updates, UpdateApplied)
+
+
+def begun(*workers: WorkerId) -> _Group:
+    """A group that has entered its first update: a batch of each, or three in all."""
+    group = _Group(*workers)
+    group.lead()
+    group.bench.announce(*(workers * 3)[:3])
+    group.settle()
+    return group
+
+
+def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back() -> None:
+    group = begun(A, B, C)
+    assert group.weights == {A: (), B: (), C: ()}  # one made them, the others copied
+    group.finish(A, B)
+    group.settle()
+    assert group.updates == []  # C is at it still
+
+    group.finish(C)
+    group.settle()
+    (update,) = group.updates
+    attempt = group.of[A].entered
+    assert attempt is not None
+    assert (update.by, update.copies, update.digest) == (attempt.reduce.attempt, 3, DIGEST)
+    assert group.weights == {A: (), B: (), C: ()}
+
+    group.read_back()
+    assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), C: (0, 1, 2)}
+
+
+def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() -> None:
+    group = begun(A, B, C)
+    group.kill(C)
+    group.break_off(A, B)
+    group.see()
+    group.settle()
+    assert group.computed == (0, 1, 2, 2)  # the dead one's batch alone was asked again
+
+    group.finish(A, B)
+    group.read_back()
+    assert group.weights == {A: (0, 1, 2), B: (0, 1, 2)}
+
+
+def test_what_enough_members_have_counts_though_one_died_of_it() -> None:
+    group = begun(A, B, C)
+    group.kill(C)
+    group.finish(A, B)
+    group.see()
+    group.read_back()
+
+    assert group.weights == {A: (0, 1, 2), B: (0, 1, 2)}
+    assert group.computed == (0, 1, 2)
+    assert group.updates[0].copies == 2
+
+
+def test_who_broke_off_copies_what_the_others_have() -> None:
+    group = begun(A, B, C)
+    group.finish(A, B)
+    group.break_off(C)
+    group.bench.tick(group.bench.now + 1.0)
+    group.read_back()
+
+    assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), C: (0, 1, 2)}
+
+
+def test_a_successor_goes_on_from_the_newest_update_and_nothing_is_computed_again() -> None:
+    group = begun(A, B, C)
+    group.finish(A, B, C)
+    group.read_back()
+    group.bench.announce(A, B, C)
+    group.settle()  # they are in the second update
+    before = group.bench
+
+    later = group.bench = Bench(GROUP, updates=before.updates, control=before.control, name="c2")
+    group.heard = 0
+    later.lead(*before.published[-1:])
+    group.see()
+    later.read_control()
+    group.settle()
+    lead = of_kind(later.updates, Lead)[-1]
+    assert (lead.base, lead.exact) == (ModelId(before.epoch, 1), True)
+    assert group.computed == (0, 1, 2, 3, 4, 5)
+
+    group.finish(A, B, C)
+    group.read_back()
+    assert set(group.weights.values()) == {(0, 1, 2, 3, 4, 5)}
+
+
+def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() -> None:
+    group = begun(A, B)
+    group.finish(A, B)
+    group.bench.read_updates()  # A hears of it, and dies
+    group.kill(A)
+    group.of[B] = _Process(B, 9)  # its process came back with nothing
+    group.see()
+    group.settle()
+    epoch = group.bench.epoch
+    for _ in range(40):
+        said = group.bench.tick(group.bench.now + 0.1)
+        if of_kind(said, do.StepDown):
+            break
+        group.settle()
+    assert "back to version 0" in the(group.bench.said, do.StepDown).reason
+
+    group.bench.find("all")
+    group.bench.find("genesis")
+    group.bench.feed(events.SnapshotRestored(1000))
+    lead = of_kind(group.bench.updates, Lead)[-1]
+    assert (lead.after, lead.base) == (epoch, GENESIS)
+    group.bench.read_updates()
+    group.see()
+    group.bench.read_control()
+    for _ in range(3):
+        group.settle()
+        group.bench.tick(group.bench.now + 0.3)
+    group.settle()
+    group.finish(B)
+    group.read_back()
+    assert group.weights == {B: (0, 1, 2)}
+
+
+def test_a_sum_that_is_not_finite_holds_the_job() -> None:
+    group = begun(A, B)
+    process = group.of[A]
+    assert process.entered is not None
+    group.tell(process, process.replica.failed(process.entered.reduce.attempt, "not_finite"))
+
+    assert the(group.bench.said, do.Hold).reason.startswith("diverged: a sum of finite gradients")
+
+
+def test_a_checkpoint_is_published_once_a_member_has_stored_its_version() -> None:
+    group = begun(A)
+    group.finish(A)
+    group.bench.feed(events.WantedChanged("stopped"))
+    (update,) = group.updates
+    assert not any(each.checkpoint for each in of_kind(group.bench.said, do.PublishSnapshot))
+    group.read_back()
+
+    kept = of_kind(group.bench.said, do.PublishSnapshot)[-1]
+    made = ModelId(update.epoch, 1)
+    assert (kept.checkpoint, kept.snapshot.made, kept.snapshot.stored) == (True, made, (made,))
+    assert of_kind(group.bench.said, do.Finish)
+
+
+# --- who can take part ---------------------------------------------------------------------------
+
+MEMBERS = [Member(WorkerId(f"w{i}"), i) for i in range(6)]
+pairs = st.tuples(st.sampled_from(MEMBERS), st.sampled_from(MEMBERS)).filter(lambda p: p[0] != p[1])
+
+
+@given(st.lists(pairs, max_size=12), st.sets(st.sampled_from(MEMBERS)))
+def test_no_two_are_put_together_of_which_one_could_not_reach_the_other(
+    accused: list[tuple[Member, Member]], needed: set[Member]
+) -> None:
+    accusations = Accusations()
+    for one, other in accused:
+        accusations.add(one, [other], 0.0)
+
+    clique = accusations.clique(MEMBERS, needed, 1.0)
+    assert clique
+    assert not any(accusations.between(a, b, 1.0) for a in clique for b in clique if a != b)
+    assert accusations.clique(MEMBERS, needed, ACCUSED_S + 1.0) == set(MEMBERS)
+
+
+def test_who_is_needed_is_left_out_last() -> None:
+    accusations = Accusations()
+    accusations.add(MEMBERS[0], [MEMBERS[1]], 0.0)
+    assert accusations.clique(MEMBERS[:2], [MEMBERS[1]], 1.0) == {MEMBERS[1]}
+    assert accusations.clique(MEMBERS[:2], [MEMBERS[0]], 1.0) == {MEMBERS[0]}
+
+
+# --- what members say ----------------------------------------------------------------------------
+
+MADE = ModelId(3, 1)
+
+
+def said(number: int, made: ModelId | None, life: int = 1) -> StateReport:
+    return StateReport(A, ModelId(3, 1), life, TriggerId(3, number), made)
+
+
+def test_an_older_word_undoes_no_newer_one() -> None:
+    reports = StateReports()
+    reports.posted(TriggerId(3, 1))
+    reports.hear(said(2, MADE))
+    reports.hear(said(1, None))
+    assert reports.whole([A], MADE, 0) == {Member(A, 1)}
+
+
+def test_what_was_said_before_a_version_counted_says_nothing_of_it() -> None:
+    reports = StateReports()
+    reports.commit([Member(A, 1)], MADE)
+    reports.hear(said(4, None))
+    reports.posted(TriggerId(3, 5))
+    reports.hear(said(4, None))
+    assert reports.whole([A, B], MADE, 0) == {Member(A, 1)}
+    assert reports.unknown([A, B]) == {B}
+
+
+def test_of_two_that_come_under_one_name_the_one_counts_that_goes_on_hearing() -> None:
+    reports = StateReports()
+    reports.posted(TriggerId(3, 1))
+    reports.hear(said(1, MADE, life=1))
+    assert not reports.hear(said(1, None, life=2))  # which is older?
+    assert reports.unknown([A]) == {A}
+    reports.hear(said(2, None, life=2))
+    reports.hear(said(1, MADE, life=1))
+    assert reports.members([A]) == {Member(A, 2)}
+    assert reports.hear(said(3, None, life=3))
