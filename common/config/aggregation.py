@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from common.config.synchronisation import MOST, Count, Part, Positive
 
+_Several = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MOST})]
 _OF_SLICES = ("stage", "servers", "owners", "backup")
 
 
