@@ -8,7 +8,8 @@ not do itself, as measured with torch 2.13:
   error of ours is raised from one of gloo's.
 - gloo's own `abort` does nothing. A receive that may take a millisecond closes all connections.
 - Forming cannot be ended, and takes up to five timeouts: it is done in a thread of its own, which
-  is left behind where nobody waits for it any more.
+  is left behind where nobody waits for it any more. The process ends no sooner than that thread:
+  torch aborts one that does.
 - Connections made when they are first used hang where a member died before that: all are made at
   once.
 - No error says who is gone, as they pass from neighbour to neighbour. So every process listens on
@@ -19,14 +20,15 @@ Wheels of torch have no TLS in gloo, and no authentication: see docs/howto/secur
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import threading
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -48,8 +50,11 @@ _LOOK_S = 0.02  # between looks whether a group that is being formed was aborted
 _PATIENCE_S = 0.25  # with a group that is being formed, until others are tried; 20 take 0.2 s
 # Longer than the kernel waits until it asks again, so that one lost packet accuses nobody.
 _REACH_S = 1.5
+_NO_WAY = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 _POISON_TAG = 77
+_PORTS = 65535
 _ABORTED = "it was aborted"
+_LATE = "entries did not come"
 
 
 class _Gloo(Protocol):
@@ -107,9 +112,11 @@ class GlooGroups:
         self._listener.close()
 
     def _answer(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
+        while self._listener.fileno() >= 0:
+            try:
                 self._listener.accept()[0].close()
+            except OSError:  # it is closed, or this process has no file left: the kernel answers
+                sleep(_LOOK_S)
 
 
 class GlooGroup:
@@ -139,9 +146,9 @@ class GlooGroup:
         Raises:
             GroupError: If that cannot be.
         """
-        self._refuse_loopback()
+        self._refuse_addresses()
         formed = SimpleQueue[tuple[_Gloo | None, str]]()
-        threading.Thread(target=self._connect, args=(formed,), daemon=True).start()
+        threading.Thread(target=self._connect, args=(formed,)).start()
         deadline, patient_until = monotonic() + self._timeout_s, monotonic() + _PATIENCE_S
         why, unreachable = "", frozenset[str]()
         while self._group is None:
@@ -152,7 +159,7 @@ class GlooGroup:
             elif self._group is None and (why or monotonic() > patient_until):
                 unreachable = self._unreachable(self._over.is_set)
                 patient_until = monotonic() + _PATIENCE_S
-                if not why and (unreachable or monotonic() > deadline):
+                if why == _LATE or (not why and (unreachable or monotonic() > deadline)):
                     why = self._what_lacks()
             if why:
                 self.abort()
@@ -235,19 +242,22 @@ class GlooGroup:
         late = [each.name for n, each in enumerate(self._members) if n not in self._store.came]
         return f"{', '.join(late)} did not come" if late else "connecting took too long"
 
-    def _refuse_loopback(self) -> None:
-        """Refuse addresses that mean another machine to each who reads them.
+    def _refuse_addresses(self) -> None:
+        """Refuse addresses that are none, or that mean another machine to each who reads them.
 
         Raises:
-            GroupError: If some members say that they are at a loopback address, and others not.
+            GroupError: If a member has told such a one, and others a better one.
         """
-        at_home = [each for each in self._members if _is_loopback(each.address)]
-        if at_home and len(at_home) < len(self._members):
-            told = ", ".join(f"{each.name} ({each.address})" for each in at_home)
-            problem = f"a loopback address is told by {told}: set DOLL_ADVERTISE where they run"
-            own = _is_loopback(self._members[self._rank].address)
-            names = frozenset[str]() if own else frozenset(each.name for each in at_home)
-            raise self._error("be formed", problem, names)
+        hosts = {each: _host(each.address) for each in self._members}
+        bad = [each for each, host in hosts.items() if host is None] or [
+            each for each, host in hosts.items() if host is not None and host.is_loopback
+        ]
+        if bad and (len(bad) < len(hosts) or None in hosts.values()):
+            told = ", ".join(f"{each.name} ({each.address})" for each in bad)
+            why = f"no address for others is told by {told}: set DOLL_ADVERTISE where they run"
+            own = self._members[self._rank] in bad
+            names = frozenset[str]() if own else frozenset(each.name for each in bad)
+            raise self._error("be formed", why, names)
 
     def _unreachable(self, given_up: Callable[[], bool] = lambda: False) -> frozenset[str]:
         """Which of the others do not let us connect to their ports."""
@@ -298,7 +308,7 @@ class _Store(Store):
         while not self._values.keys() >= set(keys):
             left_s = deadline - monotonic()
             if self._over.is_set() or left_s <= 0:
-                raise DistStoreError(f"{', '.join(keys)} did not come")
+                raise DistStoreError(_LATE)
             found = self._rendezvous.entries(self._name, self._position, min(left_s, _LOOK_S))
             for self._position, key, value in found:
                 if key in self._values:
@@ -330,26 +340,34 @@ def _poison(group: _Gloo) -> None:
 def _not_connected(peers: Iterable[Peer], given_up: Callable[[], bool]) -> list[Peer]:
     """Those whose ports take no connection now; none of them where it is given up."""
     refused, deadline = list[Peer](), monotonic() + _REACH_S
-    with selectors.DefaultSelector() as selector, ExitStack() as sockets:
-        for peer in peers:
+    with selectors.DefaultSelector() as selector, ExitStack() as sockets, suppress(OSError):
+        for peer in peers:  # unless this process has no file left for it
             host, _, port = peer.address.rpartition(":")
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             probe = sockets.enter_context(socket.socket(family))
             probe.settimeout(0)
-            probe.connect_ex((host, int(port)))
-            selector.register(probe, selectors.EVENT_WRITE, (probe, peer))
+            error = probe.connect_ex((host, int(port)))
+            if error in _NO_WAY:  # it may be known at once, and is told only once
+                refused.append(peer)
+            elif error in (0, errno.EINPROGRESS):
+                selector.register(probe, selectors.EVENT_WRITE, (probe, peer))
         while selector.get_map() and monotonic() < deadline and not given_up():
             for key, _ in selector.select(_LOOK_S):
                 probe, peer = key.data
                 selector.unregister(probe)
-                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _NO_WAY:
                     refused.append(peer)
-        silent = [key.data[1] for key in selector.get_map().values()]
-    return refused + ([] if given_up() else silent)
+        refused += [key.data[1] for key in selector.get_map().values()]
+    return [] if given_up() else refused
 
 
-def _is_loopback(address: str) -> bool:
-    return ip_address(address.rpartition(":")[0]).is_loopback
+def _host(address: str) -> IPv4Address | IPv6Address | None:
+    """That of `host:port`; None where it is none of these."""
+    host, _, port = address.rpartition(":")
+    try:
+        return ip_address(host) if 0 < int(port) <= _PORTS else None
+    except ValueError:
+        return None
 
 
 def _in_short(error: Exception) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pytest
 
+from common.adapters.redis.exchange import RedisBoards
 from common.embedded.process import Child, short_folder
 from common.ports.group import Peer
 from common.testing.group import MemoryNetwork
@@ -40,6 +41,9 @@ class Fleet(Protocol):
 
     def lost(self, names: Sequence[str], seen_by: str) -> list[int]:
         """Ranks whose entries one of them never gets."""
+
+    def await_word(self, group: str) -> None:
+        """Wait until somebody has left word for the others of a group."""
 
     def kill(self, name: str) -> None:
         """End a member."""
@@ -71,6 +75,11 @@ class _InMemory:
     def lost(self, names: Sequence[str], seen_by: str) -> list[int]:
         del names, seen_by
         return []
+
+    def await_word(self, group: str) -> None:
+        meeting, network = self._network.meetings[group], self._network
+        with network.changed:
+            assert network.changed.wait_for(lambda: meeting.joined, LONG_S)
 
     def kill(self, name: str) -> None:
         self._network.kill(self._member(name).address())
@@ -104,7 +113,7 @@ class _InProcesses:
             module = "tests.contract.group_member"
             command = [sys.executable, "-P", "-m", module, str(path), self._redis]
             child = Child(command, self._folder / "log", forks=True)
-            child.await_ready(path.exists, LONG_S)
+            child.await_ready(path.with_suffix(".ready").exists, LONG_S)
             self._children[name] = child, str(path)
         return self._children[name]
 
@@ -122,6 +131,11 @@ class _InProcesses:
 
     def lost(self, names: Sequence[str], seen_by: str) -> list[int]:
         return [rank for rank, it in enumerate(names) if frozenset((it, seen_by)) in self._cuts]
+
+    def await_word(self, group: str) -> None:
+        boards = RedisBoards(self._redis)
+        assert boards.rendezvous("job").entries(group, "", LONG_S)
+        boards.close()
 
     def kill(self, name: str) -> None:
         self._children.pop(name)[0].kill()

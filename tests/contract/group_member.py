@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from multiprocessing.connection import Connection, Listener
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,6 +104,7 @@ def _serve(socket: str, redis: str) -> None:
     link = Lossy(RedisBoards(redis).rendezvous("job"))
     member = Member(GlooGroups("127.0.0.1", link), link)
     with Listener(socket, backlog=16) as listener:
+        Path(socket + ".ready").touch()  # the socket itself is there a moment too early
         while True:
             threading.Thread(target=_answer, args=(member, listener.accept())).start()
 

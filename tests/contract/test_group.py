@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,6 +37,12 @@ def broken(answers: Answers) -> dict[str, list[str]]:
         found[member] = sorted(caught.value.unreachable)
         assert all(each in str(caught.value) for each in found[member])
     return found
+
+
+def once_used(together: Together, name: str, forming: Answers) -> Answers:
+    """What comes of forming, or of the first call of those who formed their part all the same."""
+    formed = [member for member, answer in forming.items() if answer.exception(LONG_S) is None]
+    return forming | together.begin("all_reduce", name, dict.fromkeys(formed, ([1.0] * 1000,)))
 
 
 def test_vectors_are_added_up_with_what_is_counted_along(together: Together, name: str) -> None:
@@ -159,6 +166,20 @@ def test_who_does_not_come_is_waited_for_no_longer_than_said(
     assert broken(together.begin("form", name, {"m0": (), "m1": ()})) == {"m0": [], "m1": []}
 
 
+def test_who_freezes_while_a_group_forms_is_waited_for_no_longer_than_said(
+    fleet: Fleet, together: Together, name: str
+) -> None:
+    together.make(name, ALL[:3], SHORT_S)
+    together.begin("form", name, {"m2": ()})
+    fleet.await_word(name)
+    fleet.freeze("m2")
+    forming = together.begin("form", name, {"m0": (), "m1": ()})
+    _, going_on = wait(forming.values(), 3 * SHORT_S)  # gloo itself may take five
+
+    assert not going_on
+    assert broken(once_used(together, name, forming)) == {"m0": [], "m1": []}
+
+
 def test_forming_can_be_given_up_before_and_after_it_begins(together: Together, name: str) -> None:
     together.make(name, ALL[:2])
     forming = together.begin("form", name, {"m0": ()})
@@ -187,11 +208,9 @@ def test_two_who_cannot_reach_each_other_name_each_other(
     together.make(name, ALL[:3], SHORT_S)
     forming = together.begin("form", name, dict.fromkeys(ALL[:3], ()))
 
-    middle = forming.pop("m1")
+    middle = {"m1": forming.pop("m1")}
     assert broken(forming) == {"m0": ["m2"], "m2": ["m0"]}
-    if middle.exception(LONG_S) is None:
-        middle = together.begin("all_reduce", name, {"m1": ([1.0],)})["m1"]
-    assert broken({"m1": middle}) == {"m1": []}
+    assert broken(once_used(together, name, middle)) == {"m1": []}
 
 
 def test_a_name_that_was_used_is_refused(together: Together, name: str) -> None:

@@ -31,9 +31,21 @@ def test_a_loopback_address_among_others_is_refused_in_words(
     with pytest.raises(GroupError) as caught:
         groups.group("view-1", [NEAR, FAR], rank).form()
 
-    told = "a loopback address is told by near (127.0.0.1:4000): set DOLL_ADVERTISE where they run"
+    told = "no address for others is told by near (127.0.0.1:4000): set DOLL_ADVERTISE where"
     assert told in str(caught.value)
     assert sorted(caught.value.unreachable) == named
+
+
+@pytest.mark.parametrize(
+    "address", ["", "127.0.0.1", "here:4000", "127.0.0.1:here", "10.0.0.3:70000"]
+)
+def test_what_is_no_address_is_refused_in_words(groups: GlooGroups, address: str) -> None:
+    members = [Peer("whole", groups.address), Peer("odd", address)]
+
+    with pytest.raises(GroupError, match="no address for others is told by odd") as caught:
+        groups.group("view-1", members, 0).form()
+
+    assert caught.value.unreachable == {"odd"}
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
