@@ -898,4 +898,26 @@ GROUP_MUTANTS = (
         80,
         (Edit(CORE + "coordinator.py", "rolled.strikes | self._strikes", "rolled.strikes"),),
     ),
+    Mutant(
+        "a result is applied by the attempt that the audit names",
+        80,
+        (
+            Edit(
+                GROUP + "replica.py",
+                "self._prepared == orders.by and",
+                "self._prepared.version == orders.made.version and",
+            ),
+        ),
+    ),
+    Mutant(
+        "a gradient goes with the version that it was taken at",
+        40,
+        (
+            Edit(
+                GROUP + "replica.py",
+                "            self._gradients = {}\n        self.made",
+                "            pass\n        self.made",
+            ),
+        ),
+    ),
 )
