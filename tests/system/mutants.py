@@ -896,7 +896,7 @@ GROUP_MUTANTS = (
     Mutant(
         "a batch that killed all members is suspected by who falls back",
         80,
-        (Edit(CORE + "coordinator.py", "rolled.strikes | self._strikes", "rolled.strikes"),),
+        (Edit(CORE + "leader.py", "self._suspects.restore(strikes)", "pass"),),
     ),
     Mutant(
         "a result is applied by the attempt that the audit names",

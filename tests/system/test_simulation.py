@@ -29,6 +29,7 @@ from common.simulation.faults.scenario import (
     Poison,
     Scenario,
     from_seed,
+    grouped,
 )
 from tests.system.mutants import GROUP_MUTANTS, MUTANTS, Mutant, cases
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
@@ -68,7 +69,10 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
 
 
 def test_every_kind_of_fault_befalls_some_world() -> None:
-    met = Counter(fault.kind for seed in SEEDS for fault in from_seed(seed).faults)
+    worlds = map(from_seed, SEEDS)
+    met = Counter(
+        fault.kind for world in worlds for fault in (*world.faults, *grouped(world).faults)
+    )
 
     assert met.keys() == set(get_args(FaultKind))
     assert min(met.values()) > len(SEEDS) // 5
