@@ -217,10 +217,9 @@ class Coordinator:
                 self._history = history
                 if self._settings.aggregation is not None:
                     rolled = roll_forward(snapshot, history, found.updates, self._limit)
-                    # What killed all that held an update would kill the next ones, and again.
+                    # Else it would be put back again, by each who falls back.
                     returned = tuple(sorted({*rolled.returned, *self._returned}))
-                    strikes = rolled.strikes | self._strikes
-                    rolled = replace(rolled, strikes=strikes, returned=returned)
+                    rolled = replace(rolled, returned=returned)
                     chosen = chosen._replace(snapshot=rolled)
                 self._candidacy = _Candidacy(chosen, now)
                 yield do.RestoreSnapshot(snapshot)
@@ -309,7 +308,9 @@ class Coordinator:
         epoch = self._history.epoch
         # A wish counts for one Lead: for what this leader finds lost when it looks first.
         wish = Wish(self._history.judged == epoch, self._wish.read_from)
-        self._leader = Leader(epoch, snapshot, self._history, self._settings, now, wish)
+        self._leader = Leader(
+            epoch, snapshot, self._history, self._settings, now, wish, self._strikes
+        )
         self._alive_at = now
         yield do.Begin(epoch, snapshot)
         yield from self._leader.begin(now)

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
 
 NO_WISH = Wish()
+NO_STRIKES: Mapping[int, int] = {}
 DIVERGED = (
     "diverged: a sum of finite gradients is not finite; lower the learning rate and start again"
 )
@@ -89,6 +90,8 @@ class Leader:
         settings: The job's.
         now: When it begins.
         wish: What it may go on after, of what its first look at the streams finds lost.
+        strikes: Of batches, which it knew of before it fell back to the snapshot: what killed all
+            that held an update would kill the next ones, and again.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Leader:
         settings: CoordinatorSettings,
         now: float,
         wish: Wish = NO_WISH,
+        strikes: Mapping[int, int] = NO_STRIKES,
     ) -> None:
         self._epoch = epoch
         self._wish = wish
@@ -127,6 +131,7 @@ class Leader:
         self._returned = set(snapshot.returned)
         self._suspects = Suspects(settings.strikes, snapshot.strikes)
         self._suspects.clear(self._quarantined.keys() | requeued.keys())
+        self._suspects.restore(strikes)
         self._poison = PoisonLimits(settings.poison_in_a_row, settings.poison_share)
         self._rounds = Rounds(self._suspects, GradientTimes(settings.deadline_floor_s))
         self._scores = ScoreWindow()

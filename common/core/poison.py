@@ -39,6 +39,10 @@ class Suspects:
         self._strikes[offset] = self._strikes.get(offset, 0) + alone
         return self._strikes[offset] > self._limit
 
+    def restore(self, strikes: Mapping[int, int]) -> None:
+        """Know of these, too."""
+        self._strikes.update(strikes)
+
     def clear(self, offsets: Iterable[int]) -> None:
         """Acquit batches that gave a gradient, or forget those that are settled."""
         for offset in offsets:

@@ -896,6 +896,28 @@ GROUP_MUTANTS = (
     Mutant(
         "a batch that killed all members is suspected by who falls back",
         80,
-        (Edit(CORE + "coordinator.py", "rolled.strikes | self._strikes", "rolled.strikes"),),
+        (Edit(CORE + "leader.py", "self._suspects.restore(strikes)", "pass"),),
+    ),
+    Mutant(
+        "a result is applied by the attempt that the audit names",
+        80,
+        (
+            Edit(
+                GROUP + "replica.py",
+                "self._prepared == orders.by and",
+                "self._prepared.version == orders.made.version and",
+            ),
+        ),
+    ),
+    Mutant(
+        "a gradient goes with the version that it was taken at",
+        40,
+        (
+            Edit(
+                GROUP + "replica.py",
+                "            self._gradients = {}\n        self.made",
+                "            pass\n        self.made",
+            ),
+        ),
     ),
 )

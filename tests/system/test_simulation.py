@@ -29,6 +29,7 @@ from common.simulation.faults.scenario import (
     Poison,
     Scenario,
     from_seed,
+    grouped,
 )
 from tests.system.mutants import GROUP_MUTANTS, MUTANTS, Mutant, cases
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
@@ -68,7 +69,10 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
 
 
 def test_every_kind_of_fault_befalls_some_world() -> None:
-    met = Counter(fault.kind for seed in SEEDS for fault in from_seed(seed).faults)
+    worlds = map(from_seed, SEEDS)
+    met = Counter(
+        fault.kind for world in worlds for fault in (*world.faults, *grouped(world).faults)
+    )
 
     assert met.keys() == set(get_args(FaultKind))
     assert min(met.values()) > len(SEEDS) // 5
@@ -188,6 +192,7 @@ def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> N
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(GROUP_SEEDS)
     assert min(among[it] for it in ("broken", "copied", "torn", "fetched")) > len(GROUP_SEEDS) // 2
     assert min(among[it] for it in ("adopted", "fallen back")) > len(GROUP_SEEDS) // 8
+    assert not among["in vain"]  # nobody who could be asked held what was given up
 
 
 # --- the simulation bites ------------------------------------------------------------------------

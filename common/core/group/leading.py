@@ -118,11 +118,6 @@ class GroupAggregation:
         """Whether a checkpoint waits for a member to store its version."""
         return self._storing is not None
 
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """Of the membership in force."""
-        return self._membership.members
-
     # --- what is told -------------------------------------------------------------------------
 
     def orders(self, trigger: TriggerId) -> GroupOrders:

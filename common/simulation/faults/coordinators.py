@@ -28,7 +28,7 @@ from common.core.schedule import Schedule
 from common.core.settings import AggregationSettings, CoordinatorSettings, Mode
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
-from common.simulation.faults.checks import Violation
+from common.simulation.faults.checks import Violation, effective_updates
 from common.simulation.faults.scenario import Way
 from common.simulation.faults.world import LATE_S, Node, Part, Taken, Token, void
 
@@ -317,7 +317,8 @@ class SimulatedCoordinator:
                 world.later(world.jitter(world.scenario.board_s), self._look_for_workers)
             case do.StepDown(reason):
                 world.say(f"{self.name} steps down: {reason}")
-                world.group.met["fallen back"] += "nobody holds" in reason
+                if reason.startswith("nobody holds"):
+                    self._count_fallback()
                 self._follows = False
                 self._sums = {}
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
@@ -328,6 +329,15 @@ class SimulatedCoordinator:
                 raise Violation("held", reason)
             case do.Drop() | do.Finish() | do.ReleaseLease():
                 pass
+
+    def _count_fallback(self) -> None:
+        """Count how often a leader falls back, and how often somebody held what it gave up."""
+        world = self.world
+        newest = effective_updates(world)[0][-1]
+        made = ModelId(newest.epoch, newest.version)
+        there = [hold for hold in world.group.members.values() if hold(made)[0] is not None]
+        world.group.met["fallen back"] += 1
+        world.group.met["in vain"] += bool(there)
 
     def _is_expected(self, reason: str) -> bool:
         """Whether the job is held for what Kafka lost, and it did, or for a sum that overflowed."""
