@@ -92,10 +92,10 @@ def _introduce(section: Section, found: Found, asked: Asked) -> None:
         f"*Prices* are gone through at {SPEED:,.0f} times their speed, as in the paper; those of"
         " 2022 as they were, since less than six hours are recorded. Until 2017 a machine was taken"
         " away when the price passed its bid, which is the on-demand price here, from all workers"
-        " at once. After it prices do not preempt: the two-state chain does, with"
-        f" {ALPHA} = {Setting().availability:g}. On-demand prices are list prices for 2015, a tenth"
-        " of the highest price of 2016 (bids were limited to ten times), and from 2020 on those"
-        " that the snapshot of 2022 implies, good to some 5 %.",
+        " at once, and by nothing else. After it prices do not preempt: the two-state chain does,"
+        f" with {ALPHA} = {Setting().availability:g}. On-demand prices are list prices for 2015,"
+        " a tenth of the highest price of 2016 (bids were limited to ten times), and from 2020 on"
+        " those that the snapshot of 2022 implies, good to some 5 %.",
         f"*Availability* is gone through so fast that the mean cycle of a machine is"
         f" {CYCLE_S:,.0f} s, as that of the paper's chain, and a run of 6,400 s sees several"
         " outages; but no faster than one record in a step of 2 s. At its own speed most runs"

@@ -78,7 +78,10 @@ class Found:
             self.unused.append((name, str(error)))
             return
         change = Variation(name, usd_per_hour=trace, bid_usd_per_hour=on_demand if bid else None)
-        setting = Setting(prices=Prices(name, on_demand, mean))
+        prices = Prices(name, on_demand, mean)
+        setting = Setting(prices=prices)
+        if bid:  # nothing but the price takes machines away
+            setting = Setting(availability=1.0, prices=prices)
         self.series.append(Series(group, name, setting, change, trace.speed))
 
     def enough(self, group: str) -> bool:
