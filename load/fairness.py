@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.datasets.readers import read_bytes
 from common.datasets.records import count, take
-from common.datasets.tables import table_records
 from common.embedded.services import stop_all
 from common.errors import UserError
 from common.jobs.build import codec_of, task_of
@@ -85,11 +84,18 @@ def connections(data: Path, rows: int | None) -> Records:
     if rows is not None and rows < len(table):
         chosen = np.random.default_rng(_SEED).choice(len(table), rows, replace=False)
         table = [table[row] for row in sorted(chosen)]
-    out = io.StringIO()
-    csv.writer(out).writerows([*row[:_LABEL], int(row[_LABEL] != _NORMAL)] for row in table)
-    records = table_records(out.getvalue().encode(), str(data), label=None, leave_out=())
-    features = np.log1p(np.abs(records["features"])).astype(np.float32)
-    return {"features": features, "label": records["label"]}
+    cells = np.array(table)
+    features = np.hstack([_numbers(column) for column in cells[:, :_LABEL].T])
+    label = (cells[:, _LABEL] != _NORMAL).astype(np.int64)
+    return {"features": np.log1p(np.abs(features)).astype(np.float32), "label": label}
+
+
+def _numbers(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A column of numbers as they are, or a column for each of its symbols; (rows, 1 or more)."""
+    try:
+        return column.astype(np.float64)[:, None]
+    except ValueError:
+        return (column[:, None] == np.unique(column)).astype(np.float64)
 
 
 def job_of(case: Case, features: int, given: argparse.Namespace) -> JobSpec:
