@@ -95,7 +95,8 @@ def _numbers(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     try:
         return column.astype(np.float64)[:, None]
     except ValueError:
-        return (column[:, None] == np.unique(column)).astype(np.float64)
+        of_symbols: np.ndarray[Any, Any] = column[:, None] == np.unique(column)
+        return of_symbols.astype(np.float64)
 
 
 def job_of(case: Case, features: int, given: argparse.Namespace) -> JobSpec:
