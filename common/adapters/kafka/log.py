@@ -76,6 +76,7 @@ _BY_HAND = frozenset(  # why a cluster does not make a topic for us
 # Waits of the first questions: brokers that do not let us in say so within half a second or, where
 # all are busy, two.
 _FIRST_WAITS_S = (1.0, 2.0)
+_CONTROLLER_MS = 2_000  # so long may questions wait for a broker that has died
 _OFFSETS_S = 0.5  # for a leader to be elected; who asks for many waits no longer for one of them
 
 
@@ -358,7 +359,10 @@ class KafkaLog:
 
     @cached_property
     def _made_admin(self) -> AdminClient:
-        return made(AdminClient, client_properties(self._settings))
+        # Its questions go to the broker that is said to be the controller, any that lives, and wait
+        # for that one, dead or not, until it hears of another: by default for up to 5 min.
+        properties = {"topic.metadata.refresh.interval.ms": _CONTROLLER_MS}
+        return made(AdminClient, client_properties(self._settings) | properties)
 
     def _exists(self, topic: str) -> bool:
         try:

@@ -589,7 +589,9 @@ class _TailConsumer:
 
 def _record(message: Record) -> LogRecord:
     written_s = max(arrival_s(message), 0.0)  # the client says -1 ms where it has none
-    headers = tuple((name, value or b"") for name, value in message.headers() or ())
+    headers: tuple[tuple[str, bytes], ...] = ()
+    if given := message.headers():  # records of ours have none
+        headers = tuple([(name, value or b"") for name, value in given])
     epoch = epoch_of(message)
     return LogRecord(message.offset(), message.key(), message.value(), written_s, epoch, headers)
 
