@@ -170,15 +170,24 @@ def test_every_service_tells_all_that_the_catalogue_says_and_it_is_so(
 
     prices = provisioner.values("doll_price_usd_per_hour")
     assert prices == {("on-demand",): 3600.0, ("spot",): 360.0}
-    running = provisioner.values("doll_machines_running")
-    assert provisioner.values("doll_cost_usd_per_hour") == {
-        (): sum(prices[pool] * machines for pool, machines in running.items())
-    }
-    ledger = ledger_of(cluster)
-    assert running == {
-        (pool,): sum(rented.pool == pool for rented in ledger.running)
-        for pool in ("on-demand", "spot")
-    }
+
+    def machines_told_are_those_of_the_ledger() -> bool:
+        running = provisioner.values("doll_machines_running")
+        ledger = ledger_of(cluster)
+        return (
+            running.keys() == prices.keys()
+            and provisioner.values("doll_cost_usd_per_hour")
+            == {(): sum(prices[pool] * machines for pool, machines in running.items())}
+            and running
+            == {
+                (pool,): sum(rented.pool == pool for rented in ledger.running) for (pool,) in prices
+            }
+        )
+
+    # The policy may move a machine at any moment, between two questions too.
+    await_condition(
+        machines_told_are_those_of_the_ledger, "the machines told, and their cost, are the ledger's"
+    )
     spent = provisioner.values("doll_spent_usd")[()]
     per_update = provisioner.values("doll_cost_usd_per_update")[()]
     assert spent > 0
