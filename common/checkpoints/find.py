@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from msgspec import UNSET
+
 from common.checkpoints.manifest import told
-from common.checkpoints.snapshot_file import FoundSnapshot, from_bytes, from_store, in_hand
+from common.checkpoints.snapshot_file import (
+    HEAD_BYTES,
+    FoundSnapshot,
+    SnapshotFile,
+    from_bytes,
+    from_head,
+    from_store,
+    in_hand,
+)
 from common.checkpoints.store import CheckpointStore
+from common.core.messages import Evaluated
 from common.core.snapshots import choose
 from common.errors import CorruptError, NotFoundError, UnavailableError, UserError
 from common.learning.checkpoint import weights_in
@@ -16,10 +27,11 @@ from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from common.config.servers import Outside
-    from common.core.messages import AuditRecord, ModelId, Vector
+    from common.core.messages import AuditRecord, Vector
+    from common.core.snapshots import Snapshot
     from common.learning.checkpoint import Layout
     from common.ports.servers import Blobs, Board, Log
 
@@ -28,11 +40,18 @@ Tell: TypeAlias = "Callable[[str], object]"  # where a person hears what was lef
 Updates: TypeAlias = "Sequence[tuple[int, AuditRecord | None]]"
 
 
+class KeptModel(NamedTuple):
+    """A model that is kept, all but its weights."""
+
+    title: str  # for people: "the checkpoint 12-400"
+    snapshot: Snapshot
+    test: dict[str, float]  # loss and metrics on the test set, if it was judged
+
+
 class Model(NamedTuple):
     """A model that is kept."""
 
-    made: ModelId  # the last update in it, and the leader that made it
-    title: str  # for people: "the checkpoint 12-400"
+    kept: KeptModel
     weights: Vector  # (P + B,) float32
     layout: Layout  # empty where an older program kept it
 
@@ -66,10 +85,40 @@ def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> 
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
         UnavailableError: If Kafka or storage is unavailable, or the board and it is not in storage.
     """
+    with _looking(job, outside, log, tell, on_board) as (kept, updates):
+        found, trainer = pick(kept, updates, wish, tell)
+    return Model(_kept(found, updates), *weights_in(trainer))
+
+
+def find_kept(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> KeptModel:
+    """The same without its weights, of which not one is read: whether they are whole is not known.
+
+    Raises:
+        NotFoundError: If there is none; names the versions that there are.
+        FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
+        UnavailableError: If Kafka or storage is unavailable, or the board and it is not in storage.
+    """
+    with _looking(job, outside, log, tell, _heads_on_board) as (kept, updates):
+        counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
+        wanted = _ranked(counting, wish)
+        if not wanted:
+            raise _not_kept(counting, wish)
+    return _kept(wanted[0], updates)
+
+
+@contextmanager
+def _looking(
+    job: str,
+    outside: Outside,
+    log: Log,
+    tell: Tell,
+    look: Callable[[Board, Tell], list[FoundSnapshot]],
+) -> Iterator[tuple[list[FoundSnapshot], Updates]]:
+    """All that is kept, and the updates topic; what only the board may have is not denied."""
     kept, away = list[FoundSnapshot](), ""
     try:
         with closing(outside.open_board(job)) as board:
-            kept += on_board(board, tell)
+            kept += look(board, tell)
     except UnavailableError as error:
         away = str(error)
         tell(f"without the hot snapshots: {error}")
@@ -77,16 +126,20 @@ def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> 
         kept += in_storage(outside.open_blobs(), job, tell)
     else:
         tell("without checkpoints: DOLL_BLOBS names no object storage")
-    # Read after what is kept: a snapshot is published only after its updates.
-    updates = read_decoded(log, topics.updates_topic(job), decode_audit)
     try:
-        found, trainer = pick(kept, updates, wish, tell)
+        # Read after what is kept: a snapshot is published only after its updates.
+        yield kept, read_decoded(log, topics.updates_topic(job), decode_audit)
     except NotFoundError as error:
         if away:
             raise UnavailableError(f"{error}; hot snapshots are not known: {away}") from error
         raise
-    weights, layout = weights_in(trainer)
-    return Model(found.snapshot.made, found.title, weights, layout)
+
+
+def _kept(found: FoundSnapshot, updates: Updates) -> KeptModel:
+    made = found.snapshot.made
+    told = (each for _, each in reversed(updates) if isinstance(each, Evaluated))
+    test = next((each.test for each in told if each.test and each.model == made), {})
+    return KeptModel(found.title, found.snapshot, test)
 
 
 def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
@@ -102,6 +155,22 @@ def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
             found.append(in_hand(from_bytes(data)))
         except CorruptError as error:
             tell(f"without a hot snapshot: {error}")
+    return found
+
+
+def _heads_on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
+    """The same, without their weights."""
+    found = list[FoundSnapshot]()
+    for data in board.snapshots(most=HEAD_BYTES):
+        try:
+            snapshot = from_head(data)
+        except CorruptError as error:
+            tell(f"without a hot snapshot: {error}")
+            continue
+        if snapshot is None:  # longer, or torn
+            return on_board(board, tell)
+        if snapshot.attempt is UNSET:  # else members of a group have its weights
+            found.append(in_hand(SnapshotFile(snapshot, b"")))
     return found
 
 
@@ -129,19 +198,28 @@ def pick(
         NotFoundError: If there is none; names the versions that there are.
     """
     counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
-    wanted = sorted(counting, key=lambda stored: stored.snapshot.rank, reverse=True)
-    if wish == "best":
-        wanted = [stored for stored in wanted if stored.snapshot.loss is not None]
-        wanted.sort(key=lambda stored: stored.snapshot.loss or 0.0)  # of equals, the newest
-    elif wish != "newest":
-        wanted = [stored for stored in wanted if stored.snapshot.made.version == wish]
-    for stored in wanted:
+    for stored in _ranked(counting, wish):
         try:
             return stored, stored.trainer()
         except CorruptError as error:
             tell(f"without {stored.title}: {error}")
             counting.remove(stored)
+    raise _not_kept(counting, wish)
+
+
+def _ranked(counting: Iterable[FoundSnapshot], wish: Wish) -> list[FoundSnapshot]:
+    """Those that will do, the best of them first."""
+    wanted = sorted(counting, key=lambda stored: stored.snapshot.rank, reverse=True)
+    if wish == "newest":
+        return wanted
+    if wish != "best":
+        return [stored for stored in wanted if stored.snapshot.made.version == wish]
+    wanted = [stored for stored in wanted if stored.snapshot.loss is not None]
+    return sorted(wanted, key=lambda stored: stored.snapshot.loss or 0.0)  # of equals, the newest
+
+
+def _not_kept(counting: Iterable[FoundSnapshot], wish: Wish) -> NotFoundError:
     versions = sorted({stored.snapshot.made.version for stored in counting})
     listed = ", ".join(map(str, versions)) or "none yet"
     what = f"no version {wish}" if isinstance(wish, int) else "no model"
-    raise NotFoundError(f"{what} is kept that counts by the audit; kept: {listed}")
+    return NotFoundError(f"{what} is kept that counts by the audit; kept: {listed}")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 3  # of the protocol's part: the latest that this program knows
 _PROTOCOL, _TRAINER = "protocol.msgpack", "trainer.safetensors"
+HEAD_BYTES = 1 << 16  # of a hot snapshot: its protocol's part is in them, unless that is very long
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -115,6 +116,20 @@ def from_bytes(data: bytes) -> SnapshotFile:
     except WireError as error:
         raise CorruptError(f"a hot snapshot is torn: {error}") from error
     return SnapshotFile(_decode(protocol, "a hot snapshot"), bytes(trainer))
+
+
+def from_head(data: bytes) -> Snapshot | None:
+    """Read the protocol's part of a hot snapshot from its first bytes; None: it takes more.
+
+    Raises:
+        CorruptError: If they are not a snapshot's.
+        FutureFormatError: If a newer program wrote it.
+    """
+    try:
+        protocol, _ = unframe(data)
+    except WireError:
+        return None
+    return _decode(protocol, "a hot snapshot")
 
 
 def in_hand(saved: SnapshotFile) -> FoundSnapshot:

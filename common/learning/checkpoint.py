@@ -34,6 +34,9 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 Layout: TypeAlias = tuple[Piece, ...]  # in the vector's order: parameters, then buffers
 
 
+_LENGTH = 8  # bytes that say how long the header is
+
+
 class _Head(msgspec.Struct):
     """What the metadata of a trainer's snapshot say of its layout."""
 
@@ -41,12 +44,19 @@ class _Head(msgspec.Struct):
 
 
 def pack(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """Write tensors and what is to be known about them.
+    """Write tensors and what is to be known about them: the same always as the same bytes.
 
-    The same tensors give the same bytes as long as the metadata are one entry: the library writes
-    several in any order.
+    The library writes several entries of the metadata in any order, so that these are put in one.
     """
-    return safetensors.numpy.save(dict(tensors), dict(metadata))
+    data = safetensors.numpy.save(dict(tensors), dict(metadata))
+    if len(metadata) < 2:
+        return data
+    start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+    header = msgspec.json.decode(data[_LENGTH:start])
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)  # as the library does: tensors are aligned
+    return b"".join((len(text).to_bytes(_LENGTH, "little"), text, memoryview(data)[start:]))
 
 
 def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
@@ -57,8 +67,9 @@ def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     """
     try:
         tensors = {name: np.array(value) for name, value in safetensors.numpy.load(data).items()}
-        length = int.from_bytes(data[:8], "little")  # the library does not give the metadata back
-        header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, dict[str, Any]])
+        # The library does not give the metadata back.
+        end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        header = msgspec.json.decode(data[_LENGTH:end], type=dict[str, dict[str, Any]])
     except (safetensors.SafetensorError, msgspec.MsgspecError, ValueError, KeyError) as error:
         raise CorruptError(f"{len(data)} bytes do not hold tensors: {error}") from error
     return tensors, header.get("__metadata__", {})
@@ -107,10 +118,15 @@ def named_weights(layout: Layout, vector: Vector) -> dict[str, Vector]:
     return named
 
 
-def save_weights(layout: Layout, vector: Vector) -> bytes:
+def save_weights(layout: Layout, vector: Vector, about: Mapping[str, str]) -> bytes:
     """Write weights by name: `module.load_state_dict(safetensors.torch.load(...))` takes them.
+
+    Args:
+        layout: Which of them are which tensors.
+        vector: (P + B,) float32 parameters, then buffers.
+        about: What the file says of itself.
 
     Raises:
         CorruptError: If the vector's length is not this model's.
     """
-    return pack(named_weights(layout, vector), {"format": "pt"})
+    return pack(named_weights(layout, vector), {"format": "pt", **about})

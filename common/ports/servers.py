@@ -548,8 +548,13 @@ class Board(Protocol):
     def put_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
 
-    def snapshots(self) -> list[bytes]:
-        """All hot snapshots that are there."""
+    def snapshots(self, epoch: int | None = None, most: int | None = None) -> list[bytes]:
+        """All hot snapshots that are there, those of later leaders first.
+
+        Args:
+            epoch: That of this leader alone.
+            most: Of each, its first bytes, no more than these.
+        """
 
     def wipe(self) -> None:
         """Forget everything of this job."""

@@ -386,11 +386,11 @@ class MemoryBoard:
             for old in sorted(snapshots)[:-_SNAPSHOTS_KEPT]:
                 del snapshots[old]
 
-    def snapshots(self) -> list[bytes]:
+    def snapshots(self, epoch: int | None = None, most: int | None = None) -> list[bytes]:
         """All hot snapshots that are there, those of later leaders first."""
         with self._server.changed:
-            snapshots = self._notices().snapshots
-            return [snapshots[epoch] for epoch in sorted(snapshots, reverse=True)]
+            found = sorted(self._notices().snapshots.items(), reverse=True)
+            return [data[:most] for each, data in found if epoch in (None, each)]
 
     def wipe(self) -> None:
         """Forget everything of this job."""

@@ -437,6 +437,9 @@ def test_the_newest_snapshot_of_each_of_the_last_leaders_is_kept(board: Board) -
         for data in (b"old", b"new"):
             board.put_snapshot(epoch, b"%d %s" % (epoch, data))
     assert board.snapshots() == [b"12 new", b"5 new", b"3 new"]
+    assert board.snapshots(most=4) == [b"12 n", b"5 ne", b"3 ne"]
+    assert board.snapshots(5) == [b"5 new"]
+    assert board.snapshots(0) == []
 
 
 def test_a_leader_long_gone_cannot_bring_its_snapshot_back(board: Board) -> None:

@@ -386,11 +386,15 @@ class RedisBoard:
         if old:
             self._server.ask(("UNLINK", *map(self._snapshot, old)), ("SREM", index, *old))
 
-    def snapshots(self) -> list[bytes]:
+    def snapshots(self, epoch: int | None = None, most: int | None = None) -> list[bytes]:
         """All hot snapshots that are there, those of later leaders first."""
-        epochs = sorted(self._epochs(self._keys + "snapshots"), reverse=True)
-        found = self._server.ask(("MGET", *map(self._snapshot, epochs)))[0] if epochs else []
-        return [data for data in found if data is not None]
+        if epoch is None:
+            epochs = sorted(self._epochs(self._keys + "snapshots"), reverse=True)
+        else:
+            epochs = [epoch]
+        last = -1 if most is None else most - 1
+        asked = [("GETRANGE", self._snapshot(each), 0, last) for each in epochs]
+        return [data for data in self._server.ask(*asked) if data] if asked else []
 
     def wipe(self) -> None:
         """Forget everything of this job."""

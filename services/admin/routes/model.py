@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
-from common.checkpoints.find import find_model, wish_of
+from common.api.model import about_model, tag_of
+from common.checkpoints.find import find_kept, find_model, wish_of
 from common.errors import ConflictError, FutureFormatError, OutsideError
 from common.learning.checkpoint import save_weights
 from common.telemetry.logging import event_logger
@@ -18,9 +18,15 @@ from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI rea
 from services.admin.service import Answering  # noqa: TC001 -- likewise
 
 if TYPE_CHECKING:
-    from common.checkpoints.find import Wish
+    from collections.abc import Callable
+
+    from common.checkpoints.find import KeptModel, Tell, Wish
+    from common.config.servers import Outside
+    from common.jobs.store import JobRecord
+    from common.ports.servers import Log
     from services.admin.service import Service
 
+T = TypeVar("T")
 router = APIRouter(prefix="/v1/jobs/{job}/model", tags=["jobs"])
 
 _KIND = "application/octet-stream"
@@ -45,49 +51,90 @@ _ANSWERS: Responses = {
 _log = event_logger(__name__)
 
 
+_Version: TypeAlias = Annotated[
+    str,
+    Query(
+        pattern="^(newest|best|[0-9]{1,15})$",
+        description="J, or `newest`, or `best`: of lowest mean loss over its last updates.",
+        examples=["best"],
+    ),
+]
+_IfNoneMatch: TypeAlias = Annotated[
+    str | None,
+    Header(
+        max_length=1000,
+        description="Tags of models that are there already.",
+        examples=['"12-400-0123456789abcdef"'],
+    ),
+]
+
+
 @router.get("", response_class=Response, responses=_ANSWERS)
 async def show(
     service: Answering,
     job: JobName,
-    version: Annotated[
-        str,
-        Query(
-            pattern="^(newest|best|[0-9]{1,15})$",
-            description="J, or `newest`, or `best`: of lowest mean loss over its last updates.",
-            examples=["best"],
-        ),
-    ] = "newest",
-    if_none_match: Annotated[
-        str | None,
-        Header(
-            max_length=1000,
-            description="Tags of models that are there already.",
-            examples=['"12-400-0123456789abcdef"'],
-        ),
-    ] = None,
+    version: _Version = "newest",
+    if_none_match: _IfNoneMatch = None,
 ) -> Response:
-    """Give a model's weights, of what counts by the audit."""
-    service.job(job)
-    take = partial(_take, service, job, wish_of(version))
-    tag, epoch, made, data = await service.models.run(take)
-    headers = {"ETag": tag, "Doll-Epoch": str(epoch), "Doll-Version": str(made)}
-    if if_none_match is not None and _holds(if_none_match, tag):
-        return Response(status_code=304, headers=headers)
-    headers["Content-Disposition"] = f'attachment; filename="{job}-{made}.safetensors"'
-    return Response(data, headers=headers, media_type=_KIND)
+    """Give a model's weights, of what counts by the audit; the file's metadata say what it is."""
+    record, wish = service.job(job), wish_of(version)
+    if if_none_match is not None:
+        answer = await _without_weights(service, record, wish, if_none_match)
+        if answer.status_code == 304:
+            return answer
+    found = await service.models.run(partial(_ask, service, job, wish, find_model))
+    if not found.layout:
+        raise ConflictError(
+            f"{found.kept.title} was kept by an older program, without the names of its tensors:"
+            f" take it out with `doll model pull {job}`, or wait for the next checkpoint"
+        )
+    about = about_model(record, found.kept)
+    data = await service.models.run(partial(save_weights, found.layout, found.weights, about))
+    return Response(data, headers=_headers(record, found.kept), media_type=_KIND)
 
 
-def _take(service: Service, job: str, wish: Wish) -> tuple[str, int, int, bytes]:
-    """Find a model; its tag, epoch, version and bytes.
+@router.head("", response_class=Response, responses=_ANSWERS)
+async def look(
+    service: Answering,
+    job: JobName,
+    version: _Version = "newest",
+    if_none_match: _IfNoneMatch = None,
+) -> Response:
+    """Say which model it would be; no weights are read."""
+    return await _without_weights(service, service.job(job), wish_of(version), if_none_match)
+
+
+async def _without_weights(
+    service: Service, record: JobRecord, wish: Wish, if_none_match: str | None
+) -> Response:
+    kept = await service.models.run(partial(_ask, service, record.spec.name, wish, find_kept))
+    headers = _headers(record, kept)
+    known = if_none_match is not None and _holds(if_none_match, headers["ETag"])
+    return Response(status_code=304 if known else 200, headers=headers, media_type=_KIND)
+
+
+def _headers(record: JobRecord, kept: KeptModel) -> dict[str, str]:
+    job, (epoch, version) = record.spec.name, kept.snapshot.made
+    return {
+        "ETag": tag_of(kept, about_model(record, kept)),
+        "Doll-Epoch": str(epoch),
+        "Doll-Version": str(version),
+        "Content-Disposition": f'attachment; filename="{job}-{version}.safetensors"',
+    }
+
+
+def _ask(
+    service: Service, job: str, wish: Wish, find: Callable[[str, Wish, Outside, Log, Tell], T]
+) -> T:
+    """Find a model.
 
     Raises:
         NotFoundError: If it is not kept.
-        ConflictError: If an older program kept it, without the names of its tensors.
         OutsideError: If it cannot be read.
     """
     log = _log.bind(job=job)
     try:
-        found = find_model(
+        return find(
             job,
             wish,
             service.outside,
@@ -96,15 +143,6 @@ def _take(service: Service, job: str, wish: Wish) -> tuple[str, int, int, bytes]
         )
     except FutureFormatError as error:
         raise OutsideError(str(error)) from error
-    if not found.layout:
-        raise ConflictError(
-            f"{found.title} was kept by an older program, without the names of its tensors: take"
-            f" it out with `doll model pull {job}`, or wait for the next checkpoint"
-        )
-    data = save_weights(found.layout, found.weights)
-    made = found.made
-    tag = f'"{made.epoch}-{made.version}-{hashlib.sha256(data).hexdigest()[:16]}"'
-    return tag, made.epoch, made.version, data
 
 
 def _holds(header: str, tag: str) -> bool:

@@ -105,6 +105,8 @@ def mean_accuracy(updates: Sequence[UpdateApplied]) -> float:
 def _test_model(demo: Demo, held_out: Records, output: Path) -> dict[str, float]:
     """Mean loss and accuracy of the last checkpoint's model."""
     # These bring torch, which takes seconds: not while the demo's processes load it too.
+    from common.api.model import about_model
+    from common.checkpoints.find import KeptModel
     from common.jobs.build import task_of
     from common.learning.checkpoint import save_weights, weights_in
     from common.learning.evaluate import evaluate
@@ -113,10 +115,12 @@ def _test_model(demo: Demo, held_out: Records, output: Path) -> dict[str, float]
     latest = demo.store.latest()
     if latest is None:
         raise CorruptError("the last checkpoint is gone")
-    weights, _ = weights_in(from_checkpoint(demo.store.open(latest)).trainer())
+    found = from_checkpoint(demo.store.open(latest))
+    weights, _ = weights_in(found.trainer())
     task = task_of(demo.record.spec, ())
     model = FlatModel(task.build())
-    output.write_bytes(save_weights(layout_of(model.module), weights))
+    about = about_model(demo.record, KeptModel(found.title, found.snapshot, {}))
+    output.write_bytes(save_weights(layout_of(model.module), weights, about))
     return evaluate(task, model, weights, held_out, _BATCH)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from common.api.answers import JobList
 from common.api.jobs import job_summary, progress_answer, unreadable_records, update_answers
+from common.api.model import about_model
 from common.api.provisioning import billing_of, market_of, prices_answer, provisioning_answer
 from common.checkpoints.find import find_model
 from common.errors import (
@@ -148,11 +149,11 @@ class Direct:
     def model(self, name: str, wish: Wish, tell: Callable[[str], object]) -> PulledModel:
         """See the protocol."""
         log = self._outside.open_log()
-        spec = JobStore(log).get(name).spec
+        record = JobStore(log).get(name)
         found = find_model(name, wish, self._outside, log, tell)
-        layout = found.layout or _layout(spec, self._outside.settings.tasks)
-        made = found.made
-        return PulledModel(made.epoch, made.version, save_weights(layout, found.weights))
+        layout = found.layout or _layout(record.spec, self._outside.settings.tasks)
+        data = save_weights(layout, found.weights, about_model(record, found.kept))
+        return PulledModel(*found.kept.snapshot.made, data)
 
     # --- provisioning ----------------------------------------------------------------------------
 

@@ -11,14 +11,23 @@ import numpy as np
 import pytest
 import safetensors.torch
 
+from common.checkpoints import find
 from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
 from common.checkpoints.store import CheckpointStore
-from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, WorkerId
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    Evaluated,
+    Lead,
+    ModelId,
+    UpdateApplied,
+    WorkerId,
+)
 from common.core.snapshots import Snapshot
-from common.core.spans import Span
+from common.core.spans import Partition, Span
 from common.jobs.build import optimizer_of, task_of
 from common.jobs.spec import parse_job
-from common.learning.checkpoint import pack
+from common.learning.checkpoint import pack, unpack
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
@@ -44,7 +53,11 @@ def trained(seed: int) -> bytes:
 
 
 def kept(made: ModelId, updates_position: int, trainer: bytes, *losses: float) -> SnapshotFile:
-    return SnapshotFile(Snapshot(0, made, updates_position, 0, {}, losses=losses), trainer)
+    claimed = {Partition("clinic-a", 0): 2 * made.version}
+    snapshot = Snapshot(
+        0, made, updates_position, 0, claimed, samples=2 * made.version, losses=losses
+    )
+    return SnapshotFile(snapshot, trainer)
 
 
 @pytest.fixture
@@ -92,6 +105,42 @@ def test_a_model_that_the_client_has_is_not_sent_again(led: World) -> None:
         assert answer.headers["ETag"] == tag
     other = led.ask("GET", f"{MODEL}?version=1", headers={"If-None-Match": tag})
     assert other.status_code == 200
+
+
+def test_the_file_says_what_it_is(led: World) -> None:
+    told = Evaluated(ModelId(0, 1), 0.0, 10, {"accuracy": 0.75})
+    writer = led.log.writer()
+    writer.append("doll.digits.updates", encode_audit(told))
+    assert writer.flush(1.0)
+    _, about = unpack(led.ask("GET", f"{MODEL}?version=1").content)
+    assert (about["job"], about["version"], about["epoch"]) == ("digits", "1", "0")
+    assert msgspec.json.decode(about["task"]) == {
+        "name": "image-classifier",
+        "options": SPEC.task_options,
+    }
+    assert msgspec.json.decode(about["records"])["fields"].keys() == SPEC.records.fields.keys()
+    assert msgspec.json.decode(about["offsets"]) == {"clinic-a": {"0": 2}}
+    metrics = {"samples": 2, "loss": 0.1, "test": {"accuracy": 0.75}}
+    assert msgspec.json.decode(about["metrics"]) == metrics
+
+
+def test_what_a_model_is_is_said_without_reading_its_weights(
+    led: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {version: led.ask("GET", f"{MODEL}?version={version}") for version in (1, 2)}
+    monkeypatch.setattr(find, "HEAD_BYTES", 400)
+    torn = [name for name in led.blobs.names("") if name.endswith("trainer.safetensors")]
+    for name in torn:
+        led.blobs.put(name, b"torn")
+    for version, answer in asked.items():
+        tag = answer.headers["ETag"]
+        head = led.ask("HEAD", f"{MODEL}?version={version}", headers={"If-None-Match": '"other"'})
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["Doll-Version"] == str(version)
+        assert head.headers["ETag"] == tag
+        again = led.ask("GET", f"{MODEL}?version={version}", headers={"If-None-Match": tag})
+        assert again.status_code == 304
+    assert led.ask("HEAD", f"{MODEL}?version=7").status_code == 404
 
 
 def test_a_version_or_a_job_that_is_not_there_is_not_found(led: World) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def test_plain_pytorch_loads_what_was_saved() -> None:
     trained = FlatModel(normalised())
     trained.vector[:] = np.random.default_rng(0).uniform(0.1, 1, size=len(trained.vector))
-    data = save_weights(layout_of(normalised()), trained.vector)
+    data = save_weights(layout_of(normalised()), trained.vector, {})
     plain = normalised()
     plain.load_state_dict(safetensors.torch.load(data))
     inputs = torch.randn(4, 3)
@@ -49,8 +49,17 @@ def test_tied_weights_are_saved_under_each_of_their_names() -> None:
     named = named_weights(layout_of(module), np.arange(9, dtype=np.float32))
     assert sorted(named) == ["0.weight", "1.weight"]
     assert np.array_equal(named["0.weight"], named["1.weight"])
-    data = save_weights(layout_of(module), np.ones(9, np.float32))
+    data = save_weights(layout_of(module), np.ones(9, np.float32), {})
     module.load_state_dict(safetensors.torch.load(data))
+
+
+def test_a_file_says_what_it_is_and_is_the_same_bytes_each_time() -> None:
+    layout, about = layout_of(nn.Linear(2, 1)), {f"key {n}": 'Jörg "\\ \n' * n for n in range(9)}
+    files = {save_weights(layout, np.arange(3, dtype=np.float32), about) for _ in range(20)}
+    (data,) = files
+    assert unpack(data)[1] == {"format": "pt", **about}
+    loaded = safetensors.torch.load(data)
+    assert (loaded["weight"].tolist(), loaded["bias"].tolist()) == ([[0, 1]], [2])
 
 
 def test_a_vector_of_another_model_is_refused_with_both_lengths() -> None:
@@ -68,7 +77,7 @@ def test_a_trainers_snapshot_says_which_weights_are_which_tensors() -> None:
     trainer.apply(1)
     weights, found = weights_in(trainer.snapshot())
     assert found == layout
-    assert save_weights(found, weights) == save_weights(layout_of(module), weights)
+    assert save_weights(found, weights, {}) == save_weights(layout_of(module), weights, {})
     saved = {name for name in module.state_dict() if "num_batches" not in name}
     assert set(named_weights(found, weights)) == saved
 

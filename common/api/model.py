@@ -1,0 +1,41 @@
+"""What the file of a model says of itself, and the tag by which a client knows that it has it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from common.checkpoints.find import KeptModel
+    from common.jobs.store import JobRecord
+
+
+def about_model(record: JobRecord, kept: KeptModel) -> dict[str, str]:
+    """A file's metadata, each a text or JSON: what made the model, of what, how good it is."""
+    spec, snapshot = record.spec, kept.snapshot
+    offsets = dict[str, dict[int, int]]()
+    for place, settled in sorted(snapshot.settled.items()):
+        offsets.setdefault(place.topic, {})[place.index] = settled
+    found = {
+        "task": {"name": spec.task.name or spec.task.entrypoint, "options": spec.task_options},
+        "records": spec.records.model_dump(mode="json", exclude_defaults=True),
+        "offsets": offsets,  # of each partition, below which every record is settled
+        "metrics": {"samples": snapshot.samples, "loss": snapshot.loss, "test": kept.test},
+    }
+    made = snapshot.made
+    return {
+        "job": spec.name,
+        "submitted_s": str(record.submitted_s),  # another job may have had the name
+        "version": str(made.version),
+        "epoch": str(made.epoch),
+        **{name: msgspec.json.encode(value).decode() for name, value in found.items()},
+    }
+
+
+def tag_of(kept: KeptModel, about: dict[str, str]) -> str:
+    """An entity tag: an epoch and a version have one vector of weights, and this is the rest."""
+    epoch, version = kept.snapshot.made
+    digest = hashlib.sha256(msgspec.json.encode(sorted(about.items()))).hexdigest()
+    return f'"{epoch}-{version}-{digest[:16]}"'
