@@ -420,6 +420,7 @@ class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
     copies: tuple[Copy, ...] = ()
     report: bool = False  # all are to say what they hold
     store: Member | None = None  # is to store this version
+    addresses: dict[WorkerId, str] = {}  # of all who are named above: where others reach them
 
 
 class UpdateTrigger(msgspec.Struct, frozen=True):
@@ -521,6 +522,8 @@ class StateReport(msgspec.Struct, frozen=True, tag="state"):
     made: ModelId | None  # the version that it holds, as its audit record names it; None: none
     origin: int = 0  # likewise of version 0: see `GroupOrders`
     unreachable: tuple[Member, ...] = ()  # of whom it could not copy
+    address: str = ""  # where others reach it: host:port
+    numbers: int = 0  # of its weights and buffers: P + B
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored"):

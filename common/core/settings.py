@@ -70,8 +70,9 @@ class AggregationSettings:
     """How workers add gradients up among themselves."""
 
     copies: int = 2  # members that must have an update whole, where so many live
-    heal_s: float = 1.0  # that an update waits for a member which copies the weights
-    first_attempt_s: float = 30.0  # that a collective may take, until one was measured
+    # That an update waits for a member which copies the weights; None: by their size.
+    heal_s: float | None = None
+    first_attempt_s: float | None = None  # that a collective may take, until one was measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 _LONGEST_S = 1e9  # decades; a sum of such durations is finite
 _FASTEST_PER_S = 1e12  # records; products with it are finite
 _NAME = 64  # characters of a name that we make: 16
+_ADDRESS = 64  # characters of host:port, numeric
 _EPOCHS = 2**31  # Kafka's leader epochs are signed 32-bit
 _POSITIONS = 2**63  # Kafka's offsets are signed 64-bit, and msgpack ends there too
 
@@ -377,6 +378,9 @@ def _check_group(group: GroupOrders, model: ModelId) -> None:
         _check_member("group.copies.member", copy.member)
         if copy.source is not None:
             _check_member("group.copies.source", copy.source)
+    for worker, address in group.addresses.items():
+        _check_worker(worker)
+        _need(0 < len(address) <= _ADDRESS, "group.addresses", address, "host:port")
     if group.reduce is not None:
         attempt, parts = group.reduce.attempt, group.reduce.parts
         next_one = (model.epoch, group.membership.number, model.version + 1)
@@ -420,6 +424,8 @@ def _check_word(reply: Reduced | Broken | StateReport | Stored) -> None:
         _check_count("heard.epoch", reply.heard.epoch, -1)
         _check_count("heard.number", reply.heard.number)
         _check_count("origin", reply.origin)
+        _check_count("numbers", reply.numbers)
+        _need(len(reply.address) <= _ADDRESS, "address", reply.address, "host:port")
     if isinstance(reply, StateReport | Stored) and reply.made is not None:
         check_model("made", reply.made)
 

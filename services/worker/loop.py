@@ -12,6 +12,7 @@ from common.jobs.build import codec_of, task_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.tasks import build_model
 from common.telemetry.metrics.serving import Watchdog
+from services.worker.compute import OrderComputer
 from services.worker.gradients import GradientLoop
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.stream import Stream
@@ -113,10 +114,17 @@ class JobWorker:
             undo.callback(self._stream.close)
             self._desk = GradientLoop(
                 worker,
-                computer,
-                codec=codec,
-                cache=cache,
-                log=log,
+                OrderComputer(
+                    worker,
+                    computer,
+                    codec=codec,
+                    cache=cache,
+                    log=log,
+                    logger=self._log,
+                    measures=measures,
+                    watchdog=self._watchdog,
+                    topic_id=self._stream.topic_id,
+                ),
                 board=board,
                 logger=self._log,
                 measures=measures,
@@ -125,7 +133,6 @@ class JobWorker:
                 wait=self._ended.wait,
                 round_began=self._stream.round_began,
                 stream=self._stream.triggers,
-                topic_id=self._stream.topic_id,
                 sparse=spec.sparse_messages,
             )
             undo.pop_all()

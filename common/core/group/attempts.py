@@ -34,23 +34,22 @@ RECENT = 16
 
 
 class AttemptTimes:
-    """How long an attempt may take.
+    """How long an attempt may take."""
 
-    Args:
-        first_s: Until one has been measured; the first forms connections, too.
-    """
-
-    def __init__(self, first_s: float) -> None:
-        self._first_s = first_s
+    def __init__(self) -> None:
         self._recent = deque[float](maxlen=RECENT)
 
     def observe(self, seconds: float) -> None:
         """Take in how long one took that was finished."""
         self._recent.append(seconds)
 
-    def allowed_s(self) -> float:
-        """Time for the next one."""
-        return FLOOR_S + SLOWER * median(self._recent) if self._recent else self._first_s
+    def allowed_s(self, first_s: float) -> float:
+        """Time for the next one.
+
+        Args:
+            first_s: Until one has been measured; the first forms connections, too.
+        """
+        return FLOOR_S + SLOWER * median(self._recent) if self._recent else first_s
 
 
 class Attempt:

@@ -55,6 +55,9 @@ REPORT_S = 0.2  # between questions to members of whom nothing is known
 COPY_S = 1.0  # after which a copy that nobody spoke of is ordered again
 AGAIN = 10  # times `heal_s` after which an update waits for the same member once more
 STORE_S = 30.0  # after which a version that was to be stored is given up
+# Where the job's owner names no times: connections are made, and numbers sent, at least as fast.
+HEAL_S, HEALED_PER_S = 1.0, 25_000_000
+FORM_S, ADDED_PER_S = 2.5, 5_000_000
 STORED = 3  # newest versions that are remembered to be in storage
 
 
@@ -93,7 +96,7 @@ class GroupAggregation:
         self._membership = Membership(0)
         self._attempt: Attempt | None = None
         self._verdict = "open"
-        self._times = AttemptTimes(settings.first_attempt_s)
+        self._times = AttemptTimes()
         self._pending: Attempt | None = None  # its record is on its way
         self._copying = dict[Member, tuple[float, float]]()  # since when; last ordered
         self._asked_at = float("-inf")
@@ -114,6 +117,16 @@ class GroupAggregation:
         self.fallback: ModelId | None = None  # the version to go back to, where the newest is lost
 
     @property
+    def _heal_s(self) -> float:
+        given, numbers = self._settings.heal_s, self._reports.numbers
+        return HEAL_S + numbers / HEALED_PER_S if given is None else given
+
+    @property
+    def _first_attempt_s(self) -> float:
+        given, numbers = self._settings.first_attempt_s, self._reports.numbers
+        return FORM_S + numbers / ADDED_PER_S if given is None else given
+
+    @property
     def storing(self) -> bool:
         """Whether a checkpoint waits for a member to store its version."""
         return self._storing is not None
@@ -123,15 +136,19 @@ class GroupAggregation:
     def orders(self, trigger: TriggerId) -> GroupOrders:
         """What the next trigger says."""
         self._reports.posted(trigger)
+        copies = tuple(self._copies.values())
+        named = {*self._membership.members, *(copy.member for copy in copies)}
+        named |= {copy.source for copy in copies if copy.source is not None}
         orders = GroupOrders(
             self._made,
             self._membership,
             self._by,
             self._origin,
             None if self._attempt is None else self._attempt.reduce,
-            tuple(self._copies.values()),
+            copies,
             self._report,
             self._store,
+            self._reports.addresses(sorted(named)),
         )
         self.news = self._report = False
         self._copies, self._store = {}, None
@@ -263,7 +280,7 @@ class GroupAggregation:
                 continue
             source = min(sorted(sources), key=lambda m: m in busy, default=None)
             busy.add(source)
-            if now > since + AGAIN * self._settings.heal_s:
+            if now > since + AGAIN * self._heal_s:
                 since = now
             self._copying[member] = (since, now)
             self._copies[member] = Copy(member, source)
@@ -271,7 +288,7 @@ class GroupAggregation:
 
     def _waits(self, now: float) -> bool:
         """Whether somebody copies for whom the next update waits."""
-        return any(now < since + self._settings.heal_s for since, _ in self._copying.values())
+        return any(now < since + self._heal_s for since, _ in self._copying.values())
 
     def _seek(self, now: float) -> None:
         """Nobody in sight holds the newest update: have it made or fetched, or fall back."""
@@ -345,7 +362,7 @@ class GroupAggregation:
             *(attempt, parts, draft.samples, round_.synchrony.local_rate),
             *(round_.learning_rate, scale, round_.settings.group_sizes is not None),
         )
-        allowed_s = self._times.allowed_s()
+        allowed_s = self._times.allowed_s(self._first_attempt_s)
         self._attempt = Attempt(reduce, round_.number, members, now, allowed_s)
         self._verdict, self.news = "open", True
         return False
@@ -436,7 +453,7 @@ class GroupAggregation:
         if self._reports.unknown(self._there):
             times.append(self._asked_at + REPORT_S)
         times += [at + COPY_S for _, at in self._copying.values()]
-        times += [since + self._settings.heal_s for since, _ in self._copying.values()]
+        times += [since + self._heal_s for since, _ in self._copying.values()]
         if self._lost_since < float("inf"):
             times += [self._lost_since + self._grace_s, self._lost_since + 2 * self._grace_s]
         if self._store_at is not None:

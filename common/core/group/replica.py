@@ -64,6 +64,14 @@ class CopyState(msgspec.Struct, frozen=True):
 
     source: Member | None  # None: from storage, or by the specification
     made: ModelId
+    ordered: TriggerId  # by which both know each other
+
+
+class OfferState(msgspec.Struct, frozen=True):
+    """Let another take over all that is held."""
+
+    to: Member
+    ordered: TriggerId
 
 
 class StoreState(msgspec.Struct, frozen=True):
@@ -78,7 +86,7 @@ class Say(msgspec.Struct, frozen=True):
     reply: GroupReply
 
 
-ReplicaCommand: TypeAlias = Enter | Leave | ApplyResult | CopyState | StoreState | Say
+ReplicaCommand: TypeAlias = Enter | Leave | ApplyResult | CopyState | OfferState | StoreState | Say
 
 
 class Replica:
@@ -86,10 +94,14 @@ class Replica:
 
     Args:
         member: The worker, and its life.
+        address: Where others reach it.
+        numbers: P + B, of the weights.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, address: str = "", numbers: int = 0) -> None:
         self._member = member
+        self._address = address
+        self._numbers = numbers
         self.made: ModelId | None = None  # the version that it holds
         self.origin = 0  # of version 0: the life of the member that made it
         self._heard = TriggerId(-1, 0)
@@ -139,7 +151,9 @@ class Replica:
                     yield self._report()
                 else:
                     self._copying = copy
-                    yield CopyState(copy.source, orders.made)
+                    yield CopyState(copy.source, orders.made, trigger.id)
+            elif copy.source == self._member and self.whole:
+                yield OfferState(copy.member, trigger.id)
         if orders.store == self._member and self.whole:
             yield StoreState(orders.made)
         if orders.report or first or another:
@@ -153,8 +167,12 @@ class Replica:
 
     def _report(self, unreachable: tuple[Member, ...] = ()) -> Say:
         worker, life = self._member
-        report = StateReport(worker, self._model, life, self._heard, self.made, self.origin)
-        return Say(msgspec.structs.replace(report, unreachable=unreachable))
+        return Say(
+            StateReport(
+                *(worker, self._model, life, self._heard, self.made, self.origin),
+                *(unreachable, self._address, self._numbers),
+            )
+        )
 
     # --- gradients ----------------------------------------------------------------------------
 

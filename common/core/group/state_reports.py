@@ -31,6 +31,8 @@ class StateReports:
     def __init__(self) -> None:
         self._of = dict[WorkerId, Holding]()
         self._since: TriggerId | None = None  # that must have been heard; None: the next trigger
+        self._addresses = dict[Member, str]()  # of all that ever said one
+        self.numbers = 0  # of the weights that they hold
 
     def posted(self, trigger: TriggerId) -> None:
         """A trigger is posted: where all begins anew, words of earlier ones count no more."""
@@ -58,6 +60,8 @@ class StateReports:
             del self._of[report.worker]  # one of the two is dead: who answers the next question?
             return False
         self._of[report.worker] = Holding(report.life, report.heard, report.made, report.origin)
+        self._addresses[Member(report.worker, report.life)] = report.address
+        self.numbers = max(self.numbers, report.numbers)
         return known is not None and known.life != report.life
 
     def commit(self, finished: Iterable[Member], made: ModelId) -> None:
@@ -66,6 +70,11 @@ class StateReports:
         self._of = {
             member.worker: Holding(member.life, TriggerId(-1, 0), made, 0) for member in finished
         }
+
+    def addresses(self, members: Iterable[Member]) -> dict[WorkerId, str]:
+        """Where these are reached, as far as they said it."""
+        known = ((each.worker, self._addresses.get(each, "")) for each in members)
+        return {worker: address for worker, address in known if address}
 
     def forget(self, workers: Iterable[WorkerId]) -> None:
         """These are gone, or silent: what they hold, they must say anew."""

@@ -17,6 +17,7 @@ from common.core.group.replica import (
     CopyState,
     Enter,
     Leave,
+    OfferState,
     Replica,
     ReplicaCommand,
     Say,
@@ -128,6 +129,8 @@ class SimulatedMember(SimulatedWorker):
                     self._apply(made)
                 case CopyState(source, made):
                     self._copy(source, made)
+                case OfferState():
+                    pass  # whoever copies looks for itself
                 case StoreState(made):
                     self._store(made)
 

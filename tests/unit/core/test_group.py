@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from common.core import commands as do
 from common.core import events
 from common.core.group.membership import ACCUSED_S, Accusations
-from common.core.group.replica import ApplyResult, CopyState, Enter, Replica, Say, StoreState
+from common.core.group.replica import (
+    ApplyResult,
+    CopyState,
+    Enter,
+    OfferState,
+    Replica,
+    Say,
+    StoreState,
+)
 from common.core.group.state_reports import StateReports
 from common.core.messages import (
     GENESIS,
@@ -45,7 +54,8 @@ class _Process:
 
     def __init__(self, worker: WorkerId, life: int) -> None:
         self.member = Member(worker, life)
-        self.replica = Replica(self.member)
+        self.replica = Replica(self.member, f"127.0.0.1:{life}", numbers=10)
+        self.offered = list[Member]()
         self.weights: tuple[int, ...] | None = None
         self.result: tuple[int, ...] = ()
         self.entered: Enter | None = None
@@ -100,6 +110,8 @@ class _Group:
                     process.weights = () if source is None else maker.weights
                     origin = maker.replica.origin or maker.member.life if made == GENESIS else 0
                     self.tell(process, process.replica.copied(made, origin))
+                case OfferState(to):
+                    process.offered.append(to)
                 case StoreState(made):
                     self.tell(process, process.replica.stored(made))
 
@@ -176,6 +188,15 @@ def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back(
 
     group.read_back()
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), C: (0, 1, 2)}
+
+
+def test_members_know_where_the_others_are_and_who_copies_of_them() -> None:
+    group = begun(A, B)
+    [copied] = [each for process in group.of.values() for each in process.offered]
+    last = of_kind(group.bench.said, do.PostTrigger)[-1].trigger.group
+    assert last is not UNSET
+    assert last.addresses == {A: "127.0.0.1:1", B: "127.0.0.1:2"}
+    assert copied in {Member(A, 1), Member(B, 2)}
 
 
 def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() -> None:

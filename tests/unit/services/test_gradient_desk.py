@@ -43,6 +43,7 @@ from common.testing.counting import CountingTask
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
 from common.wire.vectors import encode_sparse
+from services.worker.compute import OrderComputer
 from services.worker.gradients import GradientLoop
 from services.worker.rows import BatchCache
 from services.worker.traces import BatchTraces
@@ -119,21 +120,28 @@ def make_world(
     cache = BatchCache(1 << 20)
     metrics, tracer, stream = WorkerMetrics(), MemoryTracer(), [""]
     topic_ids = {0: log.describe(["s"])["s"].topic_id}  # by generation
+    logger, measures, watchdog = event_logger("test"), metrics.work_for("job", ("s",)), Watchdog()
     desk = GradientLoop(
         W,
-        computer(task, build_model(task, 0), torch.device("cpu")),
-        codec=codec,
-        cache=cache,
-        log=log,
+        OrderComputer(
+            W,
+            computer(task, build_model(task, 0), torch.device("cpu")),
+            codec=codec,
+            cache=cache,
+            log=log,
+            logger=logger,
+            measures=measures,
+            watchdog=watchdog,
+            topic_id=lambda span: topic_ids.get(span.generation, ""),
+        ),
         board=board,
-        logger=event_logger("test"),
-        measures=metrics.work_for("job", ("s",)),
+        logger=logger,
+        measures=measures,
         traces=BatchTraces(tracer, "job", W, lambda: WALL_S),
-        watchdog=Watchdog(),
+        watchdog=watchdog,
         wait=lambda _: None,
         round_began=lambda _epoch, _unsettled: None,
         stream=lambda: TriggerStream(stream[-1]),
-        topic_id=lambda span: topic_ids.get(span.generation, ""),
         sparse=sparse,
     )
     return World(log, board, boards, cache, desk, codec, metrics, tracer, stream)
