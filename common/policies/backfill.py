@@ -30,13 +30,13 @@ import numpy as np
 import numpy.typing as npt
 
 from common.policies.fixed import market_of
-from common.policies.policy import ON_DEMAND, Decision
+from common.policies.policy import ON_DEMAND, by_slot
 from common.theory.errors import ParameterError, not_negative, positive, share
 from common.theory.preemption import effective_availability
 from common.theory.provisioning import Plan
 
 if TYPE_CHECKING:
-    from common.policies.policy import Flags, Situation
+    from common.policies.policy import Decision, Flags, Situation
     from common.theory.provisioning import Binding
     from common.theory.work import Pool, Rates, Work
 
@@ -323,7 +323,7 @@ class Backfill:
             if same and stand_ins.tobytes() == last.stand_ins.tobytes():
                 return last
         plan = _plan(situation, needs, pinned)
-        return Decision(places, stand_ins, plan, _why_now(situation, stand_ins, last), situation)
+        return by_slot(places, stand_ins, plan, _why_now(situation, stand_ins, last), situation)
 
     def _needs(self, situation: Situation) -> Needs:
         work, offered = situation.work, market_of(situation.pools)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.policies.policy import ON_DEMAND, Decision, Situation
+from common.policies.policy import ON_DEMAND, by_slot
 from common.theory.errors import ParameterError
 from common.theory.provisioning import plan, plan_of
 from common.theory.work import Market
 
 if TYPE_CHECKING:
+    from common.policies.policy import Decision, Situation
     from common.theory.provisioning import Plan
     from common.theory.work import Pool
 
@@ -38,13 +39,7 @@ def decision(situation: Situation, best: Plan, pool: int, reason: str) -> Decisi
     """Make a plan a decision: its spot workers in a pool, all others on demand, no stand-ins."""
     places = np.full(situation.work.workers, ON_DEMAND, np.int8)
     places[best.spot_workers] = pool
-    return Decision(
-        places=places,
-        stand_ins=np.zeros(situation.work.workers, np.bool_),
-        plan=best,
-        reason=reason,
-        basis=situation,
-    )
+    return by_slot(places, np.zeros(situation.work.workers, np.bool_), best, reason, situation)
 
 
 @dataclass(frozen=True, slots=True)

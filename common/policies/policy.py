@@ -1,8 +1,14 @@
-"""A policy: the state of a job and its market in, what every slot shall run on and why out.
+"""A policy: the state of a job and its market in, which machines shall run and why out.
 
-A slot is a worker's place, one for each stream. It runs on a machine of one pool; while that one is
-preempted, an on-demand machine may stand in. Policies are pure: who asks keeps the last decision,
-and a policy that has nothing to change returns that very object.
+A slot is a worker's place, one for each stream. A decision has one of two forms:
+
+    by slot   `places` says of which pool the slot's own machine is; while that one is preempted, an
+              on-demand machine may stand in. The paper's policies decide so.
+    counted   `machines` says how many of each offer there shall be, whichever slots they serve: a
+              slot is seated on a ready machine, and passes to a spare one when that is lost.
+
+Policies are pure: who asks keeps the last decision, and a policy that has nothing to change returns
+that very object.
 
     estimates + prices + what is left ──▶ reconsider ──▶ Decision ──▶ fleet
                                               ▲              │
@@ -11,13 +17,18 @@ and a policy that has nothing to change returns that very object.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from common.ports.machines import Offer
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from common.theory.provisioning import Plan
     from common.theory.work import Pool, Work
 
@@ -39,6 +50,13 @@ Places: TypeAlias = npt.NDArray[np.int8]  # (N_tot,) index of the pool of each s
 Flags: TypeAlias = npt.NDArray[np.bool_]  # (N_tot,) one per slot
 
 
+class MachineCount(NamedTuple):
+    """Machines of one offer, as they stand."""
+
+    ready: int = 0  # started up: a slot is seated on it, or it is a spare
+    coming: int = 0  # asked for and not ready; one that was refused is not coming
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Situation:
     """All that a policy may look at."""
@@ -50,17 +68,59 @@ class Situation:
     up: Flags  # whether the slot's own machine runs now
     stands_in_s: npt.NDArray[np.float64]  # (N_tot,) how long a stand-in has run; NaN: there is none
     waiting: float | None = None  # updates whose records have arrived already; None: nobody knows
+    # What there is. At time 0 that is nothing, and machines start up for a while: who looks at
+    # `ready` alone orders the whole fleet twice.
+    machines: Mapping[Offer, MachineCount] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """What every slot shall run on, until somebody decides otherwise."""
+    """What shall run, until somebody decides otherwise.
 
-    places: Places
-    stand_ins: Flags  # an on-demand machine shall run in the slot beside what `places` says
+    Where more machines of an offer run than are counted, those on demand are given back and others
+    stay until they are lost, which costs less than to start them up again. An offer that is not
+    named at all is given up: its machines are given back.
+    """
+
+    machines: Mapping[Offer, int]  # how many of each offer there shall be
     plan: Plan
     reason: str  # why now: first plan, price, estimates, outage
     basis: Situation  # what it was decided on
+    places: Places = field(default_factory=lambda: np.zeros(0, np.int8))  # (0,): counted
+    stand_ins: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))  # beside `places`
+
+    @property
+    def counted(self) -> bool:
+        """Whether it does not say which machine is for which slot."""
+        return not len(self.places)
+
+    @property
+    def spot(self) -> int:
+        """Machines that may be preempted."""
+        return sum(self.machines.values()) - self.on_demand
+
+    @property
+    def on_demand(self) -> int:
+        """Machines on demand, stand-ins with them."""
+        alone = self.basis.pools[ON_DEMAND].name
+        return sum(count for offer, count in self.machines.items() if offer.pool == alone)
+
+
+def by_slot(
+    places: Places, stand_ins: Flags, plan: Plan, reason: str, basis: Situation
+) -> Decision:
+    """Make a decision of the paper's form.
+
+    Args:
+        places: (N_tot,)
+        stand_ins: (N_tot,) slots in which an on-demand machine shall run beside what `places` says.
+        plan: What it comes to.
+        reason: Why now.
+        basis: What it was decided on.
+    """
+    at = [*places[places != NOWHERE].tolist(), *[ON_DEMAND] * int(np.count_nonzero(stand_ins))]
+    machines = Counter(Offer(basis.pools[pool].name) for pool in at)
+    return Decision(machines, plan, reason, basis, places, stand_ins)
 
 
 class Policy(Protocol):

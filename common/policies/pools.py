@@ -20,14 +20,14 @@ import numpy.typing as npt
 
 from common.policies.adaptive import Adaptive
 from common.policies.fixed import OnDemandOnly
-from common.policies.policy import NOWHERE, ON_DEMAND, Decision
+from common.policies.policy import NOWHERE, ON_DEMAND, by_slot
 from common.policies.reassign import Computing, machines_for_stability
 from common.theory.errors import ParameterError
 from common.theory.preemption import effective_availability
 from common.theory.provisioning import Plan
 
 if TYPE_CHECKING:
-    from common.policies.policy import Places, Situation
+    from common.policies.policy import Decision, Places, Situation
     from common.theory.provisioning import Binding
     from common.theory.work import Pool, Rates, Work
 
@@ -414,7 +414,7 @@ class Pools:
             work = replace(work, deadline_s=time_s)
             found = plan_hold(work, pools, situation.gradient_s, last.places, self.tolerance)
         stand_ins = np.zeros(work.workers, np.bool_)
-        return Decision(found.places, stand_ins, found.plan, reason or "", situation)
+        return by_slot(found.places, stand_ins, found.plan, reason or "", situation)
 
     def _time_s(self, situation: Situation, last: Decision) -> float:
         """Give the time left without the reserve that `Adaptive` keeps, and for the same reason."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from common.policies.fixed import FIRST_SPOT, market_of
-from common.policies.policy import NOWHERE, ON_DEMAND, Decision
+from common.policies.policy import NOWHERE, ON_DEMAND, by_slot
 from common.theory.errors import ParameterError, positive
 from common.theory.preemption import (
     distribution_of_running,
@@ -32,7 +32,7 @@ from common.theory.provisioning import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.policies.policy import Situation
+    from common.policies.policy import Decision, Situation
     from common.theory.provisioning import Binding
     from common.theory.work import Market, Work
 
@@ -335,7 +335,7 @@ class Reassign:
         places[plan.spot_workers] = FIRST_SPOT
         stand_ins = np.zeros(work.workers, np.bool_)
         told = f"{reason or 'first plan'}: {plan.reason}"
-        return Decision(places, stand_ins, plan, told, situation)
+        return by_slot(places, stand_ins, plan, told, situation)
 
     def _steady(self, prospect: Callable[[float], Prospect], plan: Plan, last: Decision) -> Plan:
         """Keep the machines that there are, where that gradients scatter may be all that changed.

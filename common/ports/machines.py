@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 
 class Offer(NamedTuple):
-    """What has a price: a pool's machines, those of one type, or of one type in one zone."""
+    """What has a price: a pool's machines, those of one type, or of one type in one zone.
+
+    Whoever asks for machines may say what they may cost at most; a price is of an offer without.
+    """
 
     pool: str
     type: str = ""  # empty: whichever
     zone: str = ""  # likewise
+    bid_usd_per_hour: float | None = None  # None: no limit
 
 
 def by_pool(usd_per_hour: Mapping[Offer, float]) -> dict[str, float]:

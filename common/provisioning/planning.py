@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation
+from common.policies.policy import NOWHERE, ON_DEMAND, Situation, by_slot
 from common.policies.reassign import (
     Computing,
     machines_for_stability,
@@ -25,6 +25,7 @@ from common.theory.provisioning import Binding, Plan
 from common.theory.work import Work
 
 if TYPE_CHECKING:
+    from common.policies.policy import Decision
     from common.provisioning.records import Planned
     from common.provisioning.settings import ProvisionerSettings
     from common.theory.work import Pool, Rates
@@ -168,7 +169,7 @@ def restored(record: Planned, situation: Situation, submitted_s: float) -> Decis
         up=np.ones(work.workers, np.bool_),
         stands_in_s=np.full(work.workers, np.nan),
     )
-    return Decision(places, stand_ins, plan, record.reason, basis)
+    return by_slot(places, stand_ins, plan, record.reason, basis)
 
 
 def _then(pool: Pool, record: Planned) -> Pool:

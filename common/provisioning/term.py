@@ -186,7 +186,7 @@ class Term:
         changed = {pool: usd for pool, usd in prices.items() if pool in names}
         changed = {pool: usd for pool, usd in changed.items() if told.get(pool) != usd}
         offers = tuple(
-            OfferPrice(*offer, usd)
+            OfferPrice(offer.pool, offer.type, offer.zone, usd)
             for offer, usd in self._prices.items()
             if offer.type and offer.pool in names and ledger.offers.get(offer) != usd
         )

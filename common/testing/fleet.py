@@ -218,8 +218,8 @@ class MemoryFleet:
         )
         if order.pool in self._given:
             offers = self._given[order.pool]
-            _, kind, zone = offers[order.launch % len(offers)]
-            machine = machine._replace(type=kind, zone=zone)
+            given = offers[order.launch % len(offers)]
+            machine = machine._replace(type=given.type, zone=given.zone)
         return _Token(machine, None, now_s + self._lag_s)
 
     def _offer(self, pool: str, slot: int) -> _Offer | None:

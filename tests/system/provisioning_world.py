@@ -454,8 +454,8 @@ class World:
         """Change what a pool costs; its second type costs more than its first."""
         self.prices.set(pool, usd_per_hour)
         if pool == "spot":
-            for dearer, (_, kind, zone) in enumerate(SPOT_OFFERS):
-                self.prices.set(pool, usd_per_hour * (1 + 0.4 * dearer), kind, zone)
+            for dearer, offer in enumerate(SPOT_OFFERS):
+                self.prices.set(pool, usd_per_hour * (1 + 0.4 * dearer), offer.type, offer.zone)
 
     def want(self, wanted: Literal["running", "paused", "stopped"]) -> None:
         """A person changes their mind."""

@@ -236,7 +236,8 @@ def simulate_analytically(
         problem = f"must be one per pool, {len(givens.pools)}, got {len(conditions.prices)}"
         raise ParameterError("prices", problem)
     step_s = conditions.step_s
-    fleet = Fleet(givens.pools, givens.runs, givens.workers, step_s)
+    shape = givens.runs, givens.workers
+    fleet = Fleet(givens.pools, *shape, step_s, givens.seats, givens.rates_per_s)
     streams = _Streams(givens, conditions, np.random.default_rng(seed))
     work = _Progress(givens, conditions, streams.records)
     driver = PolicyDriver(policy, fleet, givens, None if beliefs is None else (beliefs, streams))

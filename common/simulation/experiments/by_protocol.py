@@ -204,11 +204,13 @@ class ProtocolSimulation:
         if experiment.on_preemption == "hold":
             pause = experiment.while_preempted == "pause"
             self._group = Hold(self._time, streams, pause=pause)
-        self._fleet = Fleet(givens.pools, 1, givens.workers, STEP_S)
+        size = 1, givens.workers, STEP_S, givens.seats
+        self._fleet = Fleet(givens.pools, *size, givens.rates_per_s)
         self._heard = _Heard(streams, self._time)
         unknown = None if beliefs is None else (beliefs, self._heard)
         self._driver = PolicyDriver(policy, self._fleet, givens, unknown)
         self._machines: list[Machine | None] = [None] * givens.workers
+        self._served = [-1] * givens.workers  # by which of the fleet's seats
         self._slots = dict[WorkerId, int]()  # of all workers that there ever were
         self._steps = 0
         self._give_up_s = GIVE_UP_AFTER * float(givens.deadline_s[0])
@@ -278,17 +280,17 @@ class ProtocolSimulation:
 
     def _follow(self) -> None:
         """Start and preempt machines as the fleet says."""
-        active = self._fleet.active[0]
-        has = np.array([machine is not None for machine in self._machines])
-        for slot in np.flatnonzero(active ^ has).tolist():
-            machine = self._machines[slot]
-            if machine is None:
-                speed = float(self._fleet.speeds[0, slot]) * self._speeds[slot]
-                machine = self._protocol.join(speed)
-                self._slots[machine.id] = slot
-                self._machines[slot] = machine
-                self._group.join(slot, machine)
-            else:
+        active, server = self._fleet.active[0], self._fleet.server[0]
+        for slot, machine in enumerate(self._machines):
+            stays = active[slot] and server[slot] == self._served[slot]
+            if machine is not None and not stays:
                 self._machines[slot] = None
                 self._protocol.preempt(machine)
                 self._group.leave(slot, machine)
+        has = np.array([machine is not None for machine in self._machines])
+        for slot in np.flatnonzero(active & ~has).tolist():
+            speed = float(self._fleet.speeds[0, slot]) * self._speeds[slot]
+            machine = self._protocol.join(speed)
+            self._slots[machine.id] = slot
+            self._machines[slot], self._served[slot] = machine, int(server[slot])
+            self._group.join(slot, machine)

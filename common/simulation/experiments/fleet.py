@@ -1,17 +1,19 @@
 """What runs where and what it costs, for many runs at once on one grid of time.
 
-Every slot has a seat in each pool and one for a stand-in; a seat holds at most one machine. Nothing
-is computed anew for a seat in which nothing changed: of 64,000 slots some hundred do in a step.
+There are seats for machines in each pool, and others for stand-ins; a seat holds at most one
+machine. Decided by slot, the n-th seat is the n-th slot's. Where machines are counted any seat will
+do, and a slot is served by a machine that is up and serves no other. Nothing is computed anew for a
+seat in which nothing changed: of 64,000 some hundred do in a step.
 
     orders ──▶ wanted ──┐
-    offers ─────────────┴──▶ machine ──start-up──▶ up ──▶ active
-                                └──────────────────────▶ bill
+    offers ─────────────┴──▶ machine ──start-up──▶ up ──serves──▶ active
+                                └─────────────────────▶ bill
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +31,13 @@ if TYPE_CHECKING:
 Array: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Indexes: TypeAlias = npt.NDArray[np.intp]
+T = TypeVar("T", bound=np.generic)
 
 ROUNDING_S = 1e-9  # times are sums of steps: a start-up of five steps is over after five
 
 
 class _Seats:
-    """The seats of all slots for one use, a pool's own machines or stand-ins; arrays are (R N,)."""
+    """The seats for one use, a pool's own machines or stand-ins; arrays are (R M,)."""
 
     def __init__(self, pool: int, kind: Pool, slots: int) -> None:
         self.pool = pool
@@ -111,18 +114,24 @@ class _Seats:
 class Fleet:
     """All machines of all runs.
 
-    A slot's own machine runs while its pool offers one. It is lost the moment it is not offered any
-    more; when it is offered again, another one is launched, paid from then on and up after its
-    start-up (rounded up to the grid). What a machine that ends is paid for in all, its pool's
-    billing says; that *we* stop it, also at the end, is no preemption. To move a slot is to stop
-    and to launch.
+    By slot: a slot's own machine runs while its pool offers one. It is lost the moment it is not
+    offered any more; when it is offered again, another one is launched, paid from then on and up
+    after its start-up (rounded up to the grid). What a machine that ends is paid for in all, its
+    pool's billing says; that *we* stop it, also at the end, is no preemption. To move a slot is to
+    stop and to launch.
+    Counted: of each pool as many machines run as there shall be and it offers, wherever it offers
+    them; one that is lost is asked for elsewhere at once. Who waits longest is served first, of two
+    the one with more records, by the fastest machine.
     What is launched in the very first step is up at once: there the clock of the job begins.
 
     Attributes:
         places: (R, N) int8, as ordered.
         stand_ins: (R, N) bool, as ordered.
         active: (R, N) bool, slots in which a machine works; it and `own_up` change with each step.
-        own_up: (R, N) bool, slots whose own machine works.
+        own_up: (R, N) bool, slots whose own machine works, or whichever serves them.
+        counted: (R,) bool, whether machines are counted, not ordered by slot.
+        server: (R, N) number of the seat of all pools whose machine serves a slot; -1: none, or by
+            slot.
         usd: (P, R) what each pool and its traffic have cost so far; stand-ins are the first pool's.
         machine_s: (P, R) seconds of machines, start-up included, billed but not used excluded.
         wanted_s: (P, R) seconds for which slots wanted an own machine, offered or not.
@@ -130,11 +139,27 @@ class Fleet:
         launches: (P, R).
         preemptions: (P, R).
 
+    Args:
+        pools: On-demand first.
+        runs: R.
+        workers: N.
+        step_s: Of the grid.
+        seats: M, machines of one pool at a time; 0: one for each worker.
+        rates_per_s: (R, N) of the slots, for whom to serve first.
+
     Raises:
         ParameterError: If there is no pool, run or worker, or the step is not positive.
     """
 
-    def __init__(self, pools: tuple[Pool, ...], runs: int, workers: int, step_s: float) -> None:
+    def __init__(
+        self,
+        pools: tuple[Pool, ...],
+        runs: int,
+        workers: int,
+        step_s: float,
+        seats: int = 0,
+        rates_per_s: Array | None = None,
+    ) -> None:
         if not pools:
             raise ParameterError("pools", "name at least the on-demand machines")
         positive("runs", runs)
@@ -142,11 +167,18 @@ class Fleet:
         positive("step_s", step_s)
         self.pools = pools
         self.runs, self.workers, self.step_s = runs, workers, step_s
+        self.seats = max(seats, workers)
         shape = (runs, workers)
-        slots = runs * workers
+        slots = runs * self.seats
         self._own = [_Seats(index, pool, slots) for index, pool in enumerate(pools)]
         self._stand_ins = _Seats(ON_DEMAND, pools[ON_DEMAND], slots)
         self._seats = [*self._own, self._stand_ins]
+        self._counts = np.zeros((len(pools), runs), np.int64)
+        self._given_up = np.zeros((len(pools), runs), np.bool_)  # no machine of the pool may stay
+        self.counted = np.zeros(runs, np.bool_)
+        self.server = np.full(shape, -1)
+        self._waits_since_s = np.zeros(shape)
+        self._rates_per_s = np.zeros(shape) if rates_per_s is None else rates_per_s
         self._ordered = True
         self._now_s: float | None = None  # of the last step
         self._paid = np.zeros((len(pools), runs))  # machines
@@ -157,7 +189,7 @@ class Fleet:
         self._plain = np.array([[float(pool.billing.by_the_second)] for pool in pools])
         self._speeds: Array | None = None
         self.places = np.full(shape, NOWHERE, np.int8)
-        self.stand_ins = self._stand_ins.wanted.reshape(shape)
+        self.stand_ins = self._of_slots(self._stand_ins.wanted)
         self.active = np.zeros(shape, np.bool_)
         self.own_up = np.zeros(shape, np.bool_)
         self.usd = np.zeros((len(pools), runs))
@@ -179,22 +211,40 @@ class Fleet:
         if self._speeds is None:
             self._speeds = np.zeros(self.active.shape)
             for seats in self._seats:
-                up = seats.up.reshape(self._speeds.shape)
+                up = self._of_slots(seats.up)
                 np.maximum(self._speeds, up * seats.kind.speed, out=self._speeds)
+            runs = np.flatnonzero(self.counted)
+            served = self.server[runs]
+            speeds = np.array([pool.speed for pool in self.pools])[served // self.seats]
+            self._speeds[runs] = np.where(served >= 0, speeds, 0.0)
         return self._speeds
+
+    def machines(self) -> tuple[Indexes, Indexes]:
+        """(P, R) machines that are up, and machines that start up."""
+        shape = (self.runs, self.seats)
+        up = np.array([seats.up.reshape(shape).sum(axis=1) for seats in self._own])
+        has = np.array([seats.has.reshape(shape).sum(axis=1) for seats in self._own])
+        up[ON_DEMAND] += self._stand_ins.up.reshape(shape).sum(axis=1)
+        has[ON_DEMAND] += self._stand_ins.has.reshape(shape).sum(axis=1)
+        return up, has - up
 
     def stands_in_s(self, runs: Indexes, now_s: float) -> Array:
         """(n, N) since when a stand-in has been launched, in those runs; NaN: there is none."""
         seats = self._stand_ins
-        since = now_s - seats.launched_s.reshape(self.active.shape)[runs]
-        return np.where(seats.has.reshape(self.active.shape)[runs], since, np.nan)
+        since = now_s - self._of_slots(seats.launched_s)[runs]
+        return np.where(self._of_slots(seats.has)[runs], since, np.nan)
 
     def order(self, run: int, decision: Decision) -> None:
         """Say what a run's slots shall run on, from the next step on.
 
         Raises:
-            ParameterError: If a place is not one of the pools.
+            ParameterError: If a place or an offer is not of one of the pools.
         """
+        self._ordered = True
+        self.counted[run] = decision.counted
+        if decision.counted:
+            self._count(run, decision)
+            return
         if int(decision.places.max()) >= len(self.pools):
             worker = int(decision.places.argmax())
             problem = f"worker {worker} is in pool {decision.places[worker]} of {len(self.pools)}"
@@ -202,10 +252,19 @@ class Fleet:
         self.places[run] = decision.places
         self.stand_ins[run] = decision.stand_ins
         for seats in self._own:
-            wanted = seats.wanted[run * self.workers : (run + 1) * self.workers]
+            wanted = self._of_slots(seats.wanted)[run]
             np.equal(decision.places, seats.pool, out=wanted)
             self._wanted[seats.pool, run] = np.count_nonzero(wanted)
-        self._ordered = True
+
+    def _count(self, run: int, decision: Decision) -> None:
+        names = [pool.name for pool in self.pools]
+        self._counts[:, run], self._given_up[:, run] = 0, True
+        for offer, count in decision.machines.items():
+            if offer.pool not in names:
+                raise ParameterError("machines", f"{offer.pool} is none of {', '.join(names)}")
+            self._counts[names.index(offer.pool), run] += count
+            self._given_up[names.index(offer.pool), run] = False
+        self._given_up[ON_DEMAND, run] = True
 
     def step(
         self,
@@ -223,15 +282,18 @@ class Fleet:
         self._usd_per_s[:] = usd_per_hour
         self._usd_per_s /= HOUR_S
         changed = False
+        counted = np.flatnonzero(self.counted)
         for seats, offer in zip(self._seats, (*offered, None), strict=True):
+            if counted.size and seats is not self._stand_ins:
+                self._choose(seats, offer, counted)
             changed |= self._settle(seats, offer, now_s)
             changed |= seats.ready(now_s)
         if changed:
-            shape = self.active.shape
-            self.own_up[:] = self._own[0].up.reshape(shape)
+            self.own_up[:] = self._of_slots(self._own[0].up)
             for seats in self._own[1:]:
-                np.logical_or(self.own_up, seats.up.reshape(shape), out=self.own_up)
-            np.logical_or(self.own_up, self._stand_ins.up.reshape(shape), out=self.active)
+                np.logical_or(self.own_up, self._of_slots(seats.up), out=self.own_up)
+            self._serve(counted, now_s)
+            np.logical_or(self.own_up, self._of_slots(self._stand_ins.up), out=self.active)
             self._speeds = None
         self._ordered = False
         self._now_s = now_s
@@ -266,26 +328,77 @@ class Fleet:
         self.machine_s[:, runs] += self._paid[:, runs] * beyond_s
         end_s, rest_s = np.zeros((2, self.runs))
         end_s[runs], rest_s[runs] = self._now_s + after_s, beyond_s
-        slots = (runs[:, None] * self.workers + np.arange(self.workers)).ravel()
+        slots = (runs[:, None] * self.seats + np.arange(self.seats)).ravel()
         for seats in self._seats:
             seats.wanted[slots] = False
             having = slots[seats.has[slots]]
-            run = having // self.workers
+            run = having // self.seats
             if seats.metered:
                 metered = seats.meter(having, self._prices(seats, having), rest_s[run])
                 self._pay(seats, having, metered)
             self._settle_up(seats, having, end_s[run], preempted=False)
             seats.vacate(having)
-        self.places[runs] = NOWHERE
+        self.places[runs], self._counts[:, runs], self.server[runs] = NOWHERE, 0, -1
         self._paid[:, runs] = self._own_paid[:, runs] = self._wanted[:, runs] = 0
-        self.active[runs] = self.own_up[runs] = False
+        self.active[runs] = self.own_up[runs] = self.counted[runs] = False
         self._speeds = None
+
+    def _of_slots(self, values: npt.NDArray[T]) -> npt.NDArray[T]:
+        """(R, N) view of what is (R M,): of the first seats, which are the slots' own."""
+        return values.reshape(self.runs, self.seats)[:, : self.workers]
+
+    def _padded(self, offer: Flags) -> Flags:
+        """(R, M) of what may be offered to fewer."""
+        missing = self.seats - offer.shape[1]
+        return np.pad(offer, ((0, 0), (0, missing))) if missing else offer
+
+    def _choose(self, seats: _Seats, offer: Flags | None, counted: Indexes) -> None:
+        """Say in which seats of a pool machines are wanted, in runs that only count them."""
+        shape = (self.runs, self.seats)
+        has = seats.has.reshape(shape)[counted]
+        can = np.ones_like(has) if offer is None else self._padded(offer)[counted]
+        stay, count = has & can, self._counts[seats.pool, counted]
+        more = count - stay.sum(axis=1)
+        free = can & ~has
+        new = free & (np.cumsum(free, axis=1) <= more[:, np.newaxis])
+        # Of too many those go first that are not up, then those that serve none, the newest first.
+        for row in np.flatnonzero((more < 0) & self._given_up[seats.pool, counted]).tolist():
+            first = int(counted[row]) * self.seats
+            here = np.flatnonzero(stay[row])
+            serves = np.isin(seats.pool * self.seats + here, self.server[counted[row]])
+            newest = -seats.launched_s[first + here]
+            order = np.lexsort((newest, serves, seats.up[first + here]))
+            has[row, here[order[: -more[row]]]] = False
+        seats.wanted.reshape(shape)[counted] = has | new
+        self._wanted[seats.pool, counted] = np.maximum(count, (has | new).sum(axis=1))
+
+    def _serve(self, counted: Indexes, now_s: float) -> None:
+        """Let machines that are up serve slots, until there are no more of either."""
+        shape = (self.runs, self.seats)
+        up = np.concatenate([seats.up.reshape(shape)[counted] for seats in self._own], axis=1)
+        server, rows = self.server[counted], np.arange(len(counted))[:, np.newaxis]
+        lost = (server >= 0) & ~up[rows, server]
+        server[lost] = -1
+        self._waits_since_s[counted] = np.where(lost, now_s, self._waits_since_s[counted])
+        free = up.copy()
+        serving, slots = np.nonzero(server >= 0)
+        free[serving, server[serving, slots]] = False
+        for row in np.flatnonzero((server < 0).any(axis=1) & free.any(axis=1)).tolist():
+            run = counted[row]
+            slots, machines = np.flatnonzero(server[row] < 0), np.flatnonzero(free[row])
+            first = np.lexsort((-self._rates_per_s[run, slots], self._waits_since_s[run, slots]))
+            speeds = np.array([pool.speed for pool in self.pools])[machines // self.seats]
+            fastest = machines[np.argsort(-speeds, kind="stable")]
+            both = min(len(slots), len(machines))
+            server[row, slots[first[:both]]] = fastest[:both]
+        self.server[counted] = server
+        self.own_up[counted] = server >= 0
 
     def _settle(self, seats: _Seats, offer: Flags | None, now_s: float) -> bool:
         """Launch and end machines of these seats; say whether anything changed."""
         if offer is None and not self._ordered:
             return False
-        shall = seats.wanted if offer is None else seats.wanted & offer.reshape(-1)
+        shall = seats.wanted if offer is None else seats.wanted & self._padded(offer).reshape(-1)
         slots = np.flatnonzero(shall ^ seats.has)
         if not slots.size:
             return False
@@ -315,12 +428,12 @@ class Fleet:
 
     def _prices(self, seats: _Seats, slots: Indexes) -> Array:
         """(n,) USD per second, of each slot's run."""
-        prices: Array = self._usd_per_s[seats.pool, slots // self.workers]
+        prices: Array = self._usd_per_s[seats.pool, slots // self.seats]
         return prices
 
     def _pay(self, seats: _Seats, slots: Indexes, usd: Array) -> None:
-        paid = np.bincount(slots // self.workers, usd, minlength=self.runs)
+        paid = np.bincount(slots // self.seats, usd, minlength=self.runs)
         self.usd[seats.pool] += paid
 
     def _per_run(self, slots: Indexes) -> Indexes:
-        return np.bincount(slots // self.workers, minlength=self.runs)
+        return np.bincount(slots // self.seats, minlength=self.runs)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.policies.policy import ON_DEMAND, Situation
+from common.policies.policy import ON_DEMAND, MachineCount, Situation
 from common.policies.reassign import waiting_told
+from common.ports.machines import Offer
 from common.simulation.experiments.results import Change
 from common.theory.errors import ParameterError, positive
 from common.theory.estimates import (
@@ -52,6 +53,7 @@ class Givens:
     updates: int  # J(epsilon)
     deadline_s: Array  # (R,) theta
     gradient_s: float  # mu_C, on the first pool
+    seats: int = 0  # machines of one pool at a time, where they are counted; 0: one per worker
 
     def __post_init__(self) -> None:
         if self.rates_per_s.ndim != 2 or not self.rates_per_s.size:
@@ -112,7 +114,7 @@ class PolicyDriver:
     """Asks a policy for each run, hands its orders to the fleet and keeps what was decided.
 
     A policy is asked at time 0, when a price has changed, at its reviews and, if it watches
-    outages, when the machines that are up are not those that it knows of. At time 0 nothing runs
+    outages, when the machines that there are are not those that it knows of. At time 0 nothing runs
     yet and every machine is taken to be up: what could not be had is noticed one step later.
 
     Attributes:
@@ -140,6 +142,7 @@ class PolicyDriver:
         self._unknown = unknown
         self._pools = [givens.pools] * givens.runs  # as each run's policy was told last
         self._known_up = np.ones((givens.runs, givens.workers), np.bool_)
+        self._machines: tuple[Indexes, Indexes] = fleet.machines()  # as each run was told last
         self._begun = False
         self._review_at_s = 0.0
         self.last: list[Decision | None] = [None] * givens.runs
@@ -172,6 +175,9 @@ class PolicyDriver:
         if self._begun:
             self._known_up[runs] = fleet.own_up[runs]
         self._begun = True
+        ready, coming = fleet.machines()
+        for known, now in zip(self._machines, (ready, coming), strict=True):
+            known[:, runs] = now[:, runs]
         up = self._known_up[runs]
         stands_in_s = fleet.stands_in_s(runs, now_s)
         rates_per_s = self._rates_per_s(runs)
@@ -186,8 +192,19 @@ class PolicyDriver:
             if waiting is not None:
                 much, gradient_s = float(waiting[run]), givens.gradient_s
                 work, told = waiting_told(self._policy.name, work, much, gradient_s)
+            machines = {
+                Offer(pool.name): MachineCount(int(ready[index, run]), int(coming[index, run]))
+                for index, pool in enumerate(pools[row])
+            }
             situation = Situation(
-                now_s, work, pools[row], givens.gradient_s, up[row], stands_in_s[row], told
+                now_s,
+                work,
+                pools[row],
+                givens.gradient_s,
+                up[row],
+                stands_in_s[row],
+                told,
+                machines,
             )
             self._ask(run, situation)
 
@@ -201,6 +218,8 @@ class PolicyDriver:
             return everybody
         if policy.watches_outages:
             moved = np.any(self._fleet.own_up ^ self._known_up, axis=1)
+            for known, now in zip(self._machines, self._fleet.machines(), strict=True):
+                moved |= self._fleet.counted & np.any(known != now, axis=0)
             return np.logical_or(price_changed, moved)
         return price_changed
 
@@ -210,10 +229,8 @@ class PolicyDriver:
             return
         self.last[run] = decision
         self._fleet.order(run, decision)
-        spot = int(np.count_nonzero(decision.places > ON_DEMAND))
-        on_demand = int(np.count_nonzero(decision.places == ON_DEMAND))
-        on_demand += int(np.count_nonzero(decision.stand_ins))
-        self.history[run].append(Change(situation.now_s, decision.reason, spot, on_demand))
+        change = Change(situation.now_s, decision.reason, decision.spot, decision.on_demand)
+        self.history[run].append(change)
 
     def _rates_per_s(self, runs: Indexes) -> Array:
         """(n, N) as estimated, or as they are."""

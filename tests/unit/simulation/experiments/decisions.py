@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.policies.policy import Decision, Situation
+from common.policies.policy import Decision, Situation, by_slot
+from common.ports.machines import Offer
 from common.theory.provisioning import Plan
 from common.theory.work import Pool, Work
 
@@ -27,7 +28,7 @@ def decide(
     count = len(places)
     if situation is None:
         work = Work(np.ones(count), 1, 1, 1.0, 1.0)
-        pools = (Pool("on-demand", 1.0),)
+        pools = tuple(Pool(name, 1.0) for name in ("on-demand", "spot", "other", "fourth"))
         situation = Situation(
             0.0, work, pools, 1.0, np.ones(count, np.bool_), np.full(count, np.nan)
         )
@@ -44,7 +45,14 @@ def decide(
         reason=reason,
     )
     flags = np.array(stand_ins or [False] * count)
-    return Decision(np.array(places, np.int8), flags, plan, reason, situation)
+    return by_slot(np.array(places, np.int8), flags, plan, reason, situation)
+
+
+def count(situation: Situation | None = None, **machines: int) -> Decision:
+    """Make a decision that counts machines by pool."""
+    decided = decide([ON_DEMAND], situation=situation)
+    offers = {Offer(pool.replace("_", "-")): number for pool, number in machines.items()}
+    return Decision(offers, decided.plan, decided.reason, decided.basis)
 
 
 @dataclass

@@ -13,7 +13,14 @@ from common.simulation.experiments.fleet import Fleet
 from common.theory.billing import Billing, Preempted
 from common.theory.errors import ParameterError
 from common.theory.work import Pool
-from tests.unit.simulation.experiments.decisions import NOWHERE, ON_DEMAND, OTHER, SPOT, decide
+from tests.unit.simulation.experiments.decisions import (
+    NOWHERE,
+    ON_DEMAND,
+    OTHER,
+    SPOT,
+    count,
+    decide,
+)
 
 STEP_S = 2.0
 HOUR_S = 3600.0
@@ -336,3 +343,109 @@ def test_every_machine_is_billed_as_its_pool_bills_it(
             assert fleet.usd[index, run] == pytest.approx(sum(one.usd for one in mine))
             assert fleet.machine_s[index, run] == pytest.approx(sum(one.used_s for one in mine))
         assert fleet.preemptions[:, run].sum() == book.preemptions
+
+
+# --- machines that are counted -------------------------------------------------------------------
+
+
+def counting(
+    spot: Pool, workers: int = 2, seats: int = 3, rates: list[float] | None = None
+) -> Fleet:
+    rates_per_s = None if rates is None else np.array([rates])
+    return Fleet((ON_DEMAND_POOL, spot), 1, workers, STEP_S, seats, rates_per_s)
+
+
+def step(fleet: Fleet, at: int, offer: str) -> str:
+    """Go through a step with one seat of spot machines for each mark, and draw the slots."""
+    offered = np.array([[mark == "#" for mark in offer]])
+    seen = fleet.step(at * STEP_S, (None, offered), [np.array([DEAR]), np.array([CHEAP])])
+    return "".join("#" if up else "." for up in seen[0])
+
+
+def test_the_stream_of_a_lost_machine_passes_to_a_spare_in_the_same_step() -> None:
+    # A new machine would need 100 s:
+    #   seats     ###  #.#  #..
+    #   streams   ##   ##   #.
+    fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=100.0))
+    fleet.order(0, count(spot=3))
+    assert [step(fleet, at, offer) for at, offer in enumerate(("###", "#.#", "#.."))] == [
+        *("##", "##"),
+        "#.",
+    ]
+
+
+def test_a_lost_machine_is_asked_for_wherever_one_can_be_had_and_paid_while_it_starts_up() -> None:
+    # seats    ##.  .##  .##  .##    start-up 4 s, two wanted
+    # streams  ##   .#   .#   ##
+    fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=4.0))
+    fleet.order(0, count(spot=2))
+    drawn = [step(fleet, at, offer) for at, offer in enumerate(("##.", ".##", ".##", ".##"))]
+    assert drawn == ["##", ".#", ".#", "##"]
+    assert fleet.machine_s[SPOT, 0] == 4 * 2 * STEP_S
+    assert (fleet.launches[SPOT, 0], fleet.preemptions[SPOT, 0]) == (3, 1)
+    assert [found[:, 0].tolist() for found in fleet.machines()] == [[0, 2], [0, 0]]
+
+
+def test_of_too_many_machines_spot_stays_until_it_is_lost_and_on_demand_goes_at_once() -> None:
+    fleet = counting(SPOT_POOL, seats=4)
+    fleet.order(0, count(spot=3, on_demand=2))
+    step(fleet, 0, "####")
+    fleet.order(0, count(spot=1, on_demand=1))
+    step(fleet, 1, "####")
+    assert fleet.machines()[0][:, 0].tolist() == [1, 3]
+    step(fleet, 2, ".###")  # one is lost, and is not wanted again
+    assert fleet.machines()[0][:, 0].tolist() == [1, 2]
+    fleet.order(0, count(on_demand=2))  # the pool is given up
+    step(fleet, 3, "####")
+    assert fleet.machines()[0][:, 0].tolist() == [2, 0]
+    assert fleet.preemptions[SPOT, 0] == 1
+
+
+def test_who_waits_longest_is_served_first_and_of_two_the_one_with_more_records() -> None:
+    # seats    ##..  #...  ....  #...  ##..
+    # streams  .##   .#.   ...   #..   #.#    rates 1, 3, 2: the first waits from the beginning
+    fleet = counting(SPOT_POOL, workers=3, seats=4, rates=[1.0, 3.0, 2.0])
+    fleet.order(0, count(spot=4))
+    offers = ("##..", "#...", "....", "#...", "##..")
+    assert [step(fleet, at, offer) for at, offer in enumerate(offers)] == [
+        *(".##", ".#.", "...", "#..", "#.#"),
+    ]
+
+
+def test_the_fastest_machines_serve_and_their_speeds_are_the_slots() -> None:
+    fleet = counting(Pool("spot", CHEAP, 0.9, speed=2.0), workers=2, seats=1)
+    fleet.order(0, count(spot=1, on_demand=2))
+    step(fleet, 0, "#")
+    assert fleet.speeds[0].tolist() == [2.0, 1.0]
+
+
+def test_an_offer_of_an_unknown_pool_is_refused() -> None:
+    with pytest.raises(ParameterError, match="moon is none of on-demand, spot"):
+        counting(SPOT_POOL).order(0, count(moon=1))
+
+
+@given(
+    offers=st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=20),
+    wanted=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 5)) | st.none(), min_size=20, max_size=20
+    ),
+    start_up_s=st.sampled_from([0.0, 3.0]),
+)
+def test_no_machine_serves_two_and_none_that_is_up_is_idle_while_a_stream_waits(
+    offers: list[list[bool]], wanted: list[tuple[int, int] | None], start_up_s: float
+) -> None:
+    fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=start_up_s), workers=3, seats=5)
+    usd, spot = 0.0, 0
+    for at, (offer, asked) in enumerate(zip(offers, wanted, strict=False)):
+        if asked is not None:
+            spot, on_demand = asked
+            fleet.order(0, count(spot=spot, on_demand=on_demand))
+        before = fleet.machines()[0][SPOT, 0] + fleet.machines()[1][SPOT, 0]
+        step(fleet, at, "".join(".#"[each] for each in offer))
+        up, coming = (found[:, 0] for found in fleet.machines())
+        serving = fleet.server[0][fleet.active[0]]
+        assert len(set(serving.tolist())) == len(serving) == min(int(up.sum()), 3)
+        assert up[SPOT] + coming[SPOT] <= max(spot, before)
+        assert up[SPOT] + coming[SPOT] >= min(spot, sum(offer))
+        usd += STEP_S / HOUR_S * float((up + coming) @ [DEAR, CHEAP])
+    assert fleet.cost_usd[0] == pytest.approx(usd)

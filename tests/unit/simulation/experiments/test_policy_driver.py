@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from common.ports.machines import Offer
 from common.simulation.experiments.fleet import Fleet
 from common.simulation.experiments.policy_driver import Givens, PolicyDriver, Priors
 from common.simulation.experiments.results import Change
@@ -21,6 +22,7 @@ from tests.unit.simulation.experiments.decisions import (
     SPOT,
     Scripted,
     always,
+    count,
     decide,
 )
 
@@ -118,6 +120,19 @@ def test_a_machine_that_could_not_be_had_at_first_is_noticed() -> None:
     for _ in range(3):
         table.go_on([[True, False]])
     assert table.times_s == [0.0, 2.0]
+
+
+def test_who_counts_machines_is_told_how_many_are_ready_and_asked_when_that_changes() -> None:
+    # offered   ##    ##   #.   #.   ##
+    # told      0     2         1    (one is lost, and cannot be had until the last step)
+    decided = count(spot=2)
+    table = Table(Scripted(lambda _, last: last or decided, watches_outages=True))
+    for offered in ([True, True], [True, True], [True, False], [True, False], [True, True]):
+        table.go_on([offered])
+    assert table.times_s == [0.0, 2.0, 6.0]
+    told = [asked.machines[Offer("spot")] for asked in table.policy.asked]
+    assert told == [(0, 0), (2, 0), (1, 0)]
+    assert table.driver.history[0] == [Change(0.0, decided.reason, 2, 0)]
 
 
 def test_what_is_left_is_handed_in_and_never_below_nothing() -> None:
