@@ -3,6 +3,7 @@
     python -m load.paper                     # everything, into docs/explain/paper: some minutes
     python -m load.paper --quick             # twelve runs of fewer settings, into out/paper
     python -m load.paper --only traces       # one part again; the others stay as they are
+    python -m load.paper --only markets --json out/markets.json --prices my-prices
 
 No server and no cloud: the update process of the paper in virtual time, under the policies of
 common/theory. Exit status: 0 all is well; 1 something that must be reached is not; 2 bad input.
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
 
 from common.errors import UserError
-from load.paper import accuracy, equations, figures, policies, recorded, updates_law
-from load.paper.document import write
+from load.paper import accuracy, equations, figures, markets, policies, recorded, updates_law
+from load.paper.document import write, write_json
 from load.paper.runner import FEW, Asked, Runner
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ PARTS: Mapping[str, Callable[[Runner], Section]] = {
     "figures": figures.run,
     "policies": policies.run,
     "traces": recorded.run,
+    "markets": markets.run,
     "theorem1": updates_law.run,
     "equations": equations.run,
     "accuracy": accuracy.run,
@@ -64,6 +66,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--only", choices=PARTS, nargs="+", default=list(PARTS), help="default: all parts"
     )
     parser.add_argument("--data", type=Path, help="traces and images; default: ../shared/data")
+    parser.add_argument("--prices", type=Path, help="folder of spot prices, for markets")
+    parser.add_argument("--availability", type=Path, help="folder of zones, for markets")
+    parser.add_argument("--json", type=Path, help="where to write the rows of markets, too")
     parser.add_argument("--out", type=Path, help="default: docs/explain/paper; quick: out/paper")
     parser.add_argument("--processes", type=int, default=_PROCESSES, help="default: %(default)d")
     return parser.parse_args(words)
@@ -73,9 +78,11 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the parts that are asked for, write their sections, judge."""
     given = parse(words)
     data: Path = given.data or _DATA
-    if given.data and not data.is_dir():
-        print(f"--data: folder not found: {data}", file=sys.stderr)
-        return 2
+    for name in ("data", "prices", "availability"):
+        folder: Path | None = getattr(given, name)
+        if folder and not folder.is_dir():
+            print(f"--{name}: folder not found: {folder}", file=sys.stderr)
+            return 2
     runs = given.runs or (FEW if given.quick else _RUNS)
     if runs < FEW or given.processes < 1:
         print(f"--runs is at least {FEW}, --processes at least 1", file=sys.stderr)
@@ -83,7 +90,9 @@ def main(words: Sequence[str] | None = None) -> int:
     out: Path = given.out or (_QUICK_OUT if given.quick else _OUT)
     with tempfile.TemporaryDirectory(prefix="doll-paper-") as scratch:
         there = data.resolve() if data.is_dir() else None
-        asked = Asked(runs, given.seed, given.quick, there, Path(scratch))
+        asked = Asked(
+            runs, given.seed, given.quick, there, Path(scratch), given.prices, given.availability
+        )
         try:
             with Runner(asked, given.processes, show=True) as runner:
                 found = {name: PARTS[name](runner) for name in given.only}
@@ -93,6 +102,10 @@ def main(words: Sequence[str] | None = None) -> int:
     command = "python -m load.paper" + " --quick" * given.quick
     command += f" --runs {given.runs}" if given.runs else ""
     write(out, found, list(PARTS), _HEAD.format(command=command, seed=given.seed))
+    if "markets" in found:
+        print(found["markets"].text)
+        if given.json:
+            write_json(given.json, found["markets"].data)
     print(f"written to {out}")
     missed = [f"{name}: {each}" for name, section in found.items() for each in section.missed]
     for each in missed:

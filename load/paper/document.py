@@ -97,6 +97,12 @@ def write(folder: Path, parts: Mapping[str, Section], order: Sequence[str], head
     results.write_text(_as_json(kept))
 
 
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write what one part has found into a file of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
 def _as_json(parts: Mapping[str, Mapping[str, Any]]) -> str:
     """Write a line for each experiment, with as many digits as mean something."""
     between = ",\n"

@@ -38,6 +38,8 @@ class Asked:
     quick: bool
     data: Path | None  # recorded traces and images; None: there are none
     scratch: Path  # for files that simulations read
+    prices: Path | None = None  # of markets; None: those of the data
+    availability: Path | None = None  # of zones; None: those of the data
 
 
 class Outcome(NamedTuple):

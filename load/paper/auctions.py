@@ -1,0 +1,228 @@
+"""The recorded auctions of 2015 and 2016: BidBrain beside what Spot Fleet did (Proteus, 6.3).
+
+A table whose header begins with `step` is a market of one type; price records of the old market,
+which ended in November 2017, are one market per type and zone. The first part of the prices gives
+the odds of eviction, jobs begin in the rest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from common.errors import UserError
+from common.policies.bidbrain import BidBrain, eviction_odds
+from common.simulation.experiments.auction import (
+    Auctions,
+    Job,
+    Standard,
+    clairvoyant_usd,
+    run_auction,
+)
+from common.theory.billing import HOUR_S
+from common.traces.files import read_trace
+from load.paper.series import rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from common.traces.trace import Floats
+
+Kind: TypeAlias = Literal["tables", "records"]  # files whose header begins with `step`, or records
+
+# USD per hour in us-east-1, and virtual cores; the recorded lists have not all of them.
+ON_DEMAND_USD = {
+    "c3.xlarge": 0.21,
+    "d2.8xlarge": 5.52,
+    "g2.2xlarge": 0.65,
+    "m3.medium": 0.067,
+    "m4.xlarge": 0.239,
+    "r3.large": 0.166,
+}
+CORES = {"medium": 1, "large": 2, "xlarge": 4, "2xlarge": 8, "4xlarge": 16, "8xlarge": 32}
+UNUSUAL_CORES = {"d2.8xlarge": 36}
+GRID_S = 300.0  # of the tables
+RECORDS_S = 120.0  # how often BidBrain looks: the grid of price records
+OLD_MARKET_ENDS = datetime(2017, 11, 1, tzinfo=UTC)
+
+
+WANTED_CORES, MOST_CORES = 512.0, 756.0
+RELIABLE = 3  # machines of the cheapest type
+CHECKPOINT_SHARE = 0.17  # of the time, section 6.3
+START_S = 87.0  # the median of 45 recorded start-ups of spot machines
+LONGEST = 3.0  # a job may take so many times its hours before the prices end
+
+
+class Row(NamedTuple):
+    """One recording, and what must be reached on it by hours of a job."""
+
+    name: str
+    kind: Kind
+    learns: float  # from this share of the prices
+    most: dict[int, float]  # cost share
+    of_elastic: dict[int, float]  # cost beside `standard + elastic`
+    paid: float | None = None  # share of machine time that is not free
+    time: float | None = None  # share of the hours
+
+
+ROWS = (
+    Row("G", "tables", 1 / 3, {2: 0.16, 20: 0.15}, {2: 0.78, 20: 0.72}, paid=0.80, time=0.85),
+    Row("H", "records", 1 / 2, {2: 0.18, 20: 0.17}, {}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Jobs of one length on one recording; picklable."""
+
+    folder: Path
+    row: str
+    hours: int
+    runs: int
+    seed: int
+
+
+class Found(NamedTuple):
+    """Means over jobs; costs are shares of on-demand machines of the cheapest type."""
+
+    bidbrain: float
+    elastic: float
+    checkpoints: float
+    clairvoyant: float
+    time: float  # of BidBrain, share of the job's hours
+    free: float  # of BidBrain's machine time
+
+
+def measured(work: Work) -> Found:
+    """Run the same jobs under the three strategies.
+
+    Raises:
+        UserError: If the prices cannot be used.
+    """
+    (row,) = (one for one in ROWS if one.name == work.row)
+    auctions = read_auctions(work.folder, row.kind)
+    cut = int(row.learns * auctions.prices.shape[1])
+    learnt = eviction_odds(auctions.prices[:, :cut], auctions.step_s)
+    auctions = auctions.between(cut, auctions.prices.shape[1])
+    reliable_usd = RELIABLE * float(
+        auctions.on_demand_usd[np.argmin(auctions.on_demand_usd / auctions.work_per_s)]
+    )
+    job = Job(WANTED_CORES * work.hours * HOUR_S, reliable_usd, start_s=START_S)
+    alone = replace(job, reliable_usd_per_hour=0.0, checkpoint_share=CHECKPOINT_SHARE)
+    brain = BidBrain(
+        learnt, auctions.work_per_s, MOST_CORES, reliable_usd, job.eviction_s, change_s=job.start_s
+    )
+    standard = Standard(auctions.on_demand_usd, auctions.work_per_s, WANTED_CORES)
+    room = auctions.prices.shape[1] - int(LONGEST * work.hours * HOUR_S / auctions.step_s)
+    if room < 1:
+        raise UserError(f"{work.folder}: prices are too few for jobs of {work.hours} h")
+    starts = np.random.default_rng(work.seed).integers(0, room, work.runs).tolist()
+    ours, elastic, checkpoints = (
+        [run_auction(auctions, each, strategy, start) for start in starts]
+        for each, strategy in ((job, brain), (job, standard), (alone, standard))
+    )
+    alone_usd = WANTED_CORES * work.hours * auctions.yardstick
+    best_s = job.work / MOST_CORES
+    steps = round(best_s / auctions.step_s)
+    least_usd = reliable_usd * best_s / HOUR_S + MOST_CORES * fmean(
+        clairvoyant_usd(
+            auctions.from_step(start, steps) / auctions.work_per_s[:, None], auctions.step_s
+        )
+        for start in starts
+    )
+    free, paid = sum(bill.free for bill in ours), sum(bill.paid for bill in ours)
+    return Found(
+        bidbrain=fmean(bill.usd for bill in ours) / alone_usd,
+        elastic=fmean(bill.usd for bill in elastic) / alone_usd,
+        checkpoints=fmean(bill.usd for bill in checkpoints) / alone_usd,
+        clairvoyant=least_usd / alone_usd,
+        time=fmean(bill.runtime_s for bill in ours) / (work.hours * HOUR_S),
+        free=free / (free + paid),
+    )
+
+
+def read_auctions(folder: Path, kind: Kind) -> Auctions:
+    """Read all prices of one kind in a folder.
+
+    Args:
+        folder: With price files, and perhaps `on-demand*.csv` with more on-demand prices.
+        kind: Which.
+
+    Raises:
+        UserError: If there are none, or a type's on-demand price or size is not known.
+    """
+    names, prices, step_s = _tables(folder) if kind == "tables" else _records(folder)
+    if not names:
+        wanted = {
+            "tables": "tables of prices (`step,ZONE,...`)",
+            "records": "prices before 2017-11",
+        }
+        raise UserError(f"{folder}: holds no {wanted[kind]}")
+    listed = {
+        row["instance_type"]: float(row["on_demand_usd_per_hour"])
+        for path in sorted(folder.glob("on-demand*.csv*"))
+        for row in rows(path)
+    } | ON_DEMAND_USD
+    types = [name.partition(" ")[0] for name in names]
+    for one in types:
+        if one not in listed:
+            problem = "is not known; add a row to on-demand.csv there, with the header"
+            header = "`instance_type,on_demand_usd_per_hour`"
+            raise UserError(f"{folder}: the on-demand price of {one} {problem} {header}")
+    return Auctions(
+        tuple(names),
+        np.array(prices),
+        step_s,
+        on_demand_usd=np.array([listed[one] for one in types]),
+        work_per_s=np.array([_cores(one, folder) for one in types], float),
+    )
+
+
+def _cores(name: str, folder: Path) -> int:
+    size = name.rpartition(".")[2]
+    if name not in UNUSUAL_CORES and size not in CORES:
+        raise UserError(f"{folder}: {name}: how many cores it has is not known")
+    return UNUSUAL_CORES.get(name, CORES.get(size, 0))
+
+
+def _tables(folder: Path) -> tuple[list[str], list[Floats], float]:
+    """Read tables, one type each; all end where the shortest series does."""
+    found: dict[str, Floats] = {}
+    for path in sorted(folder.glob("*.csv*")):
+        table = rows(path)
+        if table and next(iter(table[0])) == "step":
+            kind = path.name.partition(".csv")[0].rpartition("-")[2]
+            for zone in list(table[0])[1:]:
+                trace = read_trace(path, column=zone)
+                found[f"{kind} {zone}"] = trace.values
+    shortest = min((len(series) for series in found.values()), default=0)
+    return list(found), [series[:shortest] for series in found.values()], GRID_S
+
+
+def _records(folder: Path) -> tuple[list[str], list[Floats], float]:
+    """Read price records of the old market; from when all series have begun to when one ends."""
+    series = defaultdict[str, list[tuple[float, float]]](list)
+    for path in sorted(folder.glob("*.csv*")):
+        for row in rows(path):
+            if not {"timestamp", "availability_zone", "price_usd_per_hour"} <= row.keys():
+                break
+            at = datetime.fromisoformat(row["timestamp"])
+            if at > OLD_MARKET_ENDS:
+                break
+            name = f"{row['instance_type']} {row['availability_zone']}"
+            series[name].append((at.timestamp(), float(row["price_usd_per_hour"])))
+    if not series:
+        return [], [], RECORDS_S
+    first = max(records[0][0] for records in series.values())
+    last = max(records[-1][0] for records in series.values())
+    grid = np.arange(first, last, RECORDS_S)
+    prices = []
+    for records in series.values():
+        times, values = np.array(sorted(records)).T
+        prices.append(values[np.searchsorted(times, grid, side="right") - 1])
+    return list(series), prices, RECORDS_S

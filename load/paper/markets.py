@@ -1,0 +1,114 @@
+"""What several pools, machines that move and bids save: rows A to J, beside who knows the future.
+
+Every row says what is at most allowed; the part falls short where one is above it. With other
+folders of prices and availability the same rows are computed for those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from common.theory.billing import BY_NAME, HOUR_S
+from load.paper import auctions
+from load.paper.document import NONE, Section, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from load.paper.runner import Runner
+
+CENT = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One figure of a row, and what it may be at most."""
+
+    case: str
+    value: float
+    bar: float
+    met: int | None = None  # deadlines
+    of: int | None = None
+    clairvoyant: float | None = None  # the same for who knows the future
+    lag_s: float | None = None  # the worst of all streams
+
+
+def run(runner: Runner) -> Section:
+    """Compute all rows and write what came of them."""
+    section = Section("Markets: what more pools and bids save")
+    rows: dict[str, list[Case]] = {}
+    for name, case in (*_auctions(runner), *_bill()):
+        rows.setdefault(name, []).append(case)
+    section.table(
+        " | value | at most | clairvoyant | deadlines met | worst lag",
+        [_line(name, case) for name, cases in rows.items() for case in cases],
+    )
+    for name, cases in () if runner.asked.quick else rows.items():  # a dozen runs prove nothing
+        for case in cases:
+            what = f"{name}: {case.case}: {case.value:.4g} instead of {case.bar:g}"
+            section.judge(case.value <= case.bar, what)
+    section.data = {name: [asdict(case) for case in cases] for name, cases in rows.items()}
+    return section
+
+
+def _line(name: str, case: Case) -> str:
+    met = NONE if case.met is None else f"{case.met} of {case.of}"
+    lag = NONE if case.lag_s is None else f"{case.lag_s:,.0f} s"
+    value, bar = (f"{one:g}" if name in "IJ" else percent(one) for one in (case.value, case.bar))
+    return f"{name}: {case.case} | {value} | {bar} | {percent(case.clairvoyant)} | {met} | {lag}"
+
+
+def _auctions(runner: Runner) -> Iterator[tuple[str, Case]]:
+    """Rows G and H: BidBrain on the prices of 2016 and 2015."""
+    asked = runner.asked
+    folder = asked.prices or (asked.data and asked.data / "spot-prices")
+    if folder is None:
+        return  # nothing is recorded
+    works = {
+        f"{row.name}, {hours} h": auctions.Work(folder, row.name, hours, asked.runs, asked.seed)
+        for row in auctions.ROWS
+        for hours in row.most
+    }
+    found = runner.map("auctions", auctions.measured, works)
+    for row in auctions.ROWS:
+        for hours, most in row.most.items():
+            one = found[f"{row.name}, {hours} h"]
+            job = f"bidbrain, {hours} h"
+            yield row.name, Case(f"{job}: cost", one.bidbrain, most, clairvoyant=one.clairvoyant)
+            if (bar := row.of_elastic.get(hours)) is not None:
+                beside = one.bidbrain / one.elastic
+                yield row.name, Case(f"{job}: of standard + elastic", beside, bar)
+            if row.paid is not None:
+                yield row.name, Case(f"{job}: machine time not free", 1 - one.free, row.paid)
+            if row.time is not None:
+                yield row.name, Case(f"{job}: time", one.time, row.time)
+
+
+# How a pool bills, how long a machine ran, whether it was preempted, its price, what is paid.
+BILLS = (
+    ("ec2", 900.0, True, 0.158, 0.0),
+    ("ec2", 2 * HOUR_S, True, 0.158, 0.316),
+    ("ec2", 900.0, False, 0.158, 0.0395),
+    ("ec2", 20.0, False, 0.9, 0.015),
+    ("ec2-2017", 5000.0, True, 0.2, 0.2),
+    ("ec2-2017", 5000.0, False, 0.2, 0.4),
+    ("ec2-2017", 3000.0, True, 0.2, 0.0),
+    ("gce", 50.0, True, 3.6, 0.0),
+    ("gce", 90.0, True, 3.6, 0.09),
+)
+# EC2: at which mean life of machines that are preempted which share of their time is paid.
+PAID_SHARES = ((900.0, 0.09), (1.8 * HOUR_S, 0.89), (9 * HOUR_S, 0.994))
+
+
+def _bill() -> Iterator[tuple[str, Case]]:
+    """Row I: what a machine is paid for, beside what the provider's rules say."""
+    wrong = 0
+    for name, ran_s, preempted, usd_per_hour, usd in BILLS:
+        paid_s = float(BY_NAME[name].paid_s(ran_s, preempted=preempted))
+        wrong += abs(paid_s * usd_per_hour / HOUR_S - usd) >= CENT / 100
+    yield "I", Case("bills of one machine that are not to the cent", wrong, 0)
+    wrong = sum(
+        abs(BY_NAME["ec2"].paid_share(mean_s) - share) >= CENT / 2 for mean_s, share in PAID_SHARES
+    )
+    yield "I", Case("shares of interrupted time that EC2 would not charge", wrong, 0)

@@ -1,0 +1,90 @@
+"""The rows of the markets on small recordings: what is read, what is judged, what is written."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.errors import UserError
+from load.paper.__main__ import main
+from load.paper.auctions import read_auctions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORD = "timestamp,availability_zone,instance_type,product,price_usd_per_hour\n"
+BEGIN = datetime(2015, 3, 1, tzinfo=UTC)
+
+
+@pytest.fixture(name="prices")
+def small_recordings(tmp_path: Path) -> Path:
+    """A table and price records of two weeks, in which prices jump every 70 and 50 minutes."""
+    folder = tmp_path / "prices"
+    folder.mkdir()
+    steps = range(14 * 288)
+    cells = (f"{step},{0.9 if step % 14 == 0 else 0.03},{0.04}" for step in steps)
+    table = "\n".join(["step,us-east-1a,us-east-1b", *cells])
+    (folder / "us-east-1-5min-m4.xlarge.csv").write_text(table + "\n")
+    lines = [
+        f"{(BEGIN + timedelta(minutes=5 * step)).isoformat()},us-east-1a,c3.xlarge,Linux/UNIX,"
+        f"{0.9 if step % 10 == 0 else 0.03}\n"
+        for step in steps
+    ]
+    (folder / "2015.csv").write_text(RECORD + "".join(lines))
+    (folder / "2020.csv").write_text(RECORD + "2020-03-01T00:00:00Z,us-east-1a,x9.odd,Linux,1\n")
+    return folder
+
+
+def test_tables_and_records_of_the_old_market_are_read_on_a_grid(prices: Path) -> None:
+    tables, records = read_auctions(prices, "tables"), read_auctions(prices, "records")
+    assert tables.names == ("m4.xlarge us-east-1a", "m4.xlarge us-east-1b")
+    assert tables.yardstick == pytest.approx(0.239 / 4)
+    assert tables.prices[:, :2].tolist() == [[0.9, 0.03], [0.04, 0.04]]
+    assert records.names == ("c3.xlarge us-east-1a",)
+    assert records.prices[0, :4].tolist() == [0.9, 0.9, 0.9, 0.03]  # 0, 120, 240, 360 s
+
+
+def test_a_type_that_is_not_known_is_named_with_what_to_do(prices: Path) -> None:
+    for name in ("us-east-1-5min-m4.xlarge.csv", "us-east-1-5min-z1.xlarge.csv"):
+        text = (prices / "us-east-1-5min-m4.xlarge.csv").read_text()
+        (prices / name).write_text(text)
+    with pytest.raises(UserError, match="price of z1"):
+        read_auctions(prices, "tables")
+    (prices / "on-demand.csv").write_text(
+        "region,instance_type,on_demand_usd_per_hour\nus-east-1,z1.xlarge,0.2\n"
+    )
+    assert read_auctions(prices, "tables").yardstick == pytest.approx(0.05)
+
+
+def test_the_command_writes_rows_and_says_what_falls_short(
+    prices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["--only", "markets", "--runs", "12", "--processes", "1", "--out", str(out)]
+    assert main([*words, "--prices", str(prices), "--json", str(tmp_path / "rows.json")]) in (0, 1)
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert rows["I"] == [
+        case | {"value": 0, "bar": 0, "clairvoyant": None, "lag_s": None} for case in rows["I"]
+    ]
+    short = [
+        f"FALLS SHORT: markets: {name}: {case['case']}"
+        for name, cases in rows.items()
+        for case in cases
+        if case["value"] > case["bar"]
+    ]
+    said = capsys.readouterr().out
+    assert all(line in said for line in short)
+    assert said.count("FALLS SHORT") == len(short)
+    assert json.loads((out / "results.json").read_text())["markets"].keys() == rows.keys()
+    assert {case["case"] for case in rows["G"]} > {"bidbrain, 2 h: cost", "bidbrain, 20 h: cost"}
+
+
+@pytest.mark.parametrize("option", ["--prices", "--availability"])
+def test_a_folder_that_is_not_there_is_named(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--only", "markets", option, "nowhere"]) == 2
+    assert f"{option}: folder not found: nowhere" in capsys.readouterr().err

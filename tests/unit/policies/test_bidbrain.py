@@ -1,0 +1,114 @@
+"""BidBrain: odds counted in prices, the paper's equations by hand, and what follows from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from common.policies.bidbrain import (
+    Allocation,
+    BidBrain,
+    Terms,
+    eviction_odds,
+    expected_cost_usd,
+    overhead_s,
+)
+from common.theory.errors import ParameterError
+
+STEP_S = 900.0  # four an hour
+
+
+def calm(*usd: float, steps: int = 40) -> np.ndarray:
+    return np.repeat(np.array(usd)[:, None], steps, axis=1)
+
+
+def brain(prices: np.ndarray, reliable_usd: float = 0.0, **more: float) -> BidBrain:
+    cores = np.full(len(prices), 4.0)
+    return BidBrain(eviction_odds(prices, STEP_S), cores, 40.0, reliable_usd, **more)
+
+
+def test_odds_are_those_of_past_prices_by_delta_and_time_left() -> None:
+    # 1 1 1 3 | 1 1 1 3 | ...: of four bids at .5 above the price, three are evicted within the hour
+    prices = np.tile([1.0, 1.0, 1.0, 3.0], 10)[None]
+    odds = eviction_odds(prices, STEP_S, np.array([0.5, 2.0]))
+    probability, median_s = odds.within([0, 0, 0], [0.5, 0.5, 2.0], [3600.0, 1800.0, 3600.0])
+    assert probability == pytest.approx([0.75, 0.25, 0.0])
+    assert median_s[:2] == pytest.approx([1800.0, 900.0])  # after 900, 1,800 or 2,700 s
+    assert odds.within(0, 1.9, 3600.0)[0] == pytest.approx(0.75)  # as of the next lower bid
+    assert odds.within(0, -1.0, 3600.0)[0] == pytest.approx(0.75)
+
+
+def test_who_outlasts_the_hour_has_paid_it() -> None:
+    prices = np.tile([1.0, 1.0, 1.0, 1.0, 3.0], 10)[None]
+    probability, _ = eviction_odds(prices, STEP_S, np.array([0.5])).within(0, 0.5, 3600.0)
+    assert probability == pytest.approx(0.6, abs=0.02)  # at the fourth step it is too late
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_odds_of_an_hour_need_more_than_an_hour(steps: int) -> None:
+    with pytest.raises(ParameterError, match="odds of an hour need 5"):
+        eviction_odds(calm(1.0, steps=steps), STEP_S)
+
+
+def test_equations_1_and_2_by_hand() -> None:
+    terms = Terms(np.array([8.0]), np.array([4.0]), np.array([0.25]), np.array([3000.0]))
+    assert expected_cost_usd(terms) == pytest.approx(6.0)
+    assert overhead_s(np.array(0.75 * 0.5), 40.0, 7.0) == pytest.approx(0.625 * 40 + 7)
+
+
+def test_the_cheapest_market_is_acquired_up_to_what_the_job_can_use() -> None:
+    prices = calm(0.3, 0.2)
+    found = brain(prices).acquire([], 0.0, prices[:, 0])
+    assert found is not None
+    assert (found.market, found.machines, found.price_usd) == (1, 10, 0.2)
+    assert found.bid_usd > 0.2
+    assert found.ends_s == 3600.0
+    assert brain(prices).acquire([found], 0.0, prices[:, 0]) is None  # there is no room
+
+
+def test_what_makes_work_dearer_is_acquired_only_to_share_reliable_machines() -> None:
+    prices = calm(0.1, 0.5)
+    there = Allocation(0, 5, 0.2, 0.1, 3600.0)
+    now = np.array([9.0, 0.5])  # the first market's price has risen
+    assert brain(prices).acquire([there], 0.0, now) is None
+    shared = brain(prices, 30.0).acquire([there], 0.0, now)
+    assert shared is not None
+    assert shared.market == 1
+
+
+def test_a_bid_that_is_often_evicted_is_made_where_evictions_cost_little() -> None:
+    # The price jumps once an hour: a low bid is free most of the time, a high one never.
+    prices = np.tile([0.2, 0.2, 0.2, 0.25], 20)[None]
+    eager, careful = (
+        brain(prices, eviction_s=lost_s).acquire([], 0.0, np.array([0.2]))
+        for lost_s in (10.0, 3400.0)
+    )
+    assert eager is not None
+    assert careful is not None
+    assert eager.bid_usd < 0.25 <= careful.bid_usd
+
+
+def test_an_hour_is_renewed_unless_another_market_has_become_cheaper() -> None:
+    prices = calm(0.2, 0.3)
+    ending = Allocation(0, 10, 0.6, 0.2, 3600.0)
+    assert brain(prices).renews([], ending, 3600.0, np.array([0.2, 0.3]))
+    assert not brain(prices).renews([], ending, 3600.0, np.array([0.5, 0.3]))
+    assert brain(prices, change_s=1700.0).renews([], ending, 3600.0, np.array([0.5, 0.3]))
+
+
+def test_a_renewal_has_the_odds_of_its_bid_above_the_price_of_now() -> None:
+    # Bid .3 above an old price; now the price lies just below the bid and jumps past it soon.
+    prices = np.tile([0.2, 0.2, 0.2, 0.25], 20)[None]
+    slow = brain(prices, eviction_s=3400.0)
+    above = Allocation(0, 10, 0.5, 0.2, 3600.0)
+    below = Allocation(0, 10, 0.21, 0.2, 3600.0)
+    assert slow.renews([], above, 3600.0, np.array([0.2]))
+    assert not slow.renews([], below, 3600.0, np.array([0.2]))
+
+
+@pytest.mark.parametrize("field", ["most_per_s", "horizon_s", "eviction_s", "change_s"])
+def test_a_number_out_of_range_is_named(field: str) -> None:
+    prices = calm(0.2)
+    numbers = {"most_per_s": 4.0} | {field: -1.0}
+    with pytest.raises(ParameterError, match=field):
+        BidBrain(eviction_odds(prices, STEP_S), np.array([4.0]), **numbers)

@@ -1,0 +1,102 @@
+"""Jobs on the old spot market: what they cost, by hand and beside the rules of its bill."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common.policies.bidbrain import BidBrain, eviction_odds
+from common.simulation.experiments.auction import (
+    Auctions,
+    Job,
+    Standard,
+    clairvoyant_usd,
+    run_auction,
+)
+from common.theory.billing import BY_NAME
+from common.theory.errors import ParameterError
+
+if TYPE_CHECKING:
+    from common.simulation.experiments.auction import Bill
+
+STEP_S = 600.0
+
+
+def auctions(*prices: list[float], on_demand: float = 1.0) -> Auctions:
+    count = len(prices)
+    names = tuple(f"m{index}" for index in range(count))
+    return Auctions(names, np.array(prices), STEP_S, np.full(count, on_demand), np.full(count, 2.0))
+
+
+def standard(market: Auctions, machines: int = 1) -> Standard:
+    return Standard(market.on_demand_usd, market.work_per_s, 2.0 * machines)
+
+
+def done(market: Auctions, hours: float, first: int = 0, **more: float) -> Bill:
+    return run_auction(market, Job(hours * 7200.0, **more), standard(market), first)
+
+
+def test_hours_cost_what_they_cost_at_their_beginning_and_the_last_is_shared() -> None:
+    bill = done(auctions([0.4, *[0.5] * 5, 0.6, *[0.7] * 20]), 1.5)
+    assert bill.usd == pytest.approx(0.4 + 0.6 / 2)
+    assert (bill.runtime_s, bill.free, bill.evictions) == (5400.0, 0.0, 0)
+    assert bill.paid == pytest.approx(5400.0 * 2)
+
+
+@pytest.mark.parametrize("ran_steps", [3, 6, 8])
+def test_what_is_evicted_is_paid_as_the_bill_of_the_old_market_says(ran_steps: int) -> None:
+    # u u u u X . . . u u ...: then another machine, which ends the job.
+    prices = [0.5] * ran_steps + [2.0] + [0.5] * 200
+    bill = done(auctions(prices), 10.0, eviction_s=0.0)
+    first_usd = 0.5 * BY_NAME["ec2-2017"].paid_s(ran_steps * STEP_S, preempted=True) / 3600
+    rest_s = 36_000.0 - ran_steps * STEP_S
+    assert bill.usd == pytest.approx(first_usd + 0.5 * rest_s / 3600)
+    assert bill.runtime_s == 36_000.0 + STEP_S  # nothing runs while the price is above the bid
+    assert bill.free == pytest.approx(ran_steps % 6 * STEP_S * 2)
+    assert bill.evictions == 1
+
+
+def test_start_up_evictions_checkpoints_and_reliable_machines_cost_time_and_money() -> None:
+    calm = auctions([0.5] * 200)
+    assert done(calm, 1.0, start_s=90.0).runtime_s == pytest.approx(3690.0)
+    assert done(calm, 1.0, checkpoint_share=0.2).runtime_s == pytest.approx(4500.0)
+    assert done(calm, 1.0, reliable_usd_per_hour=3.0).usd == pytest.approx(3.5)
+    lost = done(auctions([0.5, 2.0] + [0.5] * 200), 1.0, eviction_s=90.0)
+    assert lost.runtime_s == pytest.approx(3600.0 + STEP_S)  # it stood still anyway
+
+
+def test_a_market_that_is_evicted_is_left_for_the_cheapest_of_then() -> None:
+    bill = done(auctions([0.3, 2.0] + [0.3] * 20, [0.5] * 22), 2.0, eviction_s=60.0)
+    assert bill.runtime_s == pytest.approx(7260.0)
+    assert bill.usd == pytest.approx(0.5 + (0.5 * 3060 / 3600))
+    assert bill.free == pytest.approx(STEP_S * 2)
+
+
+def test_bidbrain_costs_no_less_than_the_clairvoyant_and_no_more_than_the_standard() -> None:
+    rng = np.random.default_rng(1)
+    jumps = rng.random((3, 2000)) < 0.1
+    market = auctions(*np.where(jumps, 1.5, rng.uniform(0.2, 0.4, jumps.shape)).tolist())
+    brain = BidBrain(eviction_odds(market.prices[:, :1000], STEP_S), market.work_per_s, 2.0)
+    later, job = market.between(1000, 2000), Job(24 * 7200.0)
+    ours, theirs = (run_auction(later, job, who, 0) for who in (brain, standard(market)))
+    steps = round(24 * 3600 / STEP_S)
+    assert clairvoyant_usd(later.from_step(0, steps), STEP_S) <= ours.usd < theirs.usd
+    assert ours.free > theirs.free
+
+
+def test_the_clairvoyant_pays_an_hour_only_where_no_price_rises_in_it() -> None:
+    assert clairvoyant_usd(np.full((2, 12), 0.5), STEP_S) == pytest.approx(1.0)
+    assert clairvoyant_usd(np.full((1, 9), 0.5), STEP_S) == pytest.approx(0.75)
+    rises = np.array([[0.5, 0.5, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6]])
+    assert clairvoyant_usd(rises, STEP_S) == pytest.approx(0.6)  # half an hour for nothing
+
+
+def test_prices_at_which_nobody_works_are_refused_and_sizes_must_agree() -> None:
+    with pytest.raises(ParameterError, match="nobody does"):
+        done(auctions([2.0] * 20), 1.0)
+    with pytest.raises(ParameterError, match="multiple"):
+        Auctions(("m",), np.ones((1, 9)), 700.0, np.ones(1), np.ones(1))
+    with pytest.raises(ParameterError, match="1 markets"):
+        Auctions(("m",), np.ones((2, 9)), STEP_S, np.ones(1), np.ones(1))
