@@ -134,9 +134,13 @@ def from_head(data: bytes) -> Snapshot | None:
 
 def in_hand(saved: SnapshotFile) -> FoundSnapshot:
     """A hot snapshot as one that was found."""
-    return FoundSnapshot(
-        f"the hot snapshot {told(saved.name)}", saved.snapshot, lambda: saved.trainer
-    )
+
+    def trainer() -> bytes:
+        if not saved.trainer:
+            raise CorruptError("its weights are with the workers alone")
+        return saved.trainer
+
+    return FoundSnapshot(f"the hot snapshot {told(saved.name)}", saved.snapshot, trainer)
 
 
 def _format_of(snapshot: Snapshot) -> int:

@@ -4,6 +4,7 @@
     <job>/checkpoints/<epoch>-<version>/manifest.json  written last: size and checksum of each part
     <job>/checkpoints/latest                           a hint for tools, moved when all is there
     <job>/checkpoints/best                             likewise: the lowest loss
+    <job>/states/<epoch>-<version>.safetensors         what workers hold: the trainer's part alone
     <job>/origin/<sha256>.safetensors                  what it began with, if that was another's
 
 A checkpoint is named by the leader that wrote it and the version that it holds; later leaders rank
@@ -31,7 +32,7 @@ from common.core.messages import ModelId
 from common.errors import CorruptError, FutureFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from common.ports.servers import Blobs
 
@@ -73,6 +74,7 @@ class CheckpointStore:
         self._blobs = blobs
         self._root = f"{job}/checkpoints/"
         self._origin = f"{job}/origin/"
+        self._states = f"{job}/states/"
 
     def save(
         self,
@@ -181,6 +183,37 @@ class CheckpointStore:
         if found.sha256 != sha256:
             raise CorruptError(f"{name} has {found}, expected {sha256[:16]}")
         return data
+
+    def put_state(self, made: ModelId, data: bytes) -> None:
+        """Keep all that a worker holds: weights and optimizer state of a version.
+
+        Args:
+            made: The version, as its audit record names it.
+            data: As `Trainer.snapshot` writes it.
+        """
+        self._blobs.put(self._state(made), data)
+
+    def state(self, made: ModelId) -> bytes:
+        """Read what a worker held.
+
+        Raises:
+            CorruptError: If it is missing.
+        """
+        data = self._blobs.get(self._state(made))
+        if data is None:
+            raise CorruptError(f"{self._state(made)} is missing")
+        return data
+
+    def keep_states(self, kept: Collection[ModelId]) -> None:
+        """Delete those of versions below these."""
+        oldest = min((made.version for made in kept), default=0)
+        for name in self._blobs.names(self._states):
+            version = name.removeprefix(self._states).partition(".")[0].rpartition("-")[2]
+            if version.isdigit() and int(version) < oldest:
+                self._blobs.delete(name)
+
+    def _state(self, made: ModelId) -> str:
+        return f"{self._states}{made.epoch}-{made.version}.safetensors"
 
     def _folder(self, name: ModelId) -> str:
         return f"{self._root}{folder_of(name)}/"

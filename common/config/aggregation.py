@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.config.synchronisation import MOST, Count, Part, Positive
+from common.core.settings import AggregationSettings
 
 _Several = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MOST})]
 _OF_SLICES = ("stage", "servers", "owners", "backup")
@@ -47,6 +48,12 @@ class AggregationSpec(Part):
     """So long a worker that leaves may be needed for what it holds."""
     transport: Literal["gloo", "nccl"] = "gloo"
     """Of `group`: what carries the numbers."""
+
+    @property
+    def core(self) -> AggregationSettings:
+        """As a leader goes by it."""
+        heal_s = None if self.heal_s == "auto" else self.heal_s
+        return AggregationSettings(self.copies, heal_s)
 
     @model_validator(mode="after")
     def _each_counts(self) -> Self:

@@ -737,6 +737,11 @@ class JobSpec(Part):
         return self.task.name in _SPARSE_TASKS
 
     @property
+    def grouped(self) -> bool:
+        """Whether its workers hold the weights, and add gradients up among themselves."""
+        return self.aggregation is not None and self.aggregation.mode == "group"
+
+    @property
     def format(self) -> int:
         """Of its record: 2 where older programs would read over what it says, and must not."""
         later = (self.synchronisation, self.aggregation, self.compression, self.tuner)
@@ -842,7 +847,7 @@ class JobSpec(Part):
 
     @model_validator(mode="after")
     def _can_be_grouped(self) -> JobSpec:
-        if self.aggregation is None or self.aggregation.mode == "board":
+        if not self.grouped:
             return self
         modes = [mode.mode for mode, _ in self.synchronised.modes(self.group_size)]
         stale = next((mode for mode in modes if mode in {"stale", "asynchronous"}), None)

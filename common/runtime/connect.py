@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from common.adapters.redis.access import RedisAccess
     from common.config.market_file import Market
     from common.config.settings import Settings
-    from common.ports.group import Groups
+    from common.ports.group import Groups, Rendezvous
     from common.ports.machines import Fleet, Prices
     from common.ports.servers import Blobs, Board, Boards, Log, Notices
     from common.telemetry.tracing import Tracer
@@ -143,8 +143,8 @@ def open_boards(settings: Settings) -> Boards:
     return RedisBoards(settings.redis, access=_redis_access(settings))
 
 
-def open_groups(settings: Settings, job: str) -> Groups:
-    """Open this process's way into groups of a job's members, who find each other in Redis.
+def open_groups(settings: Settings, rendezvous: Rendezvous) -> Groups:
+    """Open this process's way into groups of a job's members, who find each other there.
 
     Raises:
         UserError: If the settings name a file that cannot be used, or an address by which nobody
@@ -153,7 +153,7 @@ def open_groups(settings: Settings, job: str) -> Groups:
     """
     from common.adapters.torch_group import GlooGroups  # noqa: PLC0415 -- see above
 
-    return GlooGroups(advertised(settings), open_boards(settings).rendezvous(job))
+    return GlooGroups(advertised(settings), rendezvous)
 
 
 def advertised(settings: Settings) -> str:

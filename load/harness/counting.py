@@ -9,7 +9,8 @@ import numpy as np
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from common.checkpoints.snapshot_file import from_bytes
+from common.checkpoints.snapshot_file import from_bytes, from_store, in_hand
+from common.checkpoints.store import CheckpointStore
 from common.config.yaml_file import as_json
 from common.core.audit import Audit, audit
 from common.core.messages import GENESIS, ModelId
@@ -19,7 +20,7 @@ from common.jobs.spec import job_from_json
 from common.jobs.store import JobStore
 from common.learning.checkpoint import unpack
 from common.ports.servers import NewTopic
-from common.runtime.connect import open_board
+from common.runtime.connect import open_blobs, open_board
 from common.testing.counting import ENTRYPOINT
 from common.topics.names import control_topic, updates_topic
 from common.topics.read import read_decoded
@@ -182,7 +183,9 @@ class CountingJob:
         return audit(self.record.first, control, updates, known=self.record.known)
 
     def weights(self, proof: Audit) -> Vector:
-        """(records,) the weights after the last update, from its hot snapshot.
+        """(records,) the weights after the last update.
+
+        From its hot snapshot; from its checkpoint where workers hold the weights.
 
         Raises:
             NotMeasuredError: If none comes.
@@ -192,11 +195,15 @@ class CountingJob:
         found = list[bytes]()
 
         def there() -> bool:
-            saved = [from_bytes(data) for data in self.board.snapshots()]
-            found.extend(each.trainer for each in saved if each.snapshot.made == model)
+            if self.record.spec.grouped:
+                store = CheckpointStore(open_blobs(self._settings), self.name)
+                saved = list(from_store(store)[0].values())
+            else:
+                saved = [in_hand(from_bytes(data)) for data in self.board.snapshots()]
+            found.extend(each.trainer() for each in saved if each.snapshot.made == model)
             return bool(found)
 
-        await_until(there, _SNAPSHOT_S, f"a hot snapshot of {model}")
+        await_until(there, _SNAPSHOT_S, f"a snapshot of {model}")
         return unpack(found[-1])[0]["weights"]
 
     def unlearned(self, proof: Audit, produced: int) -> list[Unlearned]:

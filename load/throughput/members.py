@@ -24,7 +24,7 @@ from common.learning.optimizers import OptimizerSettings
 from common.learning.slices import digest
 from common.learning.trainer import Trainer
 from common.ports.group import TIMEOUT_S, Peer
-from common.runtime.connect import open_groups
+from common.runtime.connect import open_boards, open_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,8 @@ class _Process:
 
     def __init__(self, redis: str, weights: int) -> None:
         torch.set_num_threads(1)
-        self._groups = open_groups(Settings(redis=redis), "load")
+        settings = Settings(redis=redis)
+        self._groups = open_groups(settings, open_boards(settings).rendezvous("load"))
         self._made: dict[str, Group] = {}
         self._gradient = np.full(weights, 1e-3, np.float32)
         self._sum = np.empty_like(self._gradient)

@@ -403,7 +403,7 @@ class Effects:
     @property
     def _travels_inside(self) -> bool:
         """Whether the model is in each trigger: then nobody asks the board for it."""
-        return len(self.trainer.weights()) <= INLINE_BYTES
+        return not self._spec.grouped and len(self.trainer.weights()) <= INLINE_BYTES
 
     def _put_leader_status(self, leader_status: LeaderStatus) -> None:
         said = msgspec.structs.replace(leader_status, triggers=self._triggers)
@@ -471,8 +471,15 @@ class Effects:
     def _find(self, source: events.Source) -> Iterator[events.CoordinatorEvent]:
         """Make the genesis model, where that was not done, and find snapshots."""
         self._role = "candidate"
+        if self._spec.grouped and self._replica.blobs is None:
+            yield events.Trouble(
+                "the workers of this job hold its weights, and store them in object storage, of"
+                " which the coordinator's settings name none: set DOLL_BLOBS there and where"
+                " workers run, then `doll job resume`"
+            )
+            return
         try:
-            if self._make_trainer is None:
+            if self._make_trainer is None and not self._spec.grouped:
                 settings = self._replica.settings
                 self._make_trainer = trainer_of(self._spec, settings.tasks, settings.max_model_mb)
                 self._unable_pause_s = UNABLE_S[0]
@@ -494,7 +501,9 @@ class Effects:
         self._board.put_unable(self._replica.name, reason, UNABLE_TTL_S)
 
     def _restore(self, snapshot: Snapshot) -> events.CoordinatorEvent:
-        """Take the weights of a snapshot in hand."""
+        """Take the weights of a snapshot in hand, unless workers have them."""
+        if self._spec.grouped:
+            return self.leadership.restore(snapshot, None)
         if self._make_trainer is None:
             raise AssertionError("the model is made before snapshots are found")
         try:
@@ -512,7 +521,8 @@ class Effects:
         self._view = None
         self._compress()
         self._progress = snapshot.progress - 1, snapshot.progress
-        self.leadership.begin(epoch, snapshot, len(self.trainer.weights()) // 4)
+        length = 0 if self._spec.grouped else len(self.trainer.weights()) // 4
+        self.leadership.begin(epoch, snapshot, length)
 
     def _step_down(self, reason: str) -> None:
         self._log.warning("leadership_lost", reason=reason)

@@ -298,13 +298,15 @@ class Leadership:
                 left.remove(log)
         return agreed
 
-    def restore(self, snapshot: Snapshot, trainer: Trainer) -> events.CoordinatorEvent:
+    def restore(self, snapshot: Snapshot, trainer: Trainer | None) -> events.CoordinatorEvent:
         """Take a snapshot's weights in hand, before anybody is told that it is the base.
 
         Args:
             snapshot: One of those that were found.
-            trainer: A new one, with the weights of the genesis.
+            trainer: A new one, with the weights of the genesis; None where workers hold them.
         """
+        if trainer is None:
+            return self._restored()
         stored = self._found[snapshot.rank]
         try:
             weights = stored.trainer()
@@ -320,6 +322,9 @@ class Leadership:
                 self._log.warning("hot_snapshot_unreadable", reason=str(error))
                 return events.SnapshotTorn(snapshot)
             return events.Trouble(f"{stored.title}: {error}")
+        return self._restored()
+
+    def _restored(self) -> events.CoordinatorEvent:
         self._found = {}
         return events.SnapshotRestored(unused_number(time(), randbits(12)))
 

@@ -222,6 +222,7 @@ def wish_of(record: JobRecord) -> events.WantedChanged:
 def protocol_settings(record: JobRecord) -> CoordinatorSettings:
     """The protocol's part of a job's specification."""
     spec, deadline_s = record.spec, record.spec.stop.deadline_s
+    among = spec.aggregation if spec.grouped else None
     return CoordinatorSettings(
         spec.synchronised.core_mode(spec.group_size, spec.optimizer.learning_rate),
         bound=spec.waiting_bound,
@@ -246,4 +247,5 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         hot_every_updates=spec.hot_snapshot.every_updates,
         checkpoint_every_s=spec.checkpoint.every_s,
         checkpoint_every_updates=spec.checkpoint.every_updates,
+        aggregation=None if among is None else among.core,
     )

@@ -253,6 +253,8 @@ class SnapshotStore:
             return
         if made is not None:
             saved, name = made.saved, made.saved.name
+            if self._record.spec.grouped:  # a worker has stored what it holds
+                saved = saved._replace(trainer=self._checkpoints.state(saved.snapshot.made))
             self._checkpoints.save(
                 name,
                 to_parts(saved),
@@ -261,6 +263,7 @@ class SnapshotStore:
                 loss=saved.snapshot.loss,
             )
             self._log.info("checkpoint_written", epoch=name.epoch, version=name.version)
+            self._checkpoints.keep_states(saved.snapshot.stored or ())
         kept = self._checkpoints.keep(self._record.spec.checkpoint.keep, self._begun)
         if kept:
             self._newest_s = kept[0].manifest.created_s

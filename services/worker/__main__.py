@@ -12,22 +12,32 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from common.checkpoints.store import CheckpointStore
 from common.config.program import command_line
 from common.core.messages import WorkerId
 from common.errors import UnavailableError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
 from common.learning.gradients import resolve_device
-from common.runtime.connect import open_boards, open_log, open_notices, open_tracer
+from common.runtime.connect import (
+    open_blobs,
+    open_boards,
+    open_groups,
+    open_log,
+    open_notices,
+    open_tracer,
+)
 from common.runtime.service import freeze_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.worker import WorkerMetrics
+from services.worker.group import GroupAccess
 from services.worker.loop import JobWorker, Observers
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
 from services.worker.selection import JOBS_S, JobSelector, Worker
 
 if TYPE_CHECKING:
+    from common.config.settings import Settings
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
     from common.ports.servers import Boards, Log
@@ -121,12 +131,29 @@ def _work_for(
     board = boards.board(job.spec.name)
     name, settings, logger = WorkerId(process.name), process.settings, process.logger
     try:
-        JobWorker(name, job.spec, settings, log, board, observers, logger).run(look)
+        access = _access(job, settings, boards) if job.spec.grouped else None
+        parts = name, job.spec, settings, log, board, observers, logger
+        JobWorker(*parts, access=access).run(look)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this job here alone
         selector.failed(job.spec.name, error)
     finally:
         board.close()
         gc.collect()  # the model: objects that name each other may hold on to it for minutes
+
+
+def _access(job: JobRecord, settings: Settings, boards: Boards) -> GroupAccess:
+    """To the others of a job whose workers hold the weights, and to where they store them.
+
+    Raises:
+        UserError: If the settings name no object storage, or an address that others cannot reach.
+    """
+    name, origin, among = job.spec.name, job.origin, job.spec.aggregation
+    return GroupAccess(
+        open_groups(settings, boards.rendezvous(name)),
+        CheckpointStore(open_blobs(settings), name),
+        "" if origin is None else origin.sha256,
+        0.0 if among is None else among.leave_s,
+    )
 
 
 def _opened(process: ServiceProcess, watchdog: Watchdog) -> Log | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
@@ -24,17 +24,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from common.core.assignments import Compute
-    from common.core.messages import Batch, FailedReason, WorkerId
+    from common.core.messages import Batch, FailedReason, TriggerStream, Unsettled, WorkerId
     from common.core.spans import Span
     from common.learning.codecs import Codec
     from common.learning.gradients import GradientComputer
-    from common.ports.servers import Fetched, Log
+    from common.ports.servers import Board, Fetched, Log
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.serving import Watchdog
     from common.telemetry.metrics.worker import JobMeasures
     from services.worker.rows import BatchCache
+    from services.worker.traces import BatchTraces
 
 READ_BACK_S = 10.0  # for one span; the coordinator's deadline has long given it to others by then
+
+
+class Shell(NamedTuple):
+    """What a gradient thread is surrounded by."""
+
+    board: Board  # the job's
+    logger: EventLogger  # bound to job and worker
+    measures: JobMeasures  # of the job
+    traces: BatchTraces  # of its batches
+    watchdog: Watchdog  # of the thread
+    # Waits so many seconds, less if the job ends; for when the board is unavailable.
+    wait: Callable[[float], object]
+    # Told when a trigger is heard: of which leader, and what it says of room.
+    round_began: Callable[[int, Unsettled | None], None]
+    stream: Callable[[], TriggerStream]  # says where the leader's triggers are
 
 
 class NoGradientError(Exception):

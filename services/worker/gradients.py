@@ -16,24 +16,17 @@ from common.wire.vectors import decode_sparse
 from services.worker.compute import NoGradientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from common.core.assignments import Compute
     from common.core.messages import (
         Batch,
         ModelId,
         Reply,
-        TriggerStream,
-        Unsettled,
         UpdateTrigger,
         WorkerId,
     )
-    from common.ports.servers import Board
-    from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.serving import Watchdog
-    from common.telemetry.metrics.worker import JobMeasures
-    from services.worker.compute import OrderComputer
-    from services.worker.traces import BatchTraces
+    from services.worker.compute import OrderComputer, Shell
 
 SLOW_S = 0.1  # a gradient that took longer may have been asked for again: looking costs 0.2 ms
 LISTEN_S = 0.25  # longest wait for a trigger: how late the end of the job is noticed
@@ -45,47 +38,29 @@ class GradientLoop:
     Args:
         worker: This worker's name.
         compute: Computes them.
-        board: The job's board.
-        logger: Bound to job and worker.
-        measures: Of the job.
-        traces: Of its batches.
-        watchdog: Of the thread that turns it.
-        wait: Waits so many seconds, less if the job ends; for when the board is unavailable.
-        round_began: Told when a trigger is heard: of which leader, and what it says of room.
-        stream: Says where the leader's triggers are.
+        shell: What surrounds it.
         sparse: Whether gradients may be sent sparse to any leader; see `JobSpec.sparse_messages`.
     """
 
-    def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
+    def __init__(
         self,
         worker: WorkerId,
         compute: OrderComputer,
+        shell: Shell,
         *,
-        board: Board,
-        logger: EventLogger,
-        measures: JobMeasures,
-        traces: BatchTraces,
-        watchdog: Watchdog,
-        wait: Callable[[float], object],
-        round_began: Callable[[int, Unsettled | None], None],
-        stream: Callable[[], TriggerStream],
         sparse: bool,
     ) -> None:
         self._compute = compute
-        self._board = board
-        self._log = logger
-        self._measures = measures
-        self._traces = traces
-        self._watchdog = watchdog
-        self._wait = wait
-        self._round_began = round_began
-        self._stream = stream
+        self._board, self._log = shell.board, shell.logger
+        self._measures, self._traces = shell.measures, shell.traces
+        self._watchdog, self._wait = shell.watchdog, shell.wait
+        self._round_began, self._stream = shell.round_began, shell.stream
         self._sparse = self._may_be_sparse = sparse
         self._orders = Assignments(worker)
         self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
         self._missing: ModelId | None = None  # was not on the board, which the leader was told
-        self._board_outage = Outage(logger, "board")
+        self._board_outage = Outage(self._log, "board")
         self._times = compute.times
         self._heard_s = 0.0  # when triggers were heard last, since 1970
 

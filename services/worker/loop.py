@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.settings import WorkerSettings
-from common.jobs.build import codec_of, task_of
+from common.jobs.build import codec_of, task_of, trainer_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.tasks import build_model
 from common.telemetry.metrics.serving import Watchdog
-from services.worker.compute import OrderComputer
+from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
+from services.worker.group import GroupLoop
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.stream import Stream
 from services.worker.traces import BatchTraces
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.core.messages import WorkerId
     from common.jobs.spec import JobSpec
+    from common.learning.trainer import Trainer
     from common.ports.servers import Board, Log
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.serving import Watchdogs
     from common.telemetry.metrics.worker import WorkerMetrics
     from common.telemetry.tracing import Tracer
+    from services.worker.group import GroupAccess
 
 # A gradient of a whole group's batches, or a GPU's first, takes a minute or two; whoever is late
 # has its batches computed by others long before, so that being patient delays nothing.
@@ -55,6 +59,7 @@ class JobWorker:
         board: The job's board; whoever made it closes it.
         observers: Of the process.
         logger: Bound to the worker.
+        access: Of a job whose workers hold the weights, to the others.
 
     Raises:
         TaskMissingError: If this process has not got the task.
@@ -62,7 +67,7 @@ class JobWorker:
             device is not there. Nothing is left open, whatever is raised.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a worker at a job is made of
         self,
         worker: WorkerId,
         spec: JobSpec,
@@ -71,6 +76,8 @@ class JobWorker:
         board: Board,
         observers: Observers,
         logger: EventLogger,
+        *,
+        access: GroupAccess | None = None,
     ) -> None:
         self._log = logger.bind(job=spec.name)
         self._leave_s = settings.leave_s
@@ -112,19 +119,18 @@ class JobWorker:
                 hold=spec.on_preemption == "hold",
             )
             undo.callback(self._stream.close)
-            self._desk = GradientLoop(
+            compute = OrderComputer(
                 worker,
-                OrderComputer(
-                    worker,
-                    computer,
-                    codec=codec,
-                    cache=cache,
-                    log=log,
-                    logger=self._log,
-                    measures=measures,
-                    watchdog=self._watchdog,
-                    topic_id=self._stream.topic_id,
-                ),
+                computer,
+                codec=codec,
+                cache=cache,
+                log=log,
+                logger=self._log,
+                measures=measures,
+                watchdog=self._watchdog,
+                topic_id=self._stream.topic_id,
+            )
+            shell = Shell(
                 board=board,
                 logger=self._log,
                 measures=measures,
@@ -133,8 +139,13 @@ class JobWorker:
                 wait=self._ended.wait,
                 round_began=self._stream.round_began,
                 stream=self._stream.triggers,
-                sparse=spec.sparse_messages,
             )
+            self._desk: GradientLoop | GroupLoop
+            if access is None:
+                self._desk = GradientLoop(worker, compute, shell, sparse=spec.sparse_messages)
+            else:
+                make = partial(_trainer, spec, settings)
+                self._desk = GroupLoop(worker, compute, shell, access, make)
             undo.pop_all()
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)
 
@@ -209,3 +220,7 @@ class JobWorker:
         finally:
             self._observers.watchdogs.end(self._watchdog)
             self._desk.close()
+
+
+def _trainer(spec: JobSpec, settings: Settings) -> Trainer:
+    return trainer_of(spec, settings.tasks, settings.max_model_mb)()

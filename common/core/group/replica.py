@@ -116,6 +116,18 @@ class Replica:
         self._gradients = dict[Gradient, GradientReady]()  # at the version that it holds
 
     @property
+    def heard(self) -> TriggerId:
+        """The newest trigger taken in."""
+        return self._heard
+
+    @property
+    def needed(self) -> bool:
+        """Whether others need it: it has gradients that are counted, or a result to be applied."""
+        orders = self._orders
+        inside = orders is not None and self._member in orders.membership.members
+        return inside and bool(self._gradients or self._attempt or self._prepared)
+
+    @property
     def whole(self) -> bool:
         """Whether it holds the version that was named last."""
         orders = self._orders

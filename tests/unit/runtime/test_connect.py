@@ -32,6 +32,7 @@ from common.runtime.connect import (
     open_groups,
     open_prices,
 )
+from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.metadata_server import MetadataServer
 from common.traces.spec import TraceSpec
 
@@ -258,8 +259,9 @@ def test_an_advertised_address_is_a_host_alone(value: str) -> None:
         Settings(advertise=value)
 
 
-def test_groups_meet_in_redis_at_the_advertised_address() -> None:
-    groups = open_groups(Settings(advertise="127.0.0.3"), "digits")
+def test_groups_are_reached_at_the_advertised_address() -> None:
+    rendezvous = MemoryBoards(MemoryRedis()).rendezvous("digits")
+    groups = open_groups(Settings(advertise="127.0.0.3"), rendezvous)
 
     assert groups.address.startswith("127.0.0.3:")
     groups.close()

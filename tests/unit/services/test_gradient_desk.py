@@ -43,7 +43,7 @@ from common.testing.counting import CountingTask
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
 from common.wire.vectors import encode_sparse
-from services.worker.compute import OrderComputer
+from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.rows import BatchCache
 from services.worker.traces import BatchTraces
@@ -134,14 +134,16 @@ def make_world(
             watchdog=watchdog,
             topic_id=lambda span: topic_ids.get(span.generation, ""),
         ),
-        board=board,
-        logger=logger,
-        measures=measures,
-        traces=BatchTraces(tracer, "job", W, lambda: WALL_S),
-        watchdog=watchdog,
-        wait=lambda _: None,
-        round_began=lambda _epoch, _unsettled: None,
-        stream=lambda: TriggerStream(stream[-1]),
+        Shell(
+            board=board,
+            logger=logger,
+            measures=measures,
+            traces=BatchTraces(tracer, "job", W, lambda: WALL_S),
+            watchdog=watchdog,
+            wait=lambda _: None,
+            round_began=lambda _epoch, _unsettled: None,
+            stream=lambda: TriggerStream(stream[-1]),
+        ),
         sparse=sparse,
     )
     return World(log, board, boards, cache, desk, codec, metrics, tracer, stream)

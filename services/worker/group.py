@@ -1,0 +1,535 @@
+"""A worker of a job whose workers hold the weights and add gradients up among themselves.
+
+    control      hears triggers, and carries out what `common.core.group.replica` makes of them
+    collective   forms groups and adds up in them, one after the other
+    gradients    computes what is ordered, at the weights that are held (Algorithm 2)
+    copies       each in a thread of its own: all that is held, to another member or from one
+
+What is held is guarded by one lock; what may take long, gradients, collectives, copies and uploads,
+is done without it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from secrets import randbits
+from time import monotonic, perf_counter, time
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from msgspec import UNSET
+
+from common.core.assignments import Assignments
+from common.core.group.replica import (
+    ApplyResult,
+    CopyState,
+    Enter,
+    Leave,
+    OfferState,
+    Replica,
+    Say,
+    StoreState,
+)
+from common.core.messages import GENESIS, Failed, GradientReady, Member
+from common.core.vectors import dense
+from common.errors import GroupError, OutsideError, UnavailableError
+from common.learning.errors import NotFiniteError
+from common.learning.slices import digest
+from common.ports.group import Peer
+from common.telemetry.logging import Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from common.checkpoints.store import CheckpointStore
+    from common.core.assignments import Compute
+    from common.core.group.replica import ReplicaCommand
+    from common.core.messages import (
+        GroupOrders,
+        ModelId,
+        Reduce,
+        Reply,
+        TriggerId,
+        UpdateTrigger,
+        Vector,
+        WorkerId,
+    )
+    from common.learning.trainer import Trainer
+    from common.ports.group import Group, Groups
+    from services.worker.compute import OrderComputer, Shell
+
+LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
+JOIN_S = 5.0  # for a thread that was told to end: forming a group cannot be given up at once
+LIFE_BITS = 53
+_RESULT = 0  # the round by which the trainer knows the result of an attempt
+
+
+class GroupAccess(NamedTuple):
+    """What a member needs beside what every worker has."""
+
+    groups: Groups
+    checkpoints: CheckpointStore
+    origin: str = ""  # checksum of the weights that the job begins with; empty: as it specifies
+    leave_s: float = 5.0  # so long a member that leaves may be needed
+
+
+@dataclass(slots=True)
+class _Formed:
+    """A process group of one membership; whether it stands, its own thread knows."""
+
+    place: tuple[int, int]  # epoch and number of the membership
+    members: tuple[Member, ...]
+    group: Group
+    failed: GroupError | None = None
+
+
+class GroupLoop:
+    """Carries out this worker's orders and its part in the group.
+
+    Args:
+        worker: This worker's name.
+        compute: Computes gradients.
+        shell: What surrounds it.
+        access: To the others, and to storage.
+        make_trainer: Makes the numbers with the weights of version 0.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        compute: OrderComputer,
+        shell: Shell,
+        access: GroupAccess,
+        make_trainer: Callable[[], Trainer],
+    ) -> None:
+        self._id = worker
+        self._compute = compute
+        self._access = access
+        self._make_trainer = make_trainer
+        self._board, self._log = shell.board, shell.logger
+        self._measures, self._traces = shell.measures, shell.traces
+        self._watchdog, self._wait = shell.watchdog, shell.wait
+        self._round_began, self._stream = shell.round_began, shell.stream
+        self._numbers = len(compute.computer.model.vector)
+        self._member = Member(worker, randbits(LIFE_BITS))
+        self._changed = threading.Condition()  # guards what follows, up to the threads
+        self._replica = Replica(self._member, access.groups.address, self._numbers)
+        self._orders = Assignments(worker)
+        self._trainer: Trainer | None = None  # holds what the replica says
+        self._reduce: Reduce | None = None  # whose result the trainer has, too
+        self._vectors = dict[tuple[tuple[int, ...], float], tuple["Vector", int]]()  # and samples
+        self._formed: _Formed | None = None
+        self._storing = False
+        self._giving = 0  # copies that others take
+        self._leaving = False
+        self._fault: BaseException | None = None
+        self._loaded: tuple[ModelId | None, int] | None = None  # what gradients are computed at
+        self._heard_s = 0.0  # when triggers were heard last, since 1970
+        self._over = threading.Event()
+        self._tasks = SimpleQueue["Callable[[], None] | None"]()  # of the collective thread
+        self._sum = np.empty(0, np.float32)  # its own
+        self._board_outage = Outage(self._log, "board")
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
+            for name, body in (("group-control", self._control), ("group", self._collective))
+        ]
+        self._begun = False
+
+    def turn(self) -> None:
+        """One turn of the gradient thread: carry out one order.
+
+        Raises:
+            BaseException: What ended one of the other threads.
+        """
+        if not self._begun:
+            self._begun = True
+            for thread in self._threads:
+                thread.start()
+        self._watchdog.beat()
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._orders) or self._fault, LISTEN_S)
+            if self._fault is not None:
+                raise self._fault
+            compute = self._orders.next()
+            if compute is None:
+                return
+            heard_s, reply = self._heard_s, self._answered_before(compute)
+        if reply is not None:
+            self._send(reply, compute.reply_to)
+        else:
+            self._answer(compute, heard_s)
+        with self._changed:
+            self._orders.done()
+
+    def leave(self, *, finish: bool = True) -> None:
+        """Begin no further order, and tell the leader; from any thread.
+
+        Args:
+            finish: Whether there is time to finish the order under way.
+        """
+        with self._changed:
+            self._leaving = True
+            said, reply_to = self._orders.leave(finish=finish), self._orders.reply_to
+        if said is not None:
+            self._send(said, reply_to)
+
+    def close(self) -> None:
+        """Wait as long as this member is needed, if it leaves; then let go of everything."""
+        until = monotonic() + self._access.leave_s
+        with self._changed:
+            while self._needed and (left_s := until - monotonic()) > 0:
+                self._changed.wait(min(left_s, LISTEN_S))
+            formed, self._formed = self._formed, None
+        self._over.set()
+        self._tasks.put(None)
+        if formed is not None:
+            formed.group.abort()
+        for thread in self._threads if self._begun else ():
+            thread.join(JOIN_S)
+        self._compute.close()
+        self._access.groups.close()
+        self._compute.times.tell(self._log)
+
+    @property
+    def _needed(self) -> bool:
+        """Whether others wait for what it holds."""
+        return self._leaving and self._fault is None and (self._replica.needed or self._giving > 0)
+
+    # --- gradients ----------------------------------------------------------------------------
+
+    def _answered_before(self, compute: Compute) -> Reply | None:
+        """What is to be said of an order without computing; else its weights are loaded."""
+        replica = self._replica
+        offsets = tuple(batch.offset for batch in compute.batches)
+        known = replica.known(offsets, compute.local_rate)
+        if known is not None:
+            return known
+        if not replica.whole or self._trainer is None:
+            return replica.lacks().reply
+        held = replica.made, replica.origin
+        if self._loaded != held:
+            started = perf_counter()
+            self._compute.computer.load(self._trainer.weights())
+            self._loaded = held
+            self._measures.took("fetch", self._compute.times.add("fetch", started))
+        return None
+
+    def _answer(self, compute: Compute, heard_s: float) -> None:
+        loaded = self._loaded
+        found = self._compute.answer(compute, _nothing, sparse=False)
+        reply: Reply = found
+        if not isinstance(found, Failed):
+            ready = GradientReady(
+                *(self._id, compute.model, found.batches, found.samples, found.loss_sum),
+                *(found.metric_sums, found.seconds, self._member.life),
+                *(found.local_rate, found.square, found.scores),
+            )
+            with self._changed:
+                held = self._replica.made, self._replica.origin
+                at = self._replica.made if held == loaded else None
+                reply = self._replica.computed(ready, at).reply
+                if reply is ready:
+                    key = found.batches, compute.local_rate
+                    self._vectors[key] = dense(found.vector), found.samples
+        sent = self._send(reply, compute.reply_to)
+        if reply is not found and sent:
+            self._measures.gradient_sent()
+        self._traces.answered(compute, heard_s, found, sent=sent)
+
+    # --- control ------------------------------------------------------------------------------
+
+    def _control(self) -> None:
+        while not self._over.is_set():
+            with self._changed:
+                self._orders.listen(self._stream())
+                heard, stream = self._orders.heard, self._orders.stream
+            try:
+                triggers = self._board.triggers(heard, LISTEN_S, stream)
+                self._board_outage.quiet()
+            except UnavailableError as error:
+                self._board_outage.met(error)
+                self._wait(LISTEN_S)
+                continue
+            if triggers:
+                self._hear(triggers)
+                self._round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
+
+    def _hear(self, triggers: Sequence[UpdateTrigger]) -> None:
+        said = list[Say]()
+        with self._changed:
+            self._heard_s = time()
+            for trigger in triggers:
+                commands, orders = self._replica.hear(trigger), trigger.group
+                self._orders.hear([trigger])
+                if orders is not UNSET and self._replica.heard == trigger.id:
+                    self._follow(trigger.id.epoch, orders)
+                    said += self._carry_out(commands, orders)
+            self._changed.notify_all()
+        self._say(said)
+
+    def _follow(self, epoch: int, orders: GroupOrders) -> None:
+        """Leave the group of the membership before, and form that of the next one."""
+        place, members = (epoch, orders.membership.number), orders.membership.members
+        if self._formed is not None and self._formed.place == place:
+            return
+        if self._formed is not None:
+            self._formed.group.abort()
+            self._formed = None
+        if self._member in members:
+            peers = [Peer(each.worker, orders.addresses.get(each.worker, "")) for each in members]
+            group = self._access.groups.group(
+                "{}-{}".format(*place), peers, members.index(self._member)
+            )
+            self._formed = _Formed(place, members, group)
+            self._tasks.put(partial(self._form, self._formed))
+
+    def _carry_out(self, commands: Iterable[ReplicaCommand], orders: GroupOrders) -> list[Say]:
+        """Begin what is to be done; returns what is to be said."""
+        said = list[Say]()
+        for command in commands:
+            match command:
+                case Say():
+                    said.append(command)
+                case Enter(_, reduce):
+                    self._enter(reduce)
+                case Leave():
+                    pass  # its membership is over: that group was left
+                case ApplyResult():
+                    self._apply()
+                case CopyState(source, made, ordered):
+                    self._begin_copy(source, made, ordered, orders)
+                case OfferState(to, ordered):
+                    self._offer(to, ordered, orders)
+                case StoreState(made):
+                    self._store(made)
+        return said
+
+    def _say(self, said: Iterable[Say]) -> None:
+        with self._changed:
+            reply_to = self._orders.reply_to
+        for each in said:
+            self._send(each.reply, reply_to)
+
+    def _send(self, reply: Reply, to: str) -> bool:
+        """What gets lost is asked for again."""
+        try:
+            self._board.push_reply(reply, to)
+        except UnavailableError as error:
+            self._board_outage.met(error)
+            return False
+        return True
+
+    def _apply(self) -> None:
+        trainer, reduce = self._trainer, self._reduce
+        if trainer is None or reduce is None:
+            raise AssertionError("a result in hand is one of an attempt, upon what is held")
+        started = perf_counter()
+        trainer.apply(_RESULT, reduce.learning_rate, reduce.scale)
+        self._vectors.clear()
+        self._compute.times.add("apply", started)
+
+    # --- collectives --------------------------------------------------------------------------
+
+    def _collective(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+    def _form(self, formed: _Formed) -> None:
+        if len(formed.members) == 1:
+            return
+        started = perf_counter()
+        try:
+            formed.group.form()
+        except GroupError as error:
+            formed.failed = error
+            self._log.info("group_not_formed", reason=str(error))
+        self._compute.times.add("form", started)
+
+    def _enter(self, reduce: Reduce) -> None:
+        formed = self._formed
+        if formed is None:
+            raise AssertionError("a member of what is entered has begun to form it")
+        rank = formed.members.index(self._member)
+        mine = [self._vectors[batches, reduce.local_rate] for batches in reduce.parts[rank]]
+        self._tasks.put(partial(self._reduce_once, formed, reduce, mine))
+
+    def _reduce_once(
+        self, formed: _Formed, reduce: Reduce, mine: Sequence[tuple[Vector, int]]
+    ) -> None:
+        started = perf_counter()
+        try:
+            if formed.failed is not None:
+                raise formed.failed
+            total = self._add_up(formed, reduce, mine)
+        except GroupError as error:
+            formed.group.abort()
+            formed.failed = GroupError(str(error), error.unreachable)
+            lost = tuple(m for m in formed.members if m.worker in error.unreachable)
+            with self._changed:
+                said = self._replica.failed(reduce.attempt, "left", lost)
+            if said:
+                self._log.info("group_broke", reason=str(error))
+        else:
+            said = self._finished(reduce, total)
+        self._compute.times.add("reduce", started)
+        self._say(said)
+
+    def _add_up(
+        self, formed: _Formed, reduce: Reduce, mine: Sequence[tuple[Vector, int]]
+    ) -> Vector:
+        """The sum of all gradients; (P + B,) float32, of which the next one takes the place.
+
+        Raises:
+            GroupError: If the group breaks, or others have added to another update.
+        """
+        if len(self._sum) == 0:
+            self._sum = np.empty(self._numbers + 2, np.float32)
+        added, counts = self._sum[:-2], self._sum[-2:]
+        added[:] = mine[0][0] if mine else 0
+        for vector, _ in mine[1:]:
+            added += vector
+        counts[:] = sum(samples for _, samples in mine), 1
+        if len(formed.members) > 1:
+            formed.group.all_reduce(self._sum)
+        samples, members = counts.tolist()
+        if not np.isclose(samples, reduce.samples, rtol=1e-5) or members != len(formed.members):
+            raise GroupError(
+                f"{samples:g} samples of {members:g} members were added up, expected"
+                f" {reduce.samples} of {len(formed.members)}"
+            )
+        return added
+
+    def _finished(self, reduce: Reduce, total: Vector) -> tuple[Say, ...]:
+        found = digest(total) >> 1  # what is written of it are 63 bits
+        with self._changed:
+            trainer = self._trainer
+            if trainer is None:
+                raise AssertionError("only who holds a version enters")
+            trainer.discard(_RESULT)
+            try:
+                trainer.add(_RESULT, total, reduce.samples)
+            except NotFiniteError:
+                return self._replica.failed(reduce.attempt, "not_finite")
+            self._reduce = reduce
+            square = trainer.square(_RESULT) if reduce.measured else UNSET
+            return self._replica.finished(reduce.attempt, found, square)
+
+    # --- copies -------------------------------------------------------------------------------
+
+    def _begin_copy(
+        self, source: Member | None, made: ModelId, ordered: TriggerId, orders: GroupOrders
+    ) -> None:
+        pair = None if source is None else self._pair(source, self._member, ordered, orders)
+        get = partial(self._begin_with, made) if pair is None else partial(self._receive, pair)
+        self._aside(partial(self._copy, source, made, get))
+
+    def _pair(self, source: Member, to: Member, ordered: TriggerId, orders: GroupOrders) -> Group:
+        """The group of two in which one copies from the other."""
+        both = [Peer(each.worker, orders.addresses.get(each.worker, "")) for each in (source, to)]
+        name = f"{ordered.epoch}-copy-{ordered.number}-{to.worker}"
+        return self._access.groups.group(name, both, (source, to).index(self._member))
+
+    def _copy(
+        self,
+        source: Member | None,
+        made: ModelId,
+        get: Callable[[], tuple[bytes, int]],
+    ) -> None:
+        started = perf_counter()
+        trainer, origin, unreachable = self._make_trainer(), 0, tuple[Member, ...]()
+        got: ModelId | None = None
+        try:
+            data, origin = get()
+            if data:
+                trainer.restore(data)
+            got = made
+        except OutsideError as error:
+            self._log.info("copy_failed", version=made.version, reason=str(error))
+            if source is not None and isinstance(error, GroupError):
+                unreachable = (source,) if source.worker in error.unreachable else ()
+        with self._changed:
+            before = self._replica.made, self._replica.origin
+            said = self._replica.copied(got, origin, unreachable)
+            if (self._replica.made, self._replica.origin) != before:
+                self._trainer = trainer
+                self._vectors.clear()
+                of = None if source is None else source.worker
+                self._log.info("weights_copied", epoch=made.epoch, version=made.version, of=of)
+            self._changed.notify_all()
+        self._compute.times.add("copy", started)
+        self._say(said)
+
+    def _begin_with(self, made: ModelId) -> tuple[bytes, int]:
+        """What the job begins with, or what a member has stored."""
+        checkpoints, origin = self._access.checkpoints, self._access.origin
+        if made != GENESIS:
+            return checkpoints.state(made), 0
+        return checkpoints.origin(origin) if origin else b"", self._member.life
+
+    def _receive(self, pair: Group) -> tuple[bytes, int]:
+        """Take over what the other end gives, and whose version 0 it is."""
+        pair.form()
+        head = np.zeros(2, np.int64)
+        pair.copy([head.view(np.float32)])
+        length, origin = head.tolist()
+        data = np.empty(-(-length // 4), np.float32)
+        pair.copy([data])
+        return data.tobytes()[:length], origin
+
+    def _offer(self, to: Member, ordered: TriggerId, orders: GroupOrders) -> None:
+        if self._trainer is None:
+            return
+        data, origin = self._trainer.snapshot(), self._replica.origin
+        self._giving += 1
+        pair = self._pair(self._member, to, ordered, orders)
+        self._aside(partial(self._give, pair, data, origin))
+
+    def _give(self, pair: Group, data: bytes, origin: int) -> None:
+        payload = np.zeros(-(-len(data) // 4), np.float32)
+        payload.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+        with suppress(GroupError):  # whoever copies says so, and is told anew
+            pair.form()
+            pair.copy([np.array([len(data), origin], np.int64).view(np.float32)])
+            pair.copy([payload])
+        with self._changed:
+            self._giving -= 1
+            self._changed.notify_all()
+
+    def _store(self, made: ModelId) -> None:
+        if self._trainer is not None and not self._storing:
+            self._storing = True
+            self._aside(partial(self._upload, made, self._trainer.snapshot()))
+
+    def _upload(self, made: ModelId, data: bytes) -> None:
+        said: tuple[Say, ...] = ()
+        try:
+            self._access.checkpoints.put_state(made, data)
+            with self._changed:
+                said = self._replica.stored(made)
+        except OutsideError as error:
+            self._log.warning("weights_not_stored", version=made.version, reason=str(error))
+        finally:
+            self._storing = False
+        self._say(said)
+
+    # --- threads ------------------------------------------------------------------------------
+
+    def _aside(self, body: Callable[[], None]) -> None:
+        """Do what takes long in a thread of its own."""
+        threading.Thread(target=self._guarded, args=(body,), name="group-copy", daemon=True).start()
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as fault:  # noqa: BLE001 -- raised again by the gradient thread
+            with self._changed:
+                self._fault = self._fault or fault
+                self._changed.notify_all()
+
+
+def _nothing() -> None:
+    """The weights are loaded already."""
