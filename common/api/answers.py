@@ -260,6 +260,32 @@ class RequeueAnswer(Answer):
     batches: tuple[RequeuedBatchAnswer, ...] = Field(description="By offset.")
 
 
+class DeadLetterAnswer(Answer):
+    """Where a dead letter's records are."""
+
+    partition: Count = Field(description="Of the stream.")
+    offset: Count = Field(description="The first.")
+    end: Count = Field(description="The one after the last.")
+
+
+class DeadLettersAnswer(Answer):
+    """Dead letters of one stream and one reason."""
+
+    stream: str = Field(description="The datastream.", examples=["clinic-a"])
+    reason: str = Field(description="Why they are here.", examples=["label: is missing"])
+    records: Count = Field(description="That did not decode.")
+    batches: Count = Field(description="Parts of quarantined batches.")
+    replayed: Count = Field(description="Of both, how many were written anew.")
+    newest: tuple[DeadLetterAnswer, ...] = Field(description="Some of them, the newest first.")
+
+
+class DeadLettersPage(Answer):
+    """What of a job's streams is in dead-letter topics, on account of this job."""
+
+    reasons: tuple[DeadLettersAnswer, ...] = Field(description="By stream, the commonest first.")
+    others: Count = Field(description="Dead letters of rarer reasons, which are left out.")
+
+
 class UpdateAnswer(Answer):
     """One effective update."""
 

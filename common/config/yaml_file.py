@@ -19,6 +19,19 @@ from common.errors import UserError
 _MAX_CHARACTERS = 1_000_000  # Kafka's default limit for the record that the job becomes
 
 
+class YamlError(UserError):
+    """A text is no YAML.
+
+    Args:
+        message: What is wrong, and where.
+        line: The first is 1.
+    """
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
 def load_text(text: str, name: str = "job file") -> dict[str, Any]:
     """Read YAML or JSON that holds one mapping.
 
@@ -36,14 +49,35 @@ def load_text(text: str, name: str = "job file") -> dict[str, Any]:
         # JSON strings, and YAML forbids them as indentation anyway.
         data = yaml.load(text.replace("\t", " "), _Loader)  # noqa: S506 -- a SafeLoader
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise UserError(f"{name}: {where}{error.problem}") from error
+        line, column = (mark.line, mark.column) if (mark := error.problem_mark) else (0, 0)
+        where = f"line {line + 1}, column {column + 1}: "
+        raise YamlError(f"{name}: {where}{error.problem}", line + 1) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{name}: is neither YAML nor JSON: {error}") from error
     if not isinstance(data, dict):
         raise UserError(f"{name}: must be a mapping of fields to values, got {shown(data)}")
     return data
+
+
+def line_of(text: str, path: str) -> int:
+    """The line on which a field stands, or the field that would have it; the first is 1.
+
+    Args:
+        text: What `load_text` reads.
+        path: As in messages: `records.fields.image.shape[1]`.
+    """
+    node, line = yaml.compose(text.replace("\t", " "), _Loader), 1
+    for step in re.findall(r"[^.\[\]]+", path):
+        if isinstance(node, yaml.MappingNode):
+            found = [(key, value) for key, value in node.value if key.value == step]
+        elif isinstance(node, yaml.SequenceNode) and step.isdecimal():
+            found = [(value, value) for value in node.value[int(step) : int(step) + 1]]
+        else:
+            found = []
+        if found:
+            (key, node), *_ = found
+            line = key.start_mark.line + 1
+    return line
 
 
 def as_json(data: dict[str, Any], name: str = "job file") -> str:

@@ -131,6 +131,33 @@ def read_letters(log: Log, stream: str) -> LettersRead:
     return LettersRead(list(found.values()), replayed)
 
 
+class LettersOfReason(NamedTuple):
+    """The dead letters of one job and one reason."""
+
+    job: str
+    reason: str
+    letters: list[DeadLetter]  # in order
+    batches: int  # of them; the others are records
+    replayed: int
+
+
+def by_reason(read: LettersRead) -> list[LettersOfReason]:
+    """Dead letters by job and reason, the commonest first."""
+    found = dict[tuple[str, str], list[DeadLetter]]()
+    for letter in read.letters:
+        found.setdefault((letter.job, letter.reason), []).append(letter)
+    return [
+        LettersOfReason(
+            job,
+            reason,
+            letters,
+            sum(each.is_batch for each in letters),
+            sum(each.key in read.replayed for each in letters),
+        )
+        for (job, reason), letters in sorted(found.items(), key=lambda item: -len(item[1]))
+    ]
+
+
 def _letter(record: LogRecord, headers: dict[str, str]) -> DeadLetter | None:
     try:
         start = int(headers["offset"])

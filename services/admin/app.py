@@ -17,7 +17,18 @@ from services.admin.middleware import problems
 from services.admin.middleware.access import VIEWER
 from services.admin.middleware.gate import Gate
 from services.admin.middleware.observing import Observed
-from services.admin.routes import docs, events, health, jobs, model, page, provisioning, quarantine
+from services.admin.routes import (
+    dead_letters,
+    docs,
+    events,
+    health,
+    jobs,
+    me,
+    model,
+    page,
+    provisioning,
+    quarantine,
+)
 from services.admin.service import Service
 
 if TYPE_CHECKING:
@@ -28,7 +39,11 @@ if TYPE_CHECKING:
 BEAT_S = 1.0  # between signs of life of the event loop
 
 ROUTERS = tuple(  # behind a viewer's key at least
-    module.router for module in (jobs, quarantine, events, model, provisioning, docs, page)
+    module.router
+    for module in (
+        *(jobs, quarantine, dead_letters, events, model, provisioning, me),
+        *(docs, page),
+    )
 )
 
 

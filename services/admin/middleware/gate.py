@@ -114,7 +114,7 @@ class Gate:
             try:
                 await self._service.books.ready()
             except UnavailableError as error:
-                return problem_of(error, path)
+                return problem_of(error, scope)
             caller = self._service.books.keys.role_of(key)
         return self._limit(connection, caller) or _denial(connection, key, caller)
 

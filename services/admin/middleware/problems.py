@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from common.api.answers import Answer
 from common.config.validation import problems_of
+from common.config.yaml_file import YamlError
 from common.errors import (
     ConflictError,
     DollError,
@@ -22,12 +23,14 @@ from common.errors import (
     UserError,
 )
 from common.telemetry.logging import event_logger
+from services.admin.routes.requests import line_in_job_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fastapi import FastAPI, Request
     from pydantic.config import JsonDict
+    from starlette.types import Scope
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]  # as FastAPI wants a route's answers
 
@@ -63,6 +66,9 @@ class FieldProblem(Answer):
 
     field: str = Field(description="Its path in what was sent.", examples=["body.group_size"])
     detail: str = Field(description="What is wrong.", examples=["must be at least 1, got -3"])
+    line: int | None = Field(
+        default=None, ge=1, description="Where it is, of a job file that was sent as YAML."
+    )
 
 
 _EXAMPLE: Final[JsonDict] = {
@@ -109,7 +115,7 @@ def problem(
         detail=_sendable(detail),
         instance=instance,
         errors=tuple(
-            FieldProblem(field=_sendable(each.field), detail=_sendable(each.detail))
+            FieldProblem(field=_sendable(each.field), detail=_sendable(each.detail), line=each.line)
             for each in errors
         )
         or None,
@@ -122,14 +128,19 @@ def _sendable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def problem_of(error: DollError, instance: str) -> Response:
+def problem_of(error: DollError, scope: Scope) -> Response:
     """An answer that tells an error of ours; what nobody expected is logged and not told."""
+    instance = scope["path"]
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         return failure(error, instance)
     headers = {"Retry-After": str(RETRY_S)} if error.retriable else None
-    given = error if isinstance(error, GivenError) else GivenError((), "")
-    fields = [FieldProblem(field=f"body.{each}", detail=given.problem) for each in given.fields]
+    fields = []
+    if isinstance(error, GivenError):
+        told = [(f"body.{each}", error.problem) for each in error.fields]
+        fields = _fields(told, scope)
+    elif isinstance(error, YamlError):
+        fields = [FieldProblem(field="body", detail=str(error), line=error.line)]
     return problem(status, str(error), instance, errors=fields, headers=headers)
 
 
@@ -150,7 +161,7 @@ async def _answer(request: Request, error: Exception) -> Response:
     path = request.url.path
     match error:
         case DollError():
-            return problem_of(error, path)
+            return problem_of(error, request.scope)
         case HTTPException(status_code=status, detail=detail):
             if status == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
                 detail = f"there is nothing at {path}"
@@ -158,15 +169,23 @@ async def _answer(request: Request, error: Exception) -> Response:
                 detail = f"{request.method} is not offered here"
             return problem(status, detail, path, headers=error.headers)
         case RequestValidationError():
-            return _invalid(error, path)
+            return _invalid(error, request.scope)
     raise error
 
 
-def _invalid(error: RequestValidationError, path: str) -> Response:
-    found = error.errors()
+def _fields(told: Iterable[tuple[str, str]], scope: Scope) -> list[FieldProblem]:
+    """What is wrong with which field, and its line if a job file was sent."""
+    return [
+        FieldProblem(field=where, detail=said, line=line_in_job_file(scope, where))
+        for where, said in told
+    ]
+
+
+def _invalid(error: RequestValidationError, scope: Scope) -> Response:
+    found, path = error.errors(), scope["path"]
     if any(details["type"] == "json_invalid" for details in found):
         return problem(400, "the body is no JSON", path)
-    fields = [FieldProblem(field=where, detail=said) for where, said in problems_of(found)]
+    fields = _fields(problems_of(found), scope)
     detail = "; ".join(f"{each.field}: {each.detail}" for each in fields[:3])
     more = f" (and {len(fields) - 3} more)" if len(fields) > 3 else ""
     return problem(422, detail + more, path, errors=fields)

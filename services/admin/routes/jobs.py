@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-from fastapi import APIRouter, Body, Header, Query
+from fastapi import APIRouter, Body, Depends, Header, Query
 from pydantic import ConfigDict, Field, with_config
 from starlette.responses import Response
 from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
@@ -33,7 +33,7 @@ from common.planning.replan import check_given_back, read_ledger
 from services.admin.live.followers import followed
 from services.admin.middleware.access import OPERATOR, Operator
 from services.admin.middleware.problems import documented
-from services.admin.routes.requests import JOB, JobName, Limit, strictly
+from services.admin.routes.requests import JOB, YAML_TYPE, JobName, Limit, job_file, strictly
 from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 if TYPE_CHECKING:
@@ -142,6 +142,8 @@ class JobPatch(TypedDict, total=False):
     "",
     status_code=201,
     response_model=JobAnswer,
+    dependencies=[OPERATOR, Depends(job_file)],
+    openapi_extra={"requestBody": {"content": {YAML_TYPE: {"schema": {"type": "string"}}}}},
     responses={
         **documented(409, 502),
         201: {"headers": {"Location": {"schema": {"type": "string"}}}},
@@ -150,7 +152,7 @@ class JobPatch(TypedDict, total=False):
 async def create(
     service: Answering,
     caller: Operator,
-    spec: Annotated[JobSpec, strictly(JobSpec), Body(openapi_examples=_EXAMPLES)],
+    spec: Annotated[JobSpec, strictly(JobSpec, file=True), Body(openapi_examples=_EXAMPLES)],
     idempotency_key: Annotated[
         str | None,
         Header(
@@ -162,7 +164,7 @@ async def create(
         ),
     ] = None,
 ) -> Response:
-    """Submit a job; coordinators take it up from there."""
+    """Submit a job, or a job file as it is; coordinators take it up from there."""
     check_options(spec)  # before anybody waits for a turn
     await _check(service, spec)
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,17 +40,17 @@ def show(
 
     Example: [bold]doll dlq show clinic-a[/]
     """
+    from common.topics.dead_letters import by_reason
+
     log = outside_of(context).open_log()
     table = Table("topic", "job", "records", "batches", "replayed", "reason", box=None)
     told, others = 0, 0
     for stream in _streams(log, topic, job):
         read = read_of(log, stream, job)
-        counts = Counter((each.job, each.reason) for each in read.letters)
-        others += sum(count for _, count in counts.most_common()[_SHOWN:])
-        for (name, reason), count in counts.most_common(_SHOWN):
-            these = [each for each in read.letters if (each.job, each.reason) == (name, reason)]
-            batches = sum(each.is_batch for each in these)
-            replayed = sum(each.key in read.replayed for each in these)
+        found = by_reason(read)
+        others += sum(len(each.letters) for each in found[_SHOWN:])
+        for name, reason, letters, batches, replayed in found[:_SHOWN]:
+            count = len(letters)
             cells = (stream, name or "?", count - batches, batches, replayed, reason)
             table.add_row(*(Text(str(cell)) for cell in cells))
             told += count

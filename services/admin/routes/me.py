@@ -1,0 +1,25 @@
+"""`/v1/me`: as whom a request comes, so that a page offers only what its user may do."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from common.api.answers import Answer
+from common.api.keys import Role  # noqa: TC001 -- pydantic reads it when run
+from services.admin.middleware.access import Viewer  # noqa: TC001 -- FastAPI reads it when run
+
+router = APIRouter(prefix="/v1/me", tags=["health"])
+
+
+class Me(Answer):
+    """Whose request it is."""
+
+    name: str = Field(description="Of the API key.", examples=["laptop"])
+    role: Role = Field(description="An operator may do all that a viewer may, and change things.")
+
+
+@router.get("")
+async def show(caller: Viewer) -> Me:
+    """Say who asks."""
+    return Me(name=caller.name, role=caller.role)

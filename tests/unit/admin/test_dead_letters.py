@@ -1,0 +1,63 @@
+"""A job's dead letters over HTTP: how many for which reason, and where the newest are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.core.messages import Skipped
+from common.core.spans import Span
+from common.topics.dead_letters import letter_of, note_of
+from services.admin.routes.requests import JOB
+from tests.unit.admin.conftest import World, problem
+
+if TYPE_CHECKING:
+    from common.ports.servers import NewRecord
+    from common.topics.dead_letters import Letter
+
+PATH = "/v1/jobs/digits/dead-letters"
+
+
+def bad(offset: int, reason: str, job: str = "digits") -> Letter:
+    return letter_of(job, Skipped("clinic-a", 0, offset, reason), offset, b"?")
+
+
+def write(world: World, *letters: Letter | NewRecord) -> None:
+    writer = world.log.writer()
+    for each in letters:
+        writer.append(each.topic, each.value, key=each.key, headers=each.headers)
+    assert writer.flush(1.0)
+
+
+def test_they_are_counted_by_reason_with_the_newest_addresses(world: World) -> None:
+    world.streams("clinic-a", "clinic-b", "clinic-a.dlq")
+    assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
+    assert world.get(PATH) == {"reasons": [], "others": 0}
+
+    write(world, bad(3, "too short"), bad(4, "too short"), bad(5, "no label"))
+    write(world, bad(6, "too short", job="another"), bad(4, "too short"))
+    write(world, note_of(Span("clinic-a", 0, 3, 4), b"clinic-a[0]@3", "clinic-a"))
+
+    told = world.get(f"{PATH}?limit=1")
+    assert told["others"] == 1
+    assert told["reasons"] == [
+        {
+            "stream": "clinic-a",
+            "reason": "too short",
+            "records": 2,
+            "batches": 0,
+            "replayed": 1,
+            "newest": [
+                {"partition": 0, "offset": 4, "end": 5},
+                {"partition": 0, "offset": 3, "end": 4},
+            ],
+        }
+    ]
+
+
+def test_a_job_that_is_not_there_has_none(world: World) -> None:
+    assert "no job" in problem(world.ask("GET", PATH, key="viewer"), 404)
+
+
+def test_everybody_is_told_as_whom_they_come(world: World) -> None:
+    assert world.get("/v1/me") == {"name": "eve", "role": "viewer"}
+    assert world.ask("GET", "/v1/me").json() == {"name": "olga", "role": "operator"}
