@@ -16,12 +16,12 @@ help:  ## show this list
 
 install: $(INSTALLED)  ## make .venv and install everything, pinned
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml common/public/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	@echo "installing (PyTorch is large: this takes a minute or more) ..."
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable common/public --editable '.[dev]'
 	@touch $@
 
 demo: $(INSTALLED)  ## train on a live stream, kill a worker half-way, prove that nothing was lost

@@ -1,39 +1,44 @@
 """Everything that goes wrong on purpose: one small tree, each class says whether waiting helps.
 
-Faults of the user (`UserError`: a bad job file, a topic that does not exist) are another branch
-than faults of the world (`OutsideError`: a broker that is away), so that a command can tell.
+Its root and the branches that users meet are `doll.errors`; what only our own processes tell apart
+is here.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from doll.errors import (
+    ConflictError,
+    DollError,
+    GivenError,
+    NotFoundError,
+    OutsideError,
+    UnavailableError,
+    UserError,
+)
 
-class DollError(Exception):
-    """Root of the tree."""
-
-    retriable: ClassVar[bool] = False
-
-
-class UserError(DollError):
-    """Something a person gave us makes no sense; the message names the field and what to do."""
-
-
-class GivenError(UserError):
-    """What a person asks makes no sense; knows the fields, whose names differ by who was asked."""
-
-    def __init__(self, fields: tuple[str, ...], problem: str) -> None:
-        super().__init__(f"{', '.join(fields)}: {problem}")
-        self.fields = fields
-        self.problem = problem
-
-
-class NotFoundError(UserError):
-    """What a person names is not there: a job, a version of a model."""
-
-
-class ConflictError(UserError):
-    """What a person wants contradicts what is there, or what somebody else did meanwhile."""
+__all__ = [
+    "BrokenWriterError",
+    "ConflictError",
+    "CorruptError",
+    "DeliveryError",
+    "DollError",
+    "ExpiredError",
+    "FutureFormatError",
+    "GivenError",
+    "GroupError",
+    "NotFoundError",
+    "OutsideError",
+    "RecordTooLargeError",
+    "RecreatedError",
+    "TaskMissingError",
+    "TruncatedError",
+    "UnavailableError",
+    "UnknownTopicError",
+    "UserError",
+    "WireError",
+]
 
 
 class TaskMissingError(UserError):
@@ -41,16 +46,6 @@ class TaskMissingError(UserError):
 
     No fault of the job: another process may have it, and this one may get it.
     """
-
-
-class OutsideError(DollError):
-    """Kafka, Redis or object storage did not do what was asked."""
-
-
-class UnavailableError(OutsideError):
-    """The server is unavailable or slow: the same call may work later."""
-
-    retriable: ClassVar[bool] = True
 
 
 class GroupError(UnavailableError):

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 TREES = ("common", "services", "tests", "load")
 FLOORS = (  # a folder imports folders of lower floors; the root of `common/` holds `errors` alone
+    ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
     ("common.theory", "common.ports", "common.datasets", "common.learning", "common.evaluation"),
     ("common.policies", "common.traces"),
@@ -27,7 +28,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
         *("services.worker", "services.coordinator", "services.provisioner", "services.evaluator"),
         *("services.admin", "services.cli"),
     ),
-    ("load", "common.public"),
+    ("load",),
     ("tests",),
 )
 CORE_LIBRARIES = {"msgspec", "numpy"}
@@ -47,7 +48,7 @@ HOMES = {  # a client library has one home
     "fastapi": ("services/admin/",),
     "uvicorn": ("services/admin/",),
     "psutil": ("common/adapters/local/table.py",),
-    "httpx2": ("services/cli/",),
+    "httpx2": ("common/public/doll/", "services/cli/system/"),
     "pyarrow": ("services/cli/commands/parquet.py",),
     "plotly": ("services/admin/",),
     "prometheus_client": ("common/telemetry/metrics/",),
@@ -58,7 +59,6 @@ HOMES = {  # a client library has one home
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
         TORCH_GROUP,
         *("services/evaluator/", "common/simulation/experiments/learning.py"),
-        "common/public/task_check.py",
     ),
     "scipy": ("common/theory/", "common/policies/", "common/simulation/experiments/results.py"),
     "matplotlib": ("services/cli/render/plots.py",),
@@ -93,7 +93,8 @@ def named(path: Path) -> str:
 
 
 def module(path: Path) -> str:
-    return named(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    name = named(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return name.removeprefix("common.public.")
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from common.config.secret_files import SUFFIX
+from doll.secret_files import SUFFIX
 
 _PREFIX = "DOLL_KAFKA_"
 _COMMON = (  # of the families below

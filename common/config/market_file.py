@@ -21,12 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from common.config.billing import BillingSpec  # noqa: TC001 -- pydantic reads it when run
 from common.config.validation import complaint, field_names
-from common.config.yaml_file import as_json, load_text
 from common.errors import UserError
 from common.ports.machines import Offer
 from common.theory.billing import BY_NAME, BY_THE_SECOND
 from common.traces.files import common_starts_s
 from common.traces.spec import TraceSpec
+from doll.yaml_file import as_json, load_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,9 +24,9 @@ from pydantic import (
 )
 
 from common.config.kafka_properties import property_of, refusal_of, variable_of, variables
-from common.config.secret_files import SUFFIX, resolve_files
 from common.config.validation import complaint, nearest
 from common.errors import UserError
+from doll.secret_files import SUFFIX, resolve_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

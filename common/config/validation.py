@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import json
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
+
+from doll.yaml_file import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _SHOWN_PROBLEMS = 3
-_SHOWN_CHARACTERS = 60
 
 
 def complaint(
@@ -41,12 +41,6 @@ def complaint(
 def problems_of(errors: Sequence[ErrorDetails]) -> list[tuple[str, str]]:
     """Each field's path, and what is wrong with it."""
     return [(_path_of(details["loc"]), _said(details)) for details in errors]
-
-
-def shown(value: object) -> str:
-    """A value as JSON, cut where it is long."""
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
 def field_names(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:

@@ -20,8 +20,7 @@ from common.config.synchronisation import (
     Positive,
     SynchronisationSpec,
 )
-from common.config.validation import complaint, field_names, shown
-from common.config.yaml_file import as_json, load_text
+from common.config.validation import complaint, field_names
 from common.core.hashing import HASH
 from common.core.schedule import CONSTANT, Schedule, ScheduleKind
 from common.errors import GivenError, UnknownTopicError, UserError
@@ -43,6 +42,7 @@ from common.learning.fields import Field as RecordField
 from common.learning.task_options import options_of
 from common.policies.policy import PolicyName
 from common.topics import names as topics
+from doll.yaml_file import as_json, load_text, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

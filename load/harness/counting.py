@@ -11,7 +11,6 @@ from confluent_kafka.cimpl import NewPartitions
 
 from common.checkpoints.snapshot_file import from_bytes, from_store, in_hand
 from common.checkpoints.store import CheckpointStore
-from common.config.yaml_file import as_json
 from common.core.audit import Audit, audit
 from common.core.messages import GENESIS, ModelId
 from common.core.spans import Partition
@@ -25,6 +24,7 @@ from common.testing.counting import ENTRYPOINT
 from common.topics.names import control_topic, updates_topic
 from common.topics.read import read_decoded
 from common.wire import messages as wire
+from doll.yaml_file import as_json
 from load.harness.stack import await_until
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from common.config.settings import Settings
-from common.config.yaml_file import as_json, load_text
 from common.datasets.digits import load_digits
 from common.embedded.process import free_port
 from common.embedded.services import Service, stop_all
@@ -26,6 +25,7 @@ from common.jobs.spec import job_from_json
 from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
+from doll.yaml_file import as_json, load_text
 from load.monitoring.prometheus import Prometheus
 
 if TYPE_CHECKING:

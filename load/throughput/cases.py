@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.config.yaml_file import as_json
 from common.datasets.readers import read_records
 from common.jobs.spec import job_from_json
+from doll.yaml_file import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,6 @@ import pytest
 
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings
-from common.config.yaml_file import as_json, load_text
 from common.datasets.digits import load_digits
 from common.embedded.kafka import embedded_settings
 from common.embedded.process import free_port
@@ -24,6 +23,7 @@ from common.ports.servers import NewTopic
 from common.provisioning.records import PlanRecord
 from common.runtime.connect import open_log
 from common.wire.plans import decode_plan
+from doll.yaml_file import as_json, load_text
 from services.admin.app import create_app
 from services.cli.commands import sources
 from tests.integration.guides import DOCS, blocks, commands, programs, what_goes_wrong

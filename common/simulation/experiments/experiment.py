@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from common.config.validation import complaint, field_names
-from common.config.yaml_file import as_json, load_text
 from common.errors import UserError
 from common.learning.torch_here import need_torch
 from common.policies.reassign import update_capacity_per_s
@@ -20,6 +19,7 @@ from common.simulation.experiments.policy_driver import Priors
 from common.simulation.experiments.spec import Experiment
 from common.theory.estimates import RatePrior
 from common.traces.files import starts_of, traced
+from doll.yaml_file import as_json, load_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from common.api.answers import Answer
 from common.config.validation import problems_of
-from common.config.yaml_file import YamlError
 from common.errors import (
     ConflictError,
     DollError,
@@ -23,6 +22,7 @@ from common.errors import (
     UserError,
 )
 from common.telemetry.logging import event_logger
+from doll.yaml_file import YamlError
 from services.admin.routes.requests import line_in_job_file
 
 if TYPE_CHECKING:

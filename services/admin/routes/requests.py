@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 from fastapi import Path, Query, Request
 from pydantic import TypeAdapter, WrapValidator
 
-from common.config.yaml_file import as_json, line_of, load_text
 from common.errors import UserError
+from doll.yaml_file import as_json, line_of, load_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

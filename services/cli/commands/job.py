@@ -324,7 +324,7 @@ def _tell(notes: Iterable[str]) -> None:
 
 def _block(name: str, text: str) -> Value:
     """A block as a person writes it on a command line."""
-    from common.config.yaml_file import load_text
+    from doll.yaml_file import load_text
 
     if text == "none":
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.config.yaml_file import as_json, load_text
+from doll.yaml_file import as_json, load_text
 from tests.unit.deploy.promql import faults
 from tests.unit.deploy.promtool import promtool
 

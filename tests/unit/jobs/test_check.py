@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from common.config.yaml_file import as_json, load_text
 from common.errors import GivenError
 from common.jobs import check
 from common.jobs.check import check_submission
 from common.jobs.spec import JobSpec
+from doll.yaml_file import as_json, load_text
 from tests.unit.admin.live.helpers import SPEC
 
 OWN = "tests.unit.jobs.odd_tasks"

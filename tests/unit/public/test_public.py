@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-import common.public as doll
+import doll
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROOT = Path(__file__).parents[3]
+DOLL = ROOT / "common" / "public" / "doll"
 JOB = ROOT / "docs" / "examples" / "digits.yaml"
 BATCH = {"x": np.ones((4, 3), np.float32), "y": np.full(4, 2.0, np.float32)}
 
@@ -90,8 +92,20 @@ def test_a_job_file_is_read_as_it_is_at_submission(tmp_path: Path) -> None:
 def test_all_that_is_offered_is_there_and_nothing_else_is() -> None:
     assert dir(doll) == sorted(doll.__all__)
     assert all(getattr(doll, name) is not None for name in doll.__all__)
-    with pytest.raises(AttributeError, match="Client"):
-        _ = doll.Client
+    with pytest.raises(AttributeError, match="Server"):
+        _ = doll.Server  # type: ignore[attr-defined]  # that it is not there is what is tried
+
+
+def test_type_checkers_find_what_there_is_at_run_time() -> None:
+    stub = ast.parse((DOLL / "__init__.pyi").read_text())
+    named = {
+        (alias.name, node.module)
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert named == set(vars(doll)["_HOMES"].items())
+    assert (DOLL / "py.typed").exists()
 
 
 def test_the_installed_package_is_called_doll_and_reading_a_job_needs_no_torch(
@@ -104,12 +118,38 @@ def test_the_installed_package_is_called_doll_and_reading_a_job_needs_no_torch(
     assert told.stdout.split() == ["digits", "False"]
 
 
-def test_a_wheel_holds_all_packages_and_doll() -> None:
-    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    found = {
-        path.parent.relative_to(ROOT).as_posix().replace("/", ".")
-        for tree in ("common", "services")
-        for path in (ROOT / tree).rglob("*.py")
-    }
-    assert given["packages"] == sorted({*found, "doll"})
-    assert given["package-dir"] == {"doll": "common/public"}
+def test_of_the_client_alone_there_is_all_but_tasks_and_job_specifications(tmp_path: Path) -> None:
+    code = """
+import sys, doll
+print(*(name for name, home in doll._HOMES.items() if home.startswith("common.")))
+for name in doll._HOMES:
+    try:
+        getattr(doll, name)
+    except ImportError as error:
+        assert "part of the distribution `doll`" in str(error), error
+        print(name)
+assert "torch" not in sys.modules
+"""
+    (tmp_path / "doll").symlink_to(DOLL)
+    (tmp_path / "common.py").touch()  # somebody else's
+    told = subprocess.run(  # noqa: S603 -- our own command line
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    absent, *refused = told.stdout.splitlines()
+    assert refused == absent.split() != []
+
+
+def test_a_distribution_holds_its_own_packages() -> None:
+    main = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    client = tomllib.loads((DOLL.parent / "pyproject.toml").read_text())
+    assert client["project"]["version"] == main["project"]["version"]
+    assert client["tool"]["setuptools"]["packages"] == ["doll"]
+    assert not [path for path in DOLL.rglob("*.py") if path.parent != DOLL]
+    for tree in ("common", "services"):
+        for path in (ROOT / tree).rglob("*.py"):  # a folder without __init__.py is in no wheel
+            assert DOLL in path.parents or (path.parent / "__init__.py").exists(), path

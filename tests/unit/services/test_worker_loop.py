@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.config.settings import Settings
-from common.config.yaml_file import as_json
 from common.core.events import Assigned
 from common.core.messages import LeaderStatus, UpdateTrigger, WorkerId
 from common.core.spans import Partition
@@ -29,6 +28,7 @@ from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
 from common.topics.names import control_topic, group_name
+from doll.yaml_file import as_json
 from services.worker.loop import JobWorker, Observers
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import UserError
+from doll.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

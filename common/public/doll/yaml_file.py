@@ -9,14 +9,28 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from common.config.validation import shown
-from common.errors import UserError
+from doll.errors import UserError
 
 _MAX_CHARACTERS = 1_000_000  # Kafka's default limit for the record that the job becomes
+_SHOWN_CHARACTERS = 60
+
+
+def load_file(path: str | Path) -> dict[str, Any]:
+    """Read a job file.
+
+    Raises:
+        UserError: If it cannot be read, or does not parse.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"job file {path}: {error}") from error
+    return load_text(text)
 
 
 class YamlError(UserError):
@@ -90,6 +104,12 @@ def as_json(data: dict[str, Any], name: str = "job file") -> str:
         return json.dumps(data, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(f"{name}: holds a value that is not plain data: {error}") from error
+
+
+def shown(value: object) -> str:
+    """A value as JSON, cut where it is long."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
 class _Loader(yaml.SafeLoader):

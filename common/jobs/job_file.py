@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config.yaml_file import as_json, load_text
-from common.errors import UserError
 from common.jobs.spec import check_options, job_from_json
+from doll.yaml_file import as_json, load_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from common.jobs.spec import JobSpec
 
 
@@ -22,10 +22,6 @@ def load_job(path: str | Path) -> JobSpec:
         UserError: If there is no such file, or with the field's path, what was found and what is
             allowed.
     """
-    try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"job file {path}: {error}") from error
-    spec = job_from_json(as_json(load_text(text)))
+    spec = job_from_json(as_json(load_file(path)))
     check_options(spec)
     return spec

@@ -1,0 +1,62 @@
+"""What users of DOLL import: `import doll`. Each name is loaded when it is first asked for.
+
+    job = doll.Client("http://doll:8080").submit("digits.yaml")
+    for update in job.updates():
+        print(update.version, update.loss)
+
+    class Spend(doll.Task): ...                    # a task of your own
+    print(doll.check_task(Spend(features=3), batch))
+
+The client is all that the distribution `doll-client` has. Tasks and job specifications come from
+the packages of the distribution `doll`, where that is installed, too. Types are in `__init__.pyi`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+_HOMES = {
+    "Client": "doll.client",
+    "ConflictError": "doll.errors",
+    "DollError": "doll.errors",
+    "Input": "common.learning.fields",
+    "Job": "doll.job",
+    "JobSpec": "common.jobs.spec",
+    "Live": "doll.live",
+    "Model": "doll.job",
+    "NotFiniteError": "common.learning.errors",
+    "NotFoundError": "doll.errors",
+    "OutsideError": "doll.errors",
+    "Status": "doll.job",
+    "Task": "common.learning.tasks",
+    "TaskCheck": "common.learning.task_check",
+    "TaskError": "common.learning.errors",
+    "UnavailableError": "doll.errors",
+    "Update": "doll.job",
+    "UserError": "doll.errors",
+    "WrongTaskError": "common.learning.errors",
+    "check_task": "common.learning.task_check",
+    "load_job": "common.jobs.job_file",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    try:
+        found: object = getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        if not home.startswith("common.") or not home.startswith(error.name or ""):
+            raise
+        raise ImportError(
+            f"doll.{name} is part of the distribution `doll`, which is not installed here: of"
+            " `doll-client` alone there is the client"
+        ) from error
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,43 @@
+"""What `doll` offers, for type checkers: at run time each name is loaded when it is asked for."""
+
+from common.jobs.job_file import load_job
+from common.jobs.spec import JobSpec
+from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
+from common.learning.fields import Input
+from common.learning.task_check import TaskCheck, check_task
+from common.learning.tasks import Task
+from doll.client import Client
+from doll.errors import (
+    ConflictError,
+    DollError,
+    NotFoundError,
+    OutsideError,
+    UnavailableError,
+    UserError,
+)
+from doll.job import Job, Model, Status, Update
+from doll.live import Live
+
+__all__ = [
+    "Client",
+    "ConflictError",
+    "DollError",
+    "Input",
+    "Job",
+    "JobSpec",
+    "Live",
+    "Model",
+    "NotFiniteError",
+    "NotFoundError",
+    "OutsideError",
+    "Status",
+    "Task",
+    "TaskCheck",
+    "TaskError",
+    "UnavailableError",
+    "Update",
+    "UserError",
+    "WrongTaskError",
+    "check_task",
+    "load_job",
+]

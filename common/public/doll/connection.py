@@ -1,0 +1,203 @@
+"""One admin service over HTTP: keys, timeouts, what is asked again, and refusals as errors.
+
+The client of `doll` and the command line ask through it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+
+from doll.errors import (
+    ConflictError,
+    GivenError,
+    NotFoundError,
+    OutsideError,
+    UnavailableError,
+    UserError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+T = TypeVar("T")
+
+CONNECT_S = 5.0
+ANSWER_S = 120.0  # a simulation takes as long as the service's settings let it
+AGAIN_S = (0.2, 1.0)  # waits before a request is sent again; `Retry-After` may make them longer
+LONGEST_S = 5.0  # of these waits
+STREAM_S = 45.0  # without a byte: the service sends one every 15 s
+
+_REFUSED: dict[int, type[UserError]] = {404: NotFoundError, 409: ConflictError}
+_AWAY = (429, 503, 504)  # the same request may be answered later
+
+
+class _Field(msgspec.Struct):
+    field: str = ""
+    detail: str = ""
+
+
+class _Problem(msgspec.Struct):
+    """What of RFC 9457 a person is told."""
+
+    detail: str = ""
+    errors: list[_Field] = []
+
+
+class Connection:
+    """One service. May be shared between threads.
+
+    Args:
+        url: Where it is.
+        key: The API key; empty: there is none.
+        timeout_s: For an answer to begin.
+        transport: None: the network.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        timeout_s: float = ANSWER_S,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._key = key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx2.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S))
+        self._http = httpx2.Client(
+            base_url=self.url, headers=headers, timeout=timeout, transport=transport
+        )
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        parameters: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx2.Response:
+        """Ask, and get the answer if it is a success, or 304.
+
+        A request that was never sent, or that the service was too busy for, is sent again. So is
+        one whose answer was lost or a fault of the service, if it may come twice: a GET, or one
+        with an `Idempotency-Key`.
+
+        Raises:
+            UserError: If it is refused: by field where the service names fields.
+            OutsideError: If the service cannot be reached or has a fault.
+        """
+        sent = dict(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
+        twice = method == "GET" or "Idempotency-Key" in sent
+        for wait_s in (*AGAIN_S, None):
+            try:
+                with self._told(path):
+                    answer = self._http.request(
+                        method, path, content=body, params=parameters, headers=sent
+                    )
+            except UnavailableError as error:
+                unsent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
+                if wait_s is None or not (twice or unsent):
+                    raise
+                time.sleep(wait_s)
+                continue
+            if answer.is_success or answer.status_code == 304:
+                return answer
+            busy = answer.status_code == 429 or (twice and answer.status_code >= 500)
+            if wait_s is None or not busy:
+                break
+            time.sleep(max(wait_s, _retry_after_s(answer)))
+        raise self._refusal(answer)
+
+    @contextmanager
+    def stream(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+        """Ask for something that is read as it comes.
+
+        Raises:
+            UserError: If it is refused.
+            OutsideError: If the service cannot be reached, has a fault, or falls silent.
+        """
+        timeout = httpx2.Timeout(STREAM_S, connect=CONNECT_S)
+        with (
+            self._told(path),
+            self._http.stream("GET", path, headers=headers, timeout=timeout) as answer,
+        ):
+            if not answer.is_success:
+                answer.read()
+                raise self._refusal(answer)
+            yield answer
+
+    def decoded(self, content: bytes | str, kind: type[T]) -> T:
+        """Read an answer or an event.
+
+        Raises:
+            OutsideError: If it is something else.
+        """
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self.strange(error) from error
+
+    def strange(self, why: Exception | str) -> OutsideError:
+        """What is to be raised where an answer makes no sense."""
+        return OutsideError(f"{self.url} does not answer as an admin service does: {why}")
+
+    def close(self) -> None:
+        """Let go of the service."""
+        self._http.close()
+
+    @contextmanager
+    def _told(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.TransportError as error:
+            told = str(error) or type(error).__name__
+            raise UnavailableError(f"{self.url} cannot be reached: {told}") from error
+        except (httpx2.InvalidURL, UnicodeError) as error:
+            raise UserError(f"{self.url}{path}: is no URL: {error}") from error
+
+    def _refusal(self, answer: httpx2.Response) -> Exception:
+        status = answer.status_code
+        try:
+            problem = msgspec.json.decode(answer.content, type=_Problem)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            problem = _Problem()
+        detail = problem.detail or f"HTTP {status} {answer.reason_phrase}"
+        if status == 401:
+            what = "this key is not valid" if self._key else "an API key is needed"
+            return UserError(
+                f"{self.url}: {what}: give one as --api-key, DOLL_API_KEY or"
+                " DOLL_API_KEY_FILE; `doll key create NAME --role viewer` makes one"
+            )
+        if status == 403:
+            return UserError(f"{self.url}: {detail}: `doll key create NAME --role operator`")
+        if status == 422 and len({each.detail for each in problem.errors}) == 1:
+            fields = tuple(_own(each.field) for each in problem.errors)
+            return GivenError(fields, problem.errors[0].detail)
+        if 400 <= status < 500 and status not in _AWAY:
+            return _REFUSED.get(status, UserError)(detail)
+        kind = UnavailableError if status in _AWAY else OutsideError
+        return kind(f"{self.url}: {detail}")
+
+
+def path_of(job: str, part: str = "") -> str:
+    """Where a job is, or a part of it."""
+    return f"/v1/jobs/{quote(job, safe='')}" + (f"/{part}" if part else "")
+
+
+def _retry_after_s(answer: httpx2.Response) -> float:
+    """What a service asks to wait."""
+    told = answer.headers.get("Retry-After", "")
+    return min(float(told), LONGEST_S) if told.isdigit() else 0.0
+
+
+def _own(field: str) -> str:
+    """The name of a field without where the service found it."""
+    return field.removeprefix("body.").removeprefix("query.")

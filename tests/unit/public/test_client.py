@@ -1,0 +1,339 @@
+"""`doll.Client`: jobs over the API, updates across broken connections, models that follow."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any, get_args
+
+import httpx2
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+import doll
+import doll.events
+from common.api.answers import EVENT_DATA, JobAnswer, Progress, UpdateEvent
+from common.checkpoints.snapshot_file import to_bytes
+from common.core.messages import Batch, ModelId, UpdateApplied, WorkerId
+from common.core.spans import Span
+from common.jobs.build import task_of
+from common.jobs.progress import Word
+from common.jobs.spec import parse_job
+from common.jobs.store import JobStore
+from common.learning.tasks import build_model
+from common.wire.messages import encode_audit
+from doll import connection as connections
+from doll import job as jobs
+from tests.unit.admin import conftest, test_events, test_model
+from tests.unit.admin.live.helpers import eventually, lead, update
+from tests.unit.cli.test_api import Bridge
+from tests.unit.cli.test_job import JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.unit.admin.conftest import World
+    from tests.unit.admin.test_events import Served
+
+URL = "http://doll.test"
+SPEC = parse_job(JOB)
+
+world, led, served = conftest.world, test_model.led, test_events.served
+
+
+class Way(Bridge):
+    """The way to a service, for more than one thread; it can be cut."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.app)
+        self.runner.close()
+        self.runner = world.runner  # which the world closes
+        self.cut = False
+        self.answered = 0
+        self._lock = threading.Lock()
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Ask the service."""
+        if self.cut:
+            raise httpx2.ConnectError("nobody listens")
+        with self._lock:
+            answer = super().handle_request(request)
+            self.answered += 1
+            return answer
+
+
+def client_of(world: World) -> doll.Client:
+    return doll.Client(URL, world.operator, transport=Way(world))
+
+
+def played(handler: Callable[[httpx2.Request], httpx2.Response], key: str = "") -> doll.Client:
+    """A client of a service that is played."""
+    return doll.Client(URL, key, transport=httpx2.MockTransport(handler))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits before a request is sent again."""
+    monkeypatch.setattr(connections, "AGAIN_S", (0.0, 0.0))
+    monkeypatch.setattr(doll.events, "AGAIN_S", 0.0)
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def test_a_job_is_submitted_as_a_file_as_data_and_as_a_specification(
+    world: World, tmp_path: Path
+) -> None:
+    world.streams("clinic-a")
+    client = client_of(world)
+    path = tmp_path / "digits.yaml"
+    path.write_text(JOB)
+    assert client.submit(path).name == "digits"
+    assert client.submit({**SPEC.model_dump(mode="json"), "name": "data"}).name == "data"
+    assert client.submit(SPEC.model_copy(update={"name": "spec"})).name == "spec"
+    assert [job.name for job in client.jobs()] == ["data", "digits", "spec"]
+    assert client.job("spec").status().spec["batch_size"] == SPEC.batch_size
+
+
+def test_a_job_is_paused_changed_resumed_stopped_and_deleted(world: World) -> None:
+    world.streams("clinic-a")
+    job = client_of(world).submit(SPEC)
+    assert (job.pause("prices are high").state, job.status().reason) == (
+        *("paused", "prices are high"),
+    )
+    assert job.change("more often", group_size=3).spec["group_size"] == 3
+    assert job.resume().wanted == "running"
+    with pytest.raises(doll.ConflictError, match="stop it first"):
+        job.delete()
+    assert job.stop().state == "stopped"
+    job.delete()
+    with pytest.raises(doll.NotFoundError, match="digits"):
+        job.status()
+
+
+def test_what_is_wrong_is_told_with_what_to_do(world: World) -> None:
+    world.streams("clinic-a")
+    client = client_of(world)
+    with pytest.raises(doll.UserError, match="group_size: must be at least 1"):
+        client.submit({**SPEC.model_dump(mode="json"), "group_size": 0})
+    with pytest.raises(doll.UserError, match=r"absent\.yaml"):
+        client.submit("absent.yaml")
+    client.submit(SPEC)
+    with pytest.raises(doll.ConflictError, match="belongs to a job"):
+        client.submit(SPEC)
+    with pytest.raises(doll.UserError, match="plain data"):
+        client.job("digits").change(group_size=object())
+    with pytest.raises(doll.UserError, match="DOLL_API_KEY"):
+        doll.Client(URL, "doll_x", transport=Way(world)).jobs()
+
+
+def test_service_and_key_come_from_the_environment(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(doll.UserError, match="URL"):
+        doll.Client()
+    monkeypatch.setenv("DOLL_API", URL)
+    (tmp_path / "key").write_text(world.viewer + "\n")
+    monkeypatch.setenv("DOLL_API_KEY_FILE", str(tmp_path / "key"))
+    with doll.Client(transport=Way(world)) as client:
+        assert client.jobs() == []
+
+
+def test_what_is_read_of_answers_is_what_the_document_says() -> None:
+    for ours, theirs in (
+        *((jobs.Update, UpdateEvent), (jobs.Progress, Progress), (jobs.Status, JobAnswer)),
+    ):
+        assert set(ours.__struct_fields__) <= theirs.model_fields.keys()
+    assert set(jobs._OVER) < set(get_args(Word))  # noqa: SLF001 -- the words are the API's
+    assert {"job", "update"} < EVENT_DATA.keys()
+
+
+# --- what is asked again --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("first", [500, 503, "lost", "refused"])
+def test_what_may_come_twice_is_asked_again(first: int | str) -> None:
+    asked = list[httpx2.Request]()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request)
+        if len(asked) > 2:
+            return httpx2.Response(200, content=b'{"id": "digits", "jobs": []}')
+        if isinstance(first, int):
+            return httpx2.Response(first)
+        raise {"lost": httpx2.ReadError, "refused": httpx2.ConnectError}[first]("broken")
+
+    client = played(answer)
+    assert client.jobs() == []
+    asked.clear()
+    assert client.submit(SPEC).name == "digits"
+    assert len({request.headers["Idempotency-Key"] for request in asked}) == 1
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("first", "times"), [(500, 1), ("lost", 1), (429, 3), ("refused", 3)])
+def test_a_change_is_asked_again_only_where_it_did_not_arrive(first: int | str, times: int) -> None:
+    asked = list[str]()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.method)
+        if isinstance(first, int):
+            return httpx2.Response(first)
+        raise {"lost": httpx2.ReadError, "refused": httpx2.ConnectError}[first]("broken")
+
+    with pytest.raises(doll.OutsideError):
+        played(answer).job("digits").pause()
+    assert asked == ["PATCH"] * times
+
+
+def test_a_service_that_is_none_is_told() -> None:
+    client = played(lambda _: httpx2.Response(200, content=b"<html>"))
+    with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
+        client.jobs()
+    with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
+        client.job("digits").model()
+
+
+# --- updates --------------------------------------------------------------------------------------
+
+
+class Broken(httpx2.SyncByteStream):
+    """A stream of events that breaks off, or ends."""
+
+    def __init__(self, *events: tuple[int, str, Any], whole: bool) -> None:
+        self._events = events
+        self._whole = whole
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"retry: 2000\n\n: nothing new\n\n"
+        for number, kind, data in self._events:
+            yield f"id: ring-{number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+        if not self._whole:
+            yield b"id: ring-99\nevent: upd"
+            raise httpx2.ReadError("broken")
+
+
+def made(version: int, epoch: int = 0) -> dict[str, Any]:
+    event = jobs.Update(version, epoch, 1.0, 2, 1, 0.5, {})
+    return dict(msgspec.to_builtins(event))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_updates_go_on_where_a_connection_broke_and_none_comes_twice() -> None:
+    progress = jobs.Progress(1, 0, None, {}, None, None, None, None, 0, 0, 0, 0)
+    status = jobs.Status("digits", "running", "", "running", "", 0, 0.0, {}, progress)
+    told = dict(msgspec.to_builtins(status))
+    over = {**told, "state": "finished", "progress": {**told["progress"], "version": 9}}
+    streams = [
+        Broken((0, "job", told), (1, "update", made(2)), (2, "update", made(3)), whole=False),
+        Broken((3, "update", made(4)), whole=True),
+        Broken((0, "job", told), (1, "update", made(4)), (2, "update", made(5)), whole=False),
+        Broken((3, "member", {}), (4, "update", made(3, epoch=7)), (5, "job", over), whole=True),
+    ]
+    begun = list[str]()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/updates"):
+            after = int(request.url.params["after"])
+            newest = made(after + 1, epoch=7 if after == 8 else 0)
+            return httpx2.Response(200, json={"updates": [newest]})
+        begun.append(request.headers.get("Last-Event-ID", ""))
+        return httpx2.Response(200, stream=streams[len(begun) - 1])
+
+    shown = [(each.epoch, each.version) for each in played(answer).job("digits").updates()]
+
+    #        first looked up; events          taken back by the leader 7, whose last was not sent
+    assert shown == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (7, 3), (7, 9)]
+    assert begun == ["", "ring-2", "ring-3", "ring-2"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_service_that_stays_away_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("nobody listens")
+
+    monkeypatch.setattr(doll.events, "PATIENCE_S", 0.01)
+    with pytest.raises(doll.UnavailableError, match="nobody listens"):
+        next(played(refuse).job("digits").updates())
+
+
+def test_updates_of_a_service_end_with_the_job(served: Served) -> None:
+    served.topics.audit(lead(), update(0, 1))
+    with doll.Client(str(served.client.base_url), served.world.viewer) as client:
+        updates = client.job("digits").updates()
+        assert next(updates).version == 1
+        served.topics.audit(update(0, 2), lead(0, ModelId(0, 1)), update(3, 2))
+        until = next(each for each in updates if each.epoch == 3)
+        assert (until.version, until.loss) == (2, 0.5)
+        JobStore(served.world.log).want("digits", "stopped", "enough")
+        assert list(updates) == []
+        with pytest.raises(doll.NotFoundError):
+            next(client.job("nobody").updates())
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def test_weights_are_those_that_are_kept(led: World) -> None:
+    job, net = client_of(led).job("digits"), build_model(task_of(SPEC, ()), 7)
+    best = job.model("best")
+    net.load_state_dict(best)
+    assert (best.version, best.epoch, best.tag) == (1, 0, job.model(1).tag)
+    assert job.model().version == 2
+    arrays = job.model("best", framework="numpy")
+    assert arrays.keys() == best.keys()
+    assert all(np.array_equal(arrays[name], best[name].numpy()) for name in best)
+    with pytest.raises(doll.NotFoundError):
+        job.model(7)
+
+
+def keep(led: World, epoch: int, version: int) -> None:
+    """Make a version, and a snapshot that holds it."""
+    batch = Batch(version - 1, WorkerId("w1"), (Span("clinic-a", 0, 0, 2),), 2)
+    led.log.writer().append(
+        "doll.digits.updates", encode_audit(UpdateApplied(epoch, version, (batch,), 2, 0.5))
+    )
+    snapshot = test_model.kept(ModelId(epoch, version), version + 1, test_model.trained(version))
+    led.board("digits").put_snapshot(epoch, to_bytes(snapshot))
+
+
+def test_what_follows_a_job_serves_whole_versions_and_never_goes_back(led: World) -> None:
+    net, inputs, way = build_model(task_of(SPEC, ()), 7), torch.ones(1, 1, 8, 8), Way(led)
+    before = {name: each.clone() for name, each in net.state_dict().items()}
+    job = doll.Client(URL, led.viewer, transport=way).job("digits")
+    with job.follow(net, every_s=0.001) as live:
+        old = live.served
+        answer = old.net(inputs)
+        keep(led, 0, 3)
+        eventually(lambda: live.version == 3)
+        assert (old.version, torch.equal(old.net(inputs), answer)) == (2, True)
+        assert not torch.equal(live(inputs), answer)
+
+        led.board("digits").wipe()  # a checkpoint of version 1 is the newest that can be read
+        looks = way.answered
+        eventually(lambda: way.answered > looks + 1)
+        assert job.model().version == 1
+        assert (live.version, live.error) == (3, None)
+    assert all(torch.equal(net.state_dict()[name], each) for name, each in before.items())
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_follows_a_job_goes_on_while_the_service_is_away(led: World) -> None:
+    way = Way(led)
+    job = doll.Client(URL, led.viewer, transport=way).job("digits")
+    with job.follow(build_model(task_of(SPEC, ()), 7), every_s=0.001) as live:
+        way.cut = True
+        eventually(lambda: isinstance(live.error, doll.UnavailableError))
+        assert live.version == 2
+        keep(led, 0, 3)
+        way.cut = False
+        eventually(lambda: live.version == 3 and live.error is None)
+
+
+def test_a_network_that_is_another_one_is_refused_at_once(led: World) -> None:
+    with pytest.raises(RuntimeError, match="Missing key"):
+        client_of(led).job("digits").follow(torch.nn.Linear(3, 1))
