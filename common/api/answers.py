@@ -480,7 +480,7 @@ class PlanInForce(Answer):
     binding: str = Field(description="What limits the plan.", examples=["deadline"])
     spot: Count = Field(description="N_s: workers on spot machines.")
     on_demand: Count = Field(description="Machines on demand, stand-ins with them.")
-    places: dict[str, Count] = Field(description="Slots by pool; `none`: without a machine.")
+    places: dict[str, Count] = Field(description="Machines by pool; `none`: slots without one.")
     updates_left: float = Field(description="Until the job is done.")
     deadline_left_s: float | None = Field(description="Null: the job has none.")
     spent_usd: Spent
@@ -612,7 +612,7 @@ class MachineEvent(Answer):
     """`machine`: a machine was ordered, was seen running, or has ended."""
 
     launch: Count = Field(description="Counts the job's machines, from 1.")
-    slot: Slot
+    slot: Count | None = Field(description="Of the job; null: a spare, which none needs yet.")
     worker: str = Field(description="The worker's name.")
     pool: Pool
     kind: Kind

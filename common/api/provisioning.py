@@ -66,8 +66,10 @@ def provisioning_answer(
 
 def plan_answer(plan: Planned) -> PlanInForce:
     """Answer with one decision."""
-    pools = [plan.pools[each] if 0 <= each < len(plan.pools) else NOWHERE for each in plan.places]
-    derived = {"places": Counter(pools), "predicted_usd": plan.predicted_usd}
+    places = Counter(plan.pools[each] if each >= 0 else NOWHERE for each in plan.places)
+    for wanted in plan.machines:
+        places[wanted.pool] += wanted.count
+    derived = {"places": places, "predicted_usd": plan.predicted_usd}
     return PlanInForce.model_validate(msgspec.structs.asdict(plan) | derived)
 
 

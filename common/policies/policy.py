@@ -95,15 +95,21 @@ class Decision:
         return not len(self.places)
 
     @property
+    def pools(self) -> npt.NDArray[np.int8]:
+        """(machines,) index of the pool of each."""
+        names = [pool.name for pool in self.basis.pools]
+        at = np.array([names.index(offer.pool) for offer in self.machines], np.int8)
+        return np.repeat(at, np.array([*self.machines.values()], np.int64))
+
+    @property
     def spot(self) -> int:
         """Machines that may be preempted."""
-        return sum(self.machines.values()) - self.on_demand
+        return int(np.count_nonzero(self.pools != ON_DEMAND))
 
     @property
     def on_demand(self) -> int:
         """Machines on demand, stand-ins with them."""
-        alone = self.basis.pools[ON_DEMAND].name
-        return sum(count for offer, count in self.machines.items() if offer.pool == alone)
+        return int(np.count_nonzero(self.pools == ON_DEMAND))
 
 
 def by_slot(

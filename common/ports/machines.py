@@ -35,9 +35,12 @@ class LaunchRequest(NamedTuple):
 
     launch: int  # counts the machines ordered for the job, from 1
     token: str  # whoever gives the same token twice gets one machine, however late
-    slot: int  # the worker's place in the job
+    slot: int | None  # the worker's place in the job; None: it is given one later, or none
     pool: str  # of the market: what kind of machine, paid how
     worker: str  # the name of the worker on it
+    type: str = ""  # of the machine; empty: whichever the pool has
+    zone: str = ""  # likewise
+    bid_usd_per_hour: float | None = None  # what it may cost at most; None: no limit
 
 
 class Refused(NamedTuple):
@@ -61,7 +64,7 @@ class Machine(NamedTuple):
 
     id: str  # the provider's own
     launch: int
-    slot: int
+    slot: int | None  # as it was ordered for
     pool: str
     worker: str
     state: MachineState

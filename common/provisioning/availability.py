@@ -15,6 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from common.policies.policy import NOWHERE
 from common.provisioning.records import Ended, Lead, Planned, Settled, Started
 from common.theory.estimates import CyclePrior, availability_from_times, cycle_from_times
 
@@ -47,7 +48,7 @@ class Availability:
 
     _times: defaultdict[str, _Times] = field(default_factory=lambda: defaultdict(_Times))
     _up: dict[int, _Since] = field(default_factory=dict)  # by launch
-    _down: dict[int, _Since] = field(default_factory=dict)  # by slot
+    _down: dict[int | str, _Since] = field(default_factory=dict)  # by slot; counted: by pool
     _lead_s: float = float("-inf")
     _heard_s: float = float("-inf")
 
@@ -63,7 +64,7 @@ class Availability:
                 self.unwanted(record.at_s)
             case Started() if instance is not None and not instance.stand_in:
                 self._up[instance.launch] = _Since(instance.pool, record.at_s)
-                self._rise(instance.slot, record.at_s)
+                self._rise(_place(instance), record.at_s)
             case Ended() if instance is not None and not instance.stand_in:
                 self._ended(record, instance)
             case _:
@@ -92,9 +93,15 @@ class Availability:
         return times.up_s + up_s, times.down_s + down_s, float(times.outages)
 
     def _planned(self, planned: Planned) -> None:
+        counted = {each.pool for each in planned.machines if each.count}
+        by_slot = dict(enumerate(planned.places))
         for slot, since in list(self._down.items()):
-            place = planned.places[slot] if slot < len(planned.places) else -1
-            if place < 0 or planned.pools[place] != since.pool:
+            if isinstance(slot, str):
+                wanted = slot in counted
+            else:
+                place = by_slot.get(slot, NOWHERE)
+                wanted = place != NOWHERE and planned.pools[place] == since.pool
+            if not wanted:
                 self._rise(slot, planned.at_s)
 
     def _ended(self, ended: Ended, instance: Instance) -> None:
@@ -104,14 +111,20 @@ class Availability:
             times.up_s += max(ended.at_s - up.at_s, 0.0)
             if ended.cause == "preempted":
                 times.outages += 1
-                self._down[instance.slot] = _Since(up.pool, max(ended.at_s, self._lead_s))
-        elif ended.cause == "refused" and instance.slot not in self._down:
-            self._down[instance.slot] = _Since(instance.pool, instance.ordered_s)
+                if not instance.counted:  # else another one is asked for at once
+                    since = _Since(up.pool, max(ended.at_s, self._lead_s))
+                    self._down[_place(instance)] = since
+        elif ended.cause == "refused" and _place(instance) not in self._down:
+            self._down[_place(instance)] = _Since(instance.pool, instance.ordered_s)
 
-    def _rise(self, slot: int, at_s: float) -> None:
+    def _rise(self, slot: int | str, at_s: float) -> None:
         down = self._down.pop(slot, None)
         if down is not None:
             self._times[down.pool].down_s += max(at_s - down.at_s, 0.0)
+
+
+def _place(instance: Instance) -> int | str:
+    return instance.pool if instance.counted or instance.slot is None else instance.slot
 
 
 def prior_of(pool: Pool) -> CyclePrior:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation
+from common.policies.policy import NOWHERE, ON_DEMAND, MachineCount, Situation
 from common.policies.reassign import waiting_told
 from common.policies.registry import policy_of
+from common.ports.machines import Offer
 from common.provisioning.estimating import SURE
 from common.provisioning.planning import (
     Stability,
@@ -25,13 +26,14 @@ from common.provisioning.planning import (
     stability_of_plan,
     work_left,
 )
-from common.provisioning.records import Planned
+from common.provisioning.records import OfferCount, Planned
+from common.provisioning.seating import readiness
 from common.theory.errors import ParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.policies.policy import Flags, Policy
+    from common.policies.policy import Decision, Flags, Policy
     from common.provisioning.estimating import Estimator
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.reconciling import Backoff
@@ -66,6 +68,7 @@ class PolicyRunner:
         self._backoff = backoff
         self._last: Decision | None = None
         self._known_up: Flags | None = None
+        self._known_machines: dict[Offer, MachineCount] = {}
         self._review_at_s = float("-inf")
         self._retry_at_s = float("inf")
         self._prices: dict[str, float] = {}
@@ -113,9 +116,10 @@ class PolicyRunner:
         rates = estimator.rates_per_s(now_s)
         stands_in_s = np.full(settings.workers, np.nan)
         for instance in self._ledger.open:
-            if instance.stand_in and instance.slot < settings.workers:
+            slot = instance.slot
+            if instance.stand_in and slot is not None and slot < settings.workers:
                 since_s = now_s if instance.started_s is None else instance.started_s
-                stands_in_s[instance.slot] = max(now_s - since_s, 0.0)
+                stands_in_s[slot] = max(now_s - since_s, 0.0)
         to_loss = estimator.updates_to_loss()
         work = work_left(settings, rates, estimator.progress, now_s, to_loss)
         waiting = estimator.waiting
@@ -130,6 +134,7 @@ class PolicyRunner:
             up=self._up(),
             stands_in_s=stands_in_s,
             waiting=waiting,
+            machines=self._machines(now_s),
         )
 
     def ask(self, now_s: float) -> Planned | None:
@@ -164,7 +169,11 @@ class PolicyRunner:
     def record(self, decision: Decision, situation: Situation, why: str, now_s: float) -> Planned:
         """Write a decision down; one that was made earlier costs what is left of its work."""
         plan, pools, work, ledger = decision.plan, situation.pools, situation.work, self._ledger
-        on_demand = (decision.places == ON_DEMAND).sum() + decision.stand_ins.sum()
+        machines = tuple(
+            OfferCount(offer.pool, count, offer.type, offer.zone, offer.bid_usd_per_hour)
+            for offer, count in decision.machines.items()
+            if decision.counted
+        )
         share = 1.0
         if decision.basis.work.records:
             share = min(work.records / decision.basis.work.records, 1.0)
@@ -180,8 +189,8 @@ class PolicyRunner:
             pools=tuple(pool.name for pool in pools),
             places=tuple(decision.places.tolist()),
             stand_ins=tuple(np.flatnonzero(decision.stand_ins).tolist()),
-            spot=int((decision.places > ON_DEMAND).sum()),
-            on_demand=int(on_demand),
+            spot=decision.spot,
+            on_demand=decision.on_demand,
             updates_left=bounded(work.updates),
             deadline_left_s=deadline_left_s(self._settings, now_s),
             spent_usd=bounded(ledger.spent_usd(now_s)),
@@ -194,6 +203,7 @@ class PolicyRunner:
             warning=self.warning,
             transfer_usd=bounded(share * plan.expected_runtime_s * _transfer_usd_per_s(decision)),
             answers=max(ledger.replans, default=-1),
+            machines=machines,
         )
 
     def _reasons(self, now_s: float) -> Iterator[str]:
@@ -210,8 +220,12 @@ class PolicyRunner:
         if self._guessed and self._estimator.arrivals_known(now_s):
             yield "arrivals are known now"
         yield self._prices_moved()
-        known = self._known_up
-        if self._policy.watches_outages and (known is None or (known != self._up()).any()):
+        known, machines = self._known_up, self._known_machines
+        if self._policy.watches_outages and (
+            known is None
+            or (known != self._up()).any()
+            or (self._last.counted and machines != self._machines(now_s))
+        ):
             yield "machines came or went"
         if self.review_s is not None and now_s >= self._review_at_s:
             yield "review"
@@ -223,13 +237,14 @@ class PolicyRunner:
         once = self._policy.review_s is None
         if once and (anew or (self._guessed and self._estimator.arrivals_known(now_s))):
             last = None
-        if last is not None and len(last.places) != situation.work.workers:
+        if last is not None and len(last.basis.up) != situation.work.workers:
             last = None
         return self._policy.reconsider(situation, last)
 
     def _asked(self, situation: Situation, decision: Decision, now_s: float) -> None:
         self._last = decision
         self._known_up = situation.up
+        self._known_machines = self._machines(now_s)
         self._prices = self._ledger.paid_usd_per_hour
         self._guessed = not self._estimator.arrivals_known(now_s)
         self._review_at_s = now_s + (self.review_s or float("inf"))
@@ -252,21 +267,35 @@ class PolicyRunner:
         if self._last is None:
             return ~up
         for instance in self._ledger.open:
-            if instance.slot < len(up):
-                coming = not instance.stand_in and instance.slot not in self._backoff.refused
-                on_demand = instance.running and self._last.places[instance.slot] == 0
-                own = not instance.stand_in or on_demand
-                up[instance.slot] |= own and (instance.running or coming)
+            slot = instance.slot
+            if slot is None or slot >= len(up):
+                continue
+            if self._last.counted:
+                up[slot] |= instance.running
+                continue
+            coming = not instance.stand_in and slot not in self._backoff.refused
+            on_demand = instance.running and self._last.places[slot] == ON_DEMAND
+            own = not instance.stand_in or on_demand
+            up[slot] |= own and (instance.running or coming)
         return up
+
+    def _machines(self, now_s: float) -> dict[Offer, MachineCount]:
+        """Count what there is, by what was asked for."""
+        ready = readiness(self._settings.pools, now_s)
+        counts = dict[Offer, MachineCount]()
+        for instance in self._ledger.open:
+            before, is_ready = counts.get(instance.asked, MachineCount()), ready(instance)
+            counts[instance.asked] = MachineCount(
+                before.ready + is_ready, before.coming + (not is_ready)
+            )
+        return counts
 
 
 def _transfer_usd_per_s(decision: Decision) -> float:
     """What the traffic of a plan's machines costs on average."""
     pools = decision.basis.pools
     usd_per_s = [pool.availability * pool.transfer_usd_per_s for pool in pools]
-    had = decision.places[decision.places != NOWHERE]
-    beside = np.count_nonzero(decision.stand_ins) * usd_per_s[ON_DEMAND]
-    return float(np.array(usd_per_s)[had].sum() + beside)
+    return float(np.array(usd_per_s)[decision.pools].sum())
 
 
 def _policy(settings: ProvisionerSettings) -> Policy:

@@ -20,7 +20,7 @@ from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplie
 from common.core.stop_rule import LOSS_WINDOW
 from common.policies.policy import ON_DEMAND
 from common.provisioning.availability import Availability
-from common.provisioning.records import Ended, EstimateRecord, Started
+from common.provisioning.records import Ended, EstimateRecord, Seated, Started
 from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
 from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.theory.losses import LossTally
@@ -147,7 +147,7 @@ class Estimator:
     def fleet(self, record: PlanRecord, ledger: FleetLedger) -> None:
         """Take in a record of the plans topic that counts, after the ledger did."""
         instance = None
-        if isinstance(record, (Started, Ended)):
+        if isinstance(record, (Started, Seated, Ended)):
             instance = ledger.machines[record.launch]
             self._heard_of(record, instance)
         self._availability.feed(record, instance)
@@ -307,16 +307,19 @@ class Estimator:
                 self._heard_s[span.place] = now_s
         self._batches += 1
 
-    def _heard_of(self, record: Started | Ended, instance: Instance) -> None:
+    def _heard_of(self, record: Started | Seated | Ended, instance: Instance) -> None:
         """Silence of a stream that nobody reads says nothing; its records come all the same."""
         if instance.started_s is None:
             return  # it never ran
-        step = 1 if isinstance(record, Started) else -1
-        before, self._running = self._running, self._running + step
+        step = -1 if isinstance(record, Ended) else 1
+        before = self._running
+        self._running += 0 if isinstance(record, Seated) else step
         if bool(before) != bool(self._running):
             change = StreamTally.returned if self._running else StreamTally.gone
             for each in self._by_place.values():
                 change(each, record.at_s)
+        if instance.slot is None:
+            return  # it reads nothing yet
         on_slot = self._on[instance.slot] = self._on.get(instance.slot, 0) + step
         tally = self._by_slot.get(instance.slot)
         if tally is not None:

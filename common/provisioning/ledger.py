@@ -8,7 +8,7 @@ The provisioner decides on it, the admin service tells of it; `records` shows an
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from common.provisioning.records import (
     Priced,
     ReplanAsked,
     Reviewed,
+    Seated,
     Settled,
     Started,
 )
@@ -42,9 +43,9 @@ class Instance:
     """One machine, from its order to its end."""
 
     launch: int
-    slot: int
+    slot: int | None  # whose stream is its; None: of none yet, it is a spare
     pool: str
-    worker: str
+    worker: str  # as it was ordered
     stand_in: bool
     ordered_s: float
     machine: str = ""  # the provider's id, once it was seen
@@ -54,6 +55,17 @@ class Instance:
     detail: str = ""
     type: str = ""  # what was given, where a pool has several
     zone: str = ""
+    asked: Offer = field(default_factory=lambda: Offer(""))  # by default: any of the pool
+    member: str = ""  # the name under which its worker works; until it is seated, as ordered
+
+    def __post_init__(self) -> None:
+        self.asked = self.asked if self.asked.pool else Offer(self.pool)
+        self.member = self.member or self.worker
+
+    @property
+    def counted(self) -> bool:
+        """Whether it was ordered for no slot of its own."""
+        return self.slot is None or self.member != self.worker
 
     @property
     def open(self) -> bool:
@@ -103,6 +115,8 @@ class FleetLedger:
       term's `Settled`.
     - Plans and launches are numbered: the next number counts, once. A machine starts once, ends
       once, and does not start after its end.
+    - A slot is seated on a machine that runs and has no slot, if no other machine of the slot is
+      open: whoever had it before has ended, and will not come back.
     - `ReplanAsked` is anybody's and counts always.
 
     Attributes:
@@ -118,6 +132,7 @@ class FleetLedger:
         reviews: Thinned, oldest first.
         review: The last one.
         replans: By offset, those that no plan has answered yet.
+        vacated_s: By slot, when the machine ended that it had last.
         settled: The last word, until there is a new leader.
 
     Args:
@@ -136,6 +151,7 @@ class FleetLedger:
         self.reviews = Thinned()
         self.review: Reviewed | None = None
         self.replans: dict[int, ReplanAsked] = {}
+        self.vacated_s: dict[int, float] = {}
         self.settled: Settled | None = None
         self._open: dict[int, Instance] = {}
         self._bill = Bill(billing or {})
@@ -214,16 +230,18 @@ class FleetLedger:
         self.settled = None
         return True
 
-    def _decided(
+    def _decided(  # noqa: C901 -- one case per record
         self,
         offset: int,
-        record: Priced | Planned | LaunchRequested | Started | Ended | Reviewed | Settled,
+        record: Priced | Planned | LaunchRequested | Started | Seated | Ended | Reviewed | Settled,
     ) -> bool:
         match record:
             case LaunchRequested():
                 return self._ordered(record)
             case Started():
                 return self._started(record)
+            case Seated():
+                return self._seated(record)
             case Ended():
                 return self._ended(record)
             case Planned():
@@ -262,6 +280,7 @@ class FleetLedger:
             worker=ordered.worker,
             stand_in=ordered.stand_in,
             ordered_s=ordered.at_s,
+            asked=Offer(ordered.pool, ordered.machine_type, ordered.zone, ordered.bid_usd_per_hour),
         )
         return True
 
@@ -276,11 +295,22 @@ class FleetLedger:
         self._bill.started(instance.launch, instance.offer, started.at_s)
         return True
 
+    def _seated(self, seated: Seated) -> bool:
+        instance = self._open.get(seated.launch)
+        if instance is None or not instance.running or instance.slot is not None:
+            return False
+        if any(other.slot == seated.slot for other in self._open.values()):
+            return False
+        instance.slot, instance.member = seated.slot, seated.worker
+        return True
+
     def _ended(self, ended: Ended) -> bool:
         instance = self._open.pop(ended.launch, None)
         if instance is None:
             return False
         instance.ended_s, instance.cause, instance.detail = ended.at_s, ended.cause, ended.detail
         self.ended[ended.cause] += 1
+        if instance.slot is not None:
+            self.vacated_s[instance.slot] = ended.at_s
         self._bill.ended(ended.launch, ended.at_s, ended.cause)
         return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from common.policies.policy import NOWHERE, ON_DEMAND, Situation, by_slot
+from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation, by_slot
 from common.policies.reassign import (
     Computing,
     machines_for_stability,
@@ -25,7 +25,6 @@ from common.theory.provisioning import Binding, Plan
 from common.theory.work import Work
 
 if TYPE_CHECKING:
-    from common.policies.policy import Decision
     from common.provisioning.records import Planned
     from common.provisioning.settings import ProvisionerSettings
     from common.theory.work import Pool, Rates
@@ -103,6 +102,9 @@ def stability_of_plan(decision: Decision, situation: Situation) -> Stability:
     places, pools = decision.places, situation.pools
     certain = (places == ON_DEMAND) | decision.stand_ins
     spot = places[(places != NOWHERE) & ~certain]
+    if decision.counted:
+        certain = decision.pools == ON_DEMAND
+        spot = decision.pools[~certain]
     shares = np.array([pool.availability for pool in pools])[spot]
     speeds = np.array([pool.speed for pool in pools])[spot]
     fixed = np.count_nonzero(certain) * pools[ON_DEMAND].speed
@@ -133,7 +135,7 @@ def restored(record: Planned, situation: Situation, submitted_s: float) -> Decis
     """
     work = situation.work
     names = tuple(pool.name for pool in situation.pools)
-    if record.pools != names or len(record.places) != work.workers:
+    if record.pools != names or not (record.counted or len(record.places) == work.workers):
         return None
     now_per_s = work.records_per_s
     believed = record.believed
@@ -169,6 +171,8 @@ def restored(record: Planned, situation: Situation, submitted_s: float) -> Decis
         up=np.ones(work.workers, np.bool_),
         stands_in_s=np.full(work.workers, np.nan),
     )
+    if record.counted:
+        return Decision(record.counts, plan, record.reason, basis)
     return by_slot(places, stand_ins, plan, record.reason, basis)
 
 

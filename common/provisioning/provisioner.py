@@ -204,7 +204,7 @@ class Provisioner:
         elif own and counts:
             self._candidacy = None
             plan = self.ledger.plan
-            if self._known.settings.balanced and plan is not None:
+            if self._known.settings.balanced and plan is not None and not plan.counted:
                 self._resize(min(len(plan.places), self._most))
             self._term = Term(self._known, now_s)
             yield do.BecameLeader(offset)

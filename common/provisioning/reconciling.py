@@ -1,7 +1,8 @@
 """What the fleet lacks and has too much of: a decision against the machines that there are.
 
-A slot has one machine of its own, and at most one that stands in. A stand-in whose slot is to run
-on demand for good becomes its own. How a slot moves to a machine of another pool depends:
+Where machines are counted, an offer has too few or too many. By slot, a slot has one machine of its
+own, and at most one that stands in. A stand-in whose slot is to run on demand for good becomes its
+own. How a slot moves to a machine of another pool depends:
 
     hold       ████ released, ended ── ordered ── ████    no two workers ever share a slot's stream
     reassign   ████████████████████████ released          streams go to whoever is there, so the
@@ -16,8 +17,9 @@ from common.policies.policy import NOWHERE, ON_DEMAND
 from common.provisioning.records import Ended, Started
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from common.ports.machines import Offer
     from common.provisioning.ledger import Instance
 
 FIRST_WAIT_S = 1.0
@@ -28,9 +30,10 @@ SOON_S = 60.0  # a machine that fails earlier would fail again: its start is wha
 class Wish(NamedTuple):
     """A machine that shall be there."""
 
-    slot: int
+    slot: int | None  # None: machines are counted
     pool: str
     stand_in: bool = False
+    offer: Offer | None = None  # where machines are counted
 
 
 class FleetDiff(NamedTuple):
@@ -71,10 +74,10 @@ def reconcile(
         at_work: Whether a machine has begun to work, so that the one before it can go; None: the
             one before has to end first.
     """
-    by_slot: dict[int, list[Instance]] = {}
+    by_slot: dict[int | None, list[Instance]] = {}
     for machine in sorted(instances, key=_usefulness):
         by_slot.setdefault(machine.slot, []).append(machine)
-    missing, waited_for = list[Wish](), set[int]()
+    missing, waited_for = list[Wish](), set[int | None]()
     for wish in sorted(wishes, key=lambda wish: wish.stand_in):  # own machines choose first
         free = by_slot.get(wish.slot, [])
         fits = [m for m in free if m.pool == wish.pool and (m.stand_in or not wish.stand_in)]
@@ -91,9 +94,45 @@ def reconcile(
         for m in machines
         if m.stand_in or m.slot not in waited_for or not m.running
     )
-    leaving = {m.slot for m in release if not m.stand_in} if at_work is None else set[int]()
+    leaving = {m.slot for m in release if not m.stand_in and at_work is None}
     order = tuple(
         wish for wish in missing if (wish.stand_in or wish.slot not in leaving) and may_order(wish)
+    )
+    return FleetDiff(order, release)
+
+
+def reconcile_counted(
+    wanted: Mapping[Offer, int],
+    instances: Iterable[Instance],
+    on_demand: str,
+    may_order: Callable[[Wish], bool] = lambda _: True,
+) -> FleetDiff:
+    """Say the same where machines are counted.
+
+    Of too many, those on demand are given back; others stay until they are lost and are then not
+    replaced, as long as their offer is named. Those go first that have no slot's stream.
+
+    Args:
+        wanted: How many of each offer.
+        instances: Machines that run or may come to run.
+        on_demand: The pool whose machines are never lost.
+        may_order: Whether the wish's pool may be asked now, see `Backoff`.
+    """
+    there: dict[Offer, list[Instance]] = {}
+    for machine in sorted(instances, key=lambda each: (each.slot is None, *_usefulness(each))):
+        there.setdefault(machine.asked, []).append(machine)
+    order = tuple(
+        wish
+        for offer, count in wanted.items()
+        for wish in [Wish(None, offer.pool, offer=offer)]
+        for _ in range(count - len(there.get(offer, ())))
+        if may_order(wish)
+    )
+    release = tuple(
+        machine
+        for offer, machines in there.items()
+        if offer.pool == on_demand or offer not in wanted
+        for machine in machines[wanted.get(offer, 0) :]
     )
     return FleetDiff(order, release)
 
@@ -104,13 +143,15 @@ def _usefulness(machine: Instance) -> tuple[bool, int]:
 
 
 def worker_name(
-    job: str, slot: int, launch: int, on_preemption: Literal["hold", "reassign"]
+    job: str, slot: int | None, launch: int, on_preemption: Literal["hold", "reassign"]
 ) -> str:
     """Name the worker on a machine.
 
     Under `hold` a slot's workers are one static member of the consumer group, one after the other;
-    under `reassign` each is a member of its own.
+    under `reassign`, and while it has no slot, each has a name of its own.
     """
+    if slot is None:
+        return f"{job}-m{launch}"
     return f"{job}-w{slot}" if on_preemption == "hold" else f"{job}-w{slot}-{launch}"
 
 
@@ -145,7 +186,7 @@ class Backoff:
 
     def __init__(self) -> None:
         self._pools: dict[str, _Wait] = {}
-        self._slots: dict[int, _Wait] = {}
+        self._slots: dict[int | Offer | None, _Wait] = {}  # or by offer, where they are counted
         self.refused = set[int]()
 
     def feed(self, record: Started | Ended, instance: Instance) -> None:
@@ -153,14 +194,15 @@ class Backoff:
         match record:
             case Started():
                 self._pools.setdefault(instance.pool, _Wait()).well()
-                if not instance.stand_in:
+                if not instance.stand_in and instance.slot is not None:
                     self.refused.discard(instance.slot)
             case Ended(cause="refused"):
                 self._pools.setdefault(instance.pool, _Wait()).again(record.at_s)
-                if not instance.stand_in:
+                if not instance.stand_in and instance.slot is not None:
                     self.refused.add(instance.slot)
             case Ended(cause="failed") if instance.started_s is not None:
-                wait = self._slots.setdefault(instance.slot, _Wait())
+                key = instance.asked if instance.counted else instance.slot
+                wait = self._slots.setdefault(key, _Wait())
                 if record.at_s - instance.started_s > SOON_S:
                     wait.well()
                 wait.again(record.at_s)
@@ -169,7 +211,7 @@ class Backoff:
 
     def until_s(self, wish: Wish) -> float:
         """When this may be ordered."""
-        waits = (self._pools.get(wish.pool), self._slots.get(wish.slot))
+        waits = (self._pools.get(wish.pool), self._slots.get(wish.offer or wish.slot))
         return max((wait.until_s for wait in waits if wait is not None), default=float("-inf"))
 
     def due(self, now_s: float) -> float:

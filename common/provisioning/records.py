@@ -19,6 +19,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from common.ports.machines import Offer
+
 
 class Lead(msgspec.Struct, frozen=True, tag="taken"):
     """A candidate wants to provision: counts only if `after` is what the topic last came to.
@@ -58,8 +60,18 @@ class EstimateRecord(msgspec.Struct, frozen=True):
     high: float
 
 
+class OfferCount(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How many machines of an offer there shall be: `common.ports.machines.Offer`."""
+
+    pool: str
+    count: int
+    type: str = ""
+    zone: str = ""
+    bid_usd_per_hour: float | None = None
+
+
 class Planned(msgspec.Struct, frozen=True, tag="planned"):
-    """A policy's decision; it stands until the next one."""
+    """A policy's decision, by slot or counted; it stands until the next one."""
 
     term: int
     number: int  # counts the job's plans, from 1
@@ -70,7 +82,7 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     feasible: bool
     binding: str  # `common.theory.provisioning.Binding`
     pools: tuple[str, ...]  # by index; the first is on-demand
-    places: tuple[int, ...]  # (N_tot,) pool of each slot, -1 for none
+    places: tuple[int, ...]  # (N_tot,) pool of each slot, -1 for none; empty: counted
     stand_ins: tuple[int, ...]  # slots in which an on-demand machine runs beside
     spot: int  # slots on spot machines
     on_demand: int  # machines on demand, stand-ins with them
@@ -88,6 +100,20 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     warning: str = ""  # the fleet is below what Proposition 1 needs, and why it is left so
     transfer_usd: float = 0.0  # of the expected cost: what machines and servers send each other
     answers: int = -1  # offset of the latest ReplanAsked that had been read, -1 for none
+    machines: tuple[OfferCount, ...] = ()  # where they are counted
+
+    @property
+    def counted(self) -> bool:
+        """Whether it does not say which machine is for which slot."""
+        return not self.places
+
+    @property
+    def counts(self) -> dict[Offer, int]:
+        """How many machines of each offer there shall be, where they are counted."""
+        return {
+            Offer(each.pool, each.type, each.zone, each.bid_usd_per_hour): each.count
+            for each in self.machines
+        }
 
     @property
     def predicted_usd(self) -> float:
@@ -95,16 +121,19 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
         return self.spent_usd + self.expected_cost_usd - self.transfer_usd
 
 
-class LaunchRequested(msgspec.Struct, frozen=True, tag="ordered"):
+class LaunchRequested(msgspec.Struct, frozen=True, tag="ordered", omit_defaults=True):
     """A machine is to be launched; the order that comes first with this number counts."""
 
     term: int
     launch: int  # counts the job's launches, from 1
     at_s: float
-    slot: int
+    slot: int | None  # None: for whichever it is seated on, see `Seated`
     pool: str
     worker: str
     stand_in: bool = False
+    machine_type: str = ""  # empty: whichever the pool has
+    zone: str = ""  # likewise
+    bid_usd_per_hour: float | None = None  # what it may cost at most; None: no limit
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", omit_defaults=True):
@@ -136,6 +165,16 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     at_s: float
     cause: EndedBecause
     detail: str = ""
+
+
+class Seated(msgspec.Struct, frozen=True, tag="seated"):
+    """A slot's stream is this machine's until the machine ends: `common.provisioning.seating`."""
+
+    term: int
+    at_s: float
+    slot: int
+    launch: int
+    worker: str  # the name under which the machine's worker reads it: the slot's static member
 
 
 class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):
@@ -177,7 +216,16 @@ class Settled(msgspec.Struct, frozen=True, tag="settled"):
 
 
 PlanRecord: TypeAlias = (
-    Lead | Priced | Planned | LaunchRequested | Started | Ended | Reviewed | ReplanAsked | Settled
+    Lead
+    | Priced
+    | Planned
+    | LaunchRequested
+    | Started
+    | Seated
+    | Ended
+    | Reviewed
+    | ReplanAsked
+    | Settled
 )
 
 

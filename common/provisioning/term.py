@@ -4,24 +4,29 @@ Nothing is decided while own records are on their way: what stands in the log is
 an order that was read back is an order. One pass of `advance` answers "what now?" after every
 event, until it has something to write down.
 
-    look ──▶ Started, Ended ──▶ lacking? ──▶ Ordered ──▶ policy? ──▶ Planned ──▶ Reviewed
-               prices ──▶ Priced     └──▶ release
+    look ──▶ Started, Ended ──▶ Seated ──▶ lacking? ──▶ Ordered ──▶ policy? ──▶ Planned ──▶ Reviewed
+               prices ──▶ Priced               └──▶ release
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from common.policies.policy import ON_DEMAND
-from common.ports.machines import by_pool
+from common.ports.machines import Offer, by_pool
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.deciding import PolicyRunner
 from common.provisioning.planning import bounded, stability_of_fleet, updates_left
-from common.provisioning.reconciling import FleetDiff, reconcile, wishes_of, worker_name
+from common.provisioning.reconciling import (
+    FleetDiff,
+    reconcile,
+    reconcile_counted,
+    wishes_of,
+    worker_name,
+)
 from common.provisioning.records import (
     Ended,
     LaunchRequested,
@@ -29,21 +34,22 @@ from common.provisioning.records import (
     PlanRecord,
     Priced,
     Reviewed,
+    Seated,
     Settled,
     Started,
 )
+from common.provisioning.seating import readiness, seats
 from common.provisioning.watching import FleetWatch
 from common.theory.errors import ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from common.core.events import Wanted
-    from common.ports.machines import Offer
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.estimating import Estimator
     from common.provisioning.events import ProvisionerEvent
-    from common.provisioning.ledger import FleetLedger, Instance
+    from common.provisioning.ledger import FleetLedger
     from common.provisioning.reconciling import Backoff, Wish
     from common.provisioning.settings import ProvisionerSettings
 
@@ -149,7 +155,10 @@ class Term:
                 self.failed = "its records were not read back in time"
             return
         yield from self._launch(now_s)
-        for step in (self._watch.records, self._priced, self._end, self._provide, self._decide):
+        for step in (
+            *(self._watch.records, self._seat, self._priced, self._end, self._provide),
+            self._decide,
+        ):
             records = tuple(step(now_s))
             yield from self._write(records, now_s)
             if records:
@@ -218,11 +227,41 @@ class Term:
 
     # --- machines ------------------------------------------------------------------------------
 
-    def _wishes(self) -> tuple[Wish, ...]:
+    def _seat(self, now_s: float) -> Iterator[PlanRecord]:
+        """Seat slots on spare machines; under `reassign` streams move by themselves."""
+        known, settings = self._known, self._known.settings
+        spare = any(instance.slot is None and instance.running for instance in known.ledger.open)
+        if known.wanted != "running" or settings.on_preemption != "hold" or not spare:
+            return
+        free = seats(
+            known.ledger.open,
+            readiness(settings.pools, now_s),
+            {pool.name: pool.speed for pool in settings.pools},
+            known.ledger.vacated_s,
+            known.estimator.rates_per_s(now_s),
+        )
+        for slot, launch in free:
+            worker = worker_name(settings.job, slot, launch, settings.on_preemption)
+            yield Seated(known.ledger.term, now_s, slot, launch, worker)
+
+    def _wanted_machines(self) -> int:
         plan = self._known.ledger.plan
         if self._known.wanted != "running" or plan is None:
-            return ()
-        return wishes_of(plan.places, plan.stand_ins, plan.pools)
+            return 0
+        return sum(plan.counts.values()) + len(wishes_of(plan.places, plan.stand_ins, plan.pools))
+
+    def _compare(self, may_order: Callable[[Wish], bool], now_s: float) -> FleetDiff:
+        """Compare what is wanted with what there is."""
+        known, plan = self._known, self._known.ledger.plan
+        if known.wanted != "running" or plan is None:
+            return reconcile((), known.ledger.open)
+        if plan.counted:
+            alone = plan.pools[ON_DEMAND]
+            return reconcile_counted(plan.counts, known.ledger.open, alone, may_order)
+        wishes = wishes_of(plan.places, plan.stand_ins, plan.pools)
+        moves = known.settings.on_preemption == "reassign"
+        at_work = readiness(known.settings.pools, now_s) if moves else None
+        return reconcile(wishes, known.ledger.open, may_order, at_work)
 
     def _steps(self, now_s: float) -> FleetDiff:
         """What is lacking and what is too much. Without a plan yet, whatever runs may stay."""
@@ -231,20 +270,8 @@ class Term:
         if self._basis != basis:  # else it is asked twice in one pass
             self._basis, self._lack = basis, FleetDiff((), ())
             if known.wanted != "running" or known.ledger.plan is not None:
-                self._lack = reconcile(
-                    self._wishes(),
-                    known.ledger.open,
-                    lambda wish: now_s >= known.backoff.until_s(wish),
-                    partial(self._at_work, now_s)
-                    if known.settings.on_preemption == "reassign"
-                    else None,
-                )
+                self._lack = self._compare(lambda wish: now_s >= known.backoff.until_s(wish), now_s)
         return self._lack
-
-    def _at_work(self, now_s: float, instance: Instance) -> bool:
-        start_up_s = {pool.name: pool.start_up_s for pool in self._known.settings.pools}
-        started_s = instance.started_s
-        return started_s is not None and now_s >= started_s + start_up_s.get(instance.pool, 0.0)
 
     def _provide(self, now_s: float) -> Iterator[PlanRecord]:
         """Order what is lacking, once it is known what there is."""
@@ -255,8 +282,18 @@ class Term:
             worker = worker_name(
                 known.settings.job, wish.slot, number, known.settings.on_preemption
             )
+            offer = wish.offer or Offer(wish.pool)
             yield LaunchRequested(
-                known.ledger.term, number, now_s, wish.slot, wish.pool, worker, wish.stand_in
+                term=known.ledger.term,
+                launch=number,
+                at_s=now_s,
+                slot=wish.slot,
+                pool=wish.pool,
+                worker=worker,
+                stand_in=wish.stand_in,
+                machine_type=offer.type,
+                zone=offer.zone,
+                bid_usd_per_hour=offer.bid_usd_per_hour,
             )
 
     def _release(self, now_s: float) -> Iterator[ProvisionerCommand]:
@@ -295,7 +332,7 @@ class Term:
             version=known.estimator.version,
             updates_left=updates_left(settings, made, to_loss) or 0.0,
             running=len(ledger.running),
-            wanted=len(self._wishes()),
+            wanted=self._wanted_machines(),
             spent_usd=bounded(ledger.spent_usd(now_s)),
             on_demand_only_usd=bounded(self._alone_usd(now_s)),
             stability=bounded(ratio),
@@ -340,7 +377,7 @@ class Term:
         coming = sum(not instance.running for instance in known.ledger.open)
         if coming:
             return f"{coming} are on their way"
-        lacking = reconcile(self._wishes(), known.ledger.open).order
+        lacking = self._compare(lambda _: True, now_s).order
         held = sorted({wish.pool for wish in lacking if known.backoff.until_s(wish) > now_s})
         if held:
             return f"{', '.join(held)}: will be retried soon after a refusal or failure"

@@ -147,6 +147,7 @@ class FleetWatch:
                 instance.slot,
                 instance.pool,
                 instance.worker,
+                *instance.asked[1:],
             )
             for instance in due
         )

@@ -208,7 +208,8 @@ class MemoryFleet:
         now_s = self._clock()
         if order.pool in self.faults.broken:
             return _Token(None, Refused(order.launch, capacity=False, reason="no such machines"))
-        offer = self._offer(order.pool, order.slot)
+        place = order.launch if order.slot is None else order.slot
+        offer = self._offer(order.pool, place)
         if order.pool in self.faults.without or (offer is not None and not offer.on(now_s)):
             reason = f"no capacity in {order.pool}"
             return _Token(None, Refused(order.launch, capacity=True, reason=reason))
@@ -235,7 +236,8 @@ class MemoryFleet:
         """Take back what chains have taken back by now."""
         now_s = self._clock()
         for token, machine in self._running():
-            offer = self._offer(machine.pool, machine.slot)
+            place = machine.launch if machine.slot is None else machine.slot
+            offer = self._offer(machine.pool, place)
             lost_s = None if offer is None else offer.lost_s(machine.started_s, now_s)
             if lost_s is not None:
                 token.machine = self._ended(machine, lost_s, "preempted", "out of capacity")

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.errors import WireError
-from common.provisioning.records import Planned, PlanRecord, Priced, Reviewed, Started
+from common.provisioning.records import (
+    LaunchRequested,
+    Planned,
+    PlanRecord,
+    Priced,
+    Reviewed,
+    Seated,
+    Started,
+)
 from common.wire.messages import Codec
 
 if TYPE_CHECKING:
@@ -65,12 +73,22 @@ def _check_believed(believed: Mapping[str, EstimateRecord]) -> None:
             _check_number(f"believed[{name!r}].{field}", getattr(belief, field))
 
 
+def _check_bid(field: str, usd_per_hour: float | None) -> None:
+    if usd_per_hour is not None:
+        _check_number(field, usd_per_hour)
+
+
 def _check_planned(planned: Planned) -> None:
     _need(bool(planned.reason), "reason", planned.reason, "why this plan")
     _need(bool(planned.pools), "pools", planned.pools, "at least the on-demand one")
     known, slots = len(planned.pools), len(planned.places)
     for place in planned.places:
         _need(-1 <= place < known, "places", place, f"-1 or the index of one of {known} pools")
+    for wanted in planned.machines:
+        _need(wanted.pool in planned.pools, "machines", wanted, "one of the plan's pools")
+        _need(wanted.count >= 0, "machines", wanted, "a count of at least 0")
+        _check_bid("machines", wanted.bid_usd_per_hour)
+    _need(not (slots and planned.machines), "machines", planned.machines, "none beside places")
     for slot in planned.stand_ins:
         _need(0 <= slot < slots, "stand_ins", slot, f"one of {slots} slots")
 
@@ -93,24 +111,32 @@ def check_plan(record: PlanRecord) -> None:
                 _check_number(f"offers[{offer.type!r}]", offer.usd_per_hour)
         case Started(usd_per_hour=float(usd_per_hour)):
             _check_number("usd_per_hour", usd_per_hour)
+        case LaunchRequested(bid_usd_per_hour=bid):
+            _check_bid("bid_usd_per_hour", bid)
         case Reviewed():
             _check_believed(record.believed)
 
 
 _TAGS = (
     *("taken", "priced", "planned", "ordered", "started", "ended", "reviewed", "replan"),
-    "settled",
+    *("settled", "seated"),
 )
-FORMAT = 4  # the latest that this program knows; no record was ever of the two before
+FORMAT = 5  # the latest that this program knows; no record was ever of 2 or 3
 
 
 def format_of(record: PlanRecord) -> int:
     """The oldest format of which a program must be to read a record.
 
     Format 4 tells prices of single types and zones, and what each machine is: a bill without them
-    would be wrong.
+    would be wrong. Format 5 counts machines, which no slot has until it is seated on one.
     """
     match record:
+        case Seated() | LaunchRequested(slot=None) | Planned(places=()):
+            return 5
+        case LaunchRequested(machine_type=kind, zone=zone, bid_usd_per_hour=bid) if (
+            kind or zone or bid is not None
+        ):
+            return 5
         case Priced(offers=offers) if offers:
             return 4
         case Started(machine_type=kind, zone=zone, usd_per_hour=usd) if (

@@ -247,13 +247,14 @@ class _Market:
             self._plan(at_s, version, self._plans.pop(0))
         crash = 0.42 < share <= 0.42 + STEP_S / AGE_S
         for machine in self.ledger.running:
+            slot = machine.slot or 0  # every order here names one
             spot = machine.pool != "on-demand"
             if spot and ((crash and machine.pool == "spot-b") or self._random.random() < 0.0021):
                 self._write(Ended(0, machine.launch, at_s, "preempted"))
-                self._back_s[machine.slot] = at_s + self._random.expovariate(1 / 110) + 15
+                self._back_s[slot] = at_s + self._random.expovariate(1 / 110) + 15
             elif self._random.random() < 0.00007:
                 self._write(Ended(0, machine.launch, at_s, "failed"))
-            elif self._pool_of(machine.slot, machine.pool) != machine.pool:
+            elif self._pool_of(slot, machine.pool) != machine.pool:
                 self._write(Ended(0, machine.launch, at_s, "released"))
         self._fill(at_s)
         if at_s - self._reviewed_s >= REVIEW_S:

@@ -16,7 +16,14 @@ from common.errors import BrokenWriterError, NotFoundError, UnavailableError, Us
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.provisioner import Provisioner
-from common.provisioning.records import Ended, LaunchRequested, Planned, Settled, Started
+from common.provisioning.records import (
+    Ended,
+    LaunchRequested,
+    Planned,
+    Seated,
+    Settled,
+    Started,
+)
 from common.telemetry.logging import Outage
 from common.topics.names import plans_topic
 from common.wire.plans import encode_plan
@@ -51,6 +58,7 @@ _LOGGED: dict[type, tuple[str, tuple[str, ...]]] = {  # the event of a record, a
     Planned: ("planned", ("spot", "on_demand", "why", "reason")),
     LaunchRequested: ("machine_ordered", ("launch", "slot", "pool", "worker")),
     Started: ("machine_started", ("launch", "machine")),
+    Seated: ("slot_seated", ("slot", "launch", "worker")),
     Ended: ("machine_ended", ("launch", "cause", "detail")),
     Settled: ("settled", ("spent_usd", "why")),
 }

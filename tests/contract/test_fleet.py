@@ -78,13 +78,14 @@ def test_nothing_runs_at_first(fleet: Fleet) -> None:
     assert fleet.machines() == ()
 
 
+@pytest.mark.parametrize("slot", [3, None])
 def test_an_order_becomes_a_machine_that_carries_what_was_ordered(
-    provider: Provider, fleet: Fleet
+    provider: Provider, fleet: Fleet, slot: int | None
 ) -> None:
-    assert fleet.launch([LaunchRequest(7, "doll-7", 3, SPOT, "w3-7")]) == ()
+    assert fleet.launch([LaunchRequest(7, "doll-7", slot, SPOT, "w3-7")]) == ()
     await_that(lambda: running(fleet) == [7])
     (machine,) = fleet.machines()
-    assert machine[1:6] == (7, 3, SPOT, "w3-7", "running")
+    assert machine[1:6] == (7, slot, SPOT, "w3-7", "running")
     assert (machine.ended_s, machine.cause, machine.detail) == (None, None, "")
     assert machine.id
     assert machine.started_s > 0

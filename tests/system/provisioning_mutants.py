@@ -107,4 +107,46 @@ PROVISIONING_MUTANTS = (
         50,
         (Edit(HERE + "ledger.py", "Offer(self.pool, self.type, self.zone)", "Offer(self.pool)"),),
     ),
+    Mutant(
+        "a slot is seated anew only after its machine has ended",
+        60,
+        (
+            Edit(
+                HERE + "ledger.py",
+                "        if any(other.slot == seated.slot for other in self._open.values()):\n"
+                "            return False\n",
+                "",
+            ),
+            Edit(HERE + "seating.py", "{instance.slot for instance in there}", "set[int | None]()"),
+        ),
+    ),
+    Mutant(
+        "a machine has one slot's stream for as long as it runs",
+        60,
+        (
+            Edit(HERE + "ledger.py", " or instance.slot is not None:", ":"),
+            Edit(HERE + "seating.py", "if instance.slot is None and ready", "if ready"),
+        ),
+    ),
+    Mutant(
+        "a slot is seated on a machine that has started up",
+        60,
+        (Edit(HERE + "seating.py", " + start_up_s.get(instance.pool, 0.0)", ""),),
+    ),
+    Mutant(
+        "what is coming is not ordered again",
+        60,
+        (
+            Edit(
+                HERE + "reconciling.py",
+                "count - len(there.get(offer, ()))",
+                "count - sum(each.running for each in there.get(offer, ()))",
+            ),
+        ),
+    ),
+    Mutant(
+        "an offer that no decision names is given up",
+        60,
+        (Edit(HERE + "reconciling.py", " or offer not in wanted\n", "\n"),),
+    ),
 )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
+from unittest.mock import patch
 
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
@@ -24,13 +25,21 @@ from common.errors import UnavailableError
 from common.policies.policy import ON_DEMAND, POLICY_NAMES
 from common.ports.machines import Offer
 from common.provisioning import commands as do
-from common.provisioning import events
+from common.provisioning import deciding, events
 from common.provisioning import records as plans
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.provisioner import Provisioner
-from common.provisioning.records import Planned, ReplanAsked, Settled, Started
+from common.provisioning.records import (
+    LaunchRequested,
+    Planned,
+    ReplanAsked,
+    Seated,
+    Settled,
+    Started,
+)
 from common.provisioning.settings import ProvisionerSettings
 from common.testing.fleet import Chain, MemoryFleet, MemoryPrices
+from common.testing.policies import Counting
 from common.theory.billing import HOUR_S, Billing, Preempted
 from common.theory.work import Pool
 from common.wire.plans import decode_plan, encode_plan
@@ -49,6 +58,14 @@ if TYPE_CHECKING:
 LEASE_S = 3.0
 SPOT_OFFERS = Offer("spot", "small", "a"), Offer("spot", "large", "b")
 ON_DEMAND_BILLING = Billing(), Billing(minimum_s=30.0)
+ANY, LARGE, ALONE, OTHER = Offer("spot"), SPOT_OFFERS[1], Offer("on-demand"), Offer("other")
+COUNTED = 2  # of three seeds, whose remainder: its policy counts machines
+SCRIPT = (  # for 5 slots: spares, too few, a pool that is given up, another bid
+    {ANY: 4, ALONE: 1, OTHER: 2},
+    {ANY: 3, OTHER: 0, ALONE: 2},
+    {LARGE._replace(bid_usd_per_hour=0.5): 3, ALONE: 3},
+    {ANY: 2, ALONE: 1},
+)
 SPOT_BILLING = Billing(), Billing(minimum_s=20.0, preempted=Preempted(free_within_s=10.0))
 
 
@@ -263,6 +280,12 @@ class World:
             reviewed_s=15.0,
         )
         self.wanted: Literal["running", "paused", "stopped"] = "running"
+        self.counting: Counting | None = None
+        if seed % 3 == COUNTED:
+            self.counting = Counting(SCRIPT, self.chance.choice((15.0, 40.0, 60.0)))
+            start_up_s = self.chance.choice((0.0, 3.0))
+            slower = tuple(replace(pool, start_up_s=start_up_s) for pool in pools)
+            self.settings = replace(self.settings, pools=slower)
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -273,6 +296,13 @@ class World:
 
     def run(self) -> World:
         """Live it, and check it at the end."""
+        if self.counting is None:
+            return self._run()
+        policy = self.counting
+        with patch.object(deciding, "policy_of", lambda *_, **__: policy):
+            return self._run()
+
+    def _run(self) -> World:
         for _ in range(self.chance.choice((2, 3))):
             self.after(self.chance.uniform(0, 2), self.start)
         self.after(1.0, self._work)
@@ -513,8 +543,34 @@ def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Viol
         machines = [machine.id for machine in world.fleet.rented if machine.launch == record.launch]
         if machines != [record.machine]:
             yield Violation("one launch, one machine", f"{record} {machines}")
+    yield from _counted(world, record)
     if isinstance(record, Settled) and world.running() and not world.faults.hidden:
         yield Violation("nothing runs when it is settled", str(world.running()))
+
+
+def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
+    """Machines are ordered as far as they lack, and a slot is seated on one that is its alone."""
+    machines, plan = world.truth.machines, world.truth.plan
+    if isinstance(record, LaunchRequested) and record.slot is None and plan is not None:
+        asked = machines[record.launch].asked
+        there = sum(each.asked == asked for each in world.truth.open)
+        if there > plan.counts.get(asked, 0):
+            yield Violation("no more are ordered than are wanted", f"{there} of {asked}")
+    if isinstance(record, Seated):
+        start_up_s = {pool.name: pool.start_up_s for pool in world.settings.pools}
+        machine = machines[record.launch]
+        if record.at_s < (machine.started_s or 0.0) + start_up_s[machine.pool]:
+            yield Violation("a slot is seated on a machine that is ready", str(record))
+        holders = [
+            launch
+            for launch in world.running()
+            if machines[launch].slot == record.slot and launch not in world.faults.hidden
+        ]
+        others = [each.launch for each in world.counted[:-1] if isinstance(each, Seated)]
+        if record.launch in others:
+            yield Violation("a machine has one slot", str(record))
+        if holders not in ([record.launch], []):
+            yield Violation("a slot has one holder", f"{record}: {holders}")
 
 
 def check_calm(world: World) -> Iterator[Violation]:
@@ -528,10 +584,29 @@ def check_calm(world: World) -> Iterator[Violation]:
         return
     wanted = {slot for slot, place in enumerate(plan.places) if place == ON_DEMAND}
     running = {machine.slot for machine in world.fleet.rented if machine.state == "running"}
-    if not wanted <= running:
+    if plan.counted:
+        yield from _calm_counted(world, plan)
+    elif not wanted <= running:
         yield Violation("what is wanted runs", f"{wanted} wanted, {running} run")
     if world.truth.replans:
         yield Violation("who asks for a plan gets one", str(world.truth.replans))
+
+
+def _calm_counted(world: World, plan: Planned) -> Iterator[Violation]:
+    there = world.truth.running
+    alone = sum(each.count for each in plan.machines if each.pool == "on-demand")
+    if sum(each.pool == "on-demand" for each in there) != alone:
+        yield Violation("what is wanted runs, and no more on demand", f"{alone} of {there}")
+    if given_up := [each for each in there if each.asked not in plan.counts]:
+        yield Violation("what is given up is given back", str(given_up))
+    spares = [each for each in there if each.slot is None]
+    seated = {each.slot for each in there} - {None}
+    calm_s = max((each.started_s or 0.0 for each in spares), default=0.0) + PATIENCE_S
+    holds = world.settings.on_preemption == "hold"
+    if holds and spares and len(seated) < world.settings.workers and world.now_s > calm_s:
+        yield Violation("nobody waits beside a spare", f"{seated} seated beside {spares}")
+    if seated and not holds:
+        yield Violation("streams that move have no seats", str(seated))
 
 
 def check_end(world: World) -> Iterator[Violation]:
@@ -572,10 +647,11 @@ def _seats(world: World) -> Iterator[Violation]:
     Under `reassign` a slot that moves to another pool has one machine in each for a while.
     """
     moves = world.settings.on_preemption == "reassign"
-    seats: dict[tuple[int, str], list[tuple[float, float, int]]] = {}
+    seats: dict[tuple[int | None, str], list[tuple[float, float, int]]] = {}
     for machine in world.fleet.rented:
-        if not world.truth.machines[machine.launch].stand_in and machine.ended_s is not None:
-            seat = (machine.slot, machine.pool if moves else "")
+        truth = world.truth.machines[machine.launch]
+        if machine.slot is not None and not truth.stand_in and machine.ended_s is not None:
+            seat: tuple[int | None, str] = (machine.slot, machine.pool if moves else "")
             held = (machine.started_s, machine.ended_s, machine.launch)
             seats.setdefault(seat, []).append(held)
     for seat, held_by in seats.items():

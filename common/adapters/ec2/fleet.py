@@ -159,7 +159,7 @@ class Ec2Fleet:
                 "Version": self._provider.launch_template_version,
             }
         }
-        if overrides := _overrides(pool, self._provider.subnets):
+        if overrides := _overrides(order, pool, self._provider.subnets):
             template["Overrides"] = overrides
         request: CreateFleetRequestTypeDef = {
             "ClientToken": order.token,
@@ -218,15 +218,22 @@ class Ec2Fleet:
 
 
 def _overrides(
-    pool: OnDemandPool | SpotPool, subnets: Sequence[str]
+    order: LaunchRequest, pool: OnDemandPool | SpotPool, subnets: Sequence[str]
 ) -> list[FleetLaunchTemplateOverridesRequestTypeDef]:
-    """Every type in every place; empty where the template says both."""
-    zones = pool.zones if isinstance(pool, SpotPool) else ()
+    """Every type in every place, or what the order names; empty where the template says all."""
+    zones: Sequence[str] = ()
+    bid: dict[str, str] = {}
+    if isinstance(pool, SpotPool):
+        zones = (order.zone,) if order.zone else pool.zones
+        if order.bid_usd_per_hour is not None:
+            bid = {"MaxPrice": f"{order.bid_usd_per_hour:.6f}"}
     places = [{"SubnetId": subnet} for subnet in subnets]
     places = places or [{"AvailabilityZone": zone} for zone in zones] or [{}]
-    types = [{"InstanceType": name} for name in pool.instance_types] or [{}]
-    both = [one | place for one, place in product(types, places) if one or place]
-    return cast("list[FleetLaunchTemplateOverridesRequestTypeDef]", both)
+    names = (order.type,) if order.type else pool.instance_types
+    types = [{"InstanceType": name} for name in names] or [{}]
+    each = [one | place | bid for one, place in product(types, places)]
+    found = cast("list[FleetLaunchTemplateOverridesRequestTypeDef]", each)
+    return [override for override in found if override]
 
 
 def _refused(order: LaunchRequest, answer: CreateFleetResultTypeDef) -> Refused | None:

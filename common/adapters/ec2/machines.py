@@ -32,7 +32,7 @@ def tags_of(order: LaunchRequest, job: str) -> list[TagTypeDef]:
         JOB: job,
         TOKEN: order.token,
         _LAUNCH: str(order.launch),
-        _SLOT: str(order.slot),
+        _SLOT: "" if order.slot is None else str(order.slot),
         _POOL: order.pool,
         _WORKER: order.worker,
     }
@@ -51,7 +51,7 @@ def machine_of(instance: InstanceTypeDef) -> Machine:
         machine = Machine(
             id=number,
             launch=int(tags[_LAUNCH]),
-            slot=int(tags[_SLOT]),
+            slot=int(tags[_SLOT]) if tags[_SLOT] else None,
             pool=tags[_POOL],
             worker=tags[_WORKER],
             state="running",

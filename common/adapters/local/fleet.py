@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _APPEAR_S = 10.0  # from a record to its process: milliseconds, unless who began it was killed
 _LATELY_S = 3600.0  # so long are machines named that ended, as EC2 does
 _LOOK_S = 0.5  # longest time between two looks at what runs: an end is billed so exactly
+_LANES = 16  # of free ones that are looked at: all are down where half are 1 time in 65,000
 _SOON_S = 0.05  # likewise while one is ending
 
 
@@ -188,10 +189,11 @@ class ProcessFleet:
             if self._prices is not None:
                 usd_per_hour = self._prices.look().get(Offer(order.pool))
             given = order.launch, order.slot, order.pool, order.worker
-            record = Record(*given, now, usd_per_hour=usd_per_hour)
+            lane = self._lane(order, records.values(), now)
+            record = Record(*given, now, usd_per_hour=usd_per_hour, lane=lane)
             if not self._records.claim(order.token, record):  # somebody else was faster
                 return None
-            refused, capacity = self._refused(order, records.values(), now)
+            refused, capacity = self._refused(record, records.values(), now)
             if not refused:
                 try:
                     environment = self._table.environment(order.token)
@@ -202,16 +204,23 @@ class ProcessFleet:
                 record = self._change(order.token, record, refused=refused, capacity=capacity)
         return Refused(order.launch, record.capacity, record.refused) if record.refused else None
 
-    def _refused(
-        self, order: LaunchRequest, records: Iterable[Record], now: float
-    ) -> tuple[str, bool]:
+    def _lane(self, order: LaunchRequest, records: Iterable[Record], now: float) -> int | None:
+        """Choose the weather of a machine without a slot: where one can be had, if anywhere."""
+        if order.slot is not None or order.pool not in self._spot:
+            return None
+        taken = {each.weather for each in records if each.pool == order.pool and not each.over}
+        free = [lane for lane in range(len(taken) + _LANES) if lane not in taken]
+        return next((at for at in free if self._down_s(order.pool, at, now) > now), free[0])
+
+    def _refused(self, order: Record, records: Iterable[Record], now: float) -> tuple[str, bool]:
         """Say why an order gives no machine, and whether that is for want of machines."""
         pool = order.pool
         if pool not in self._pools:
             return f"the market has no pool {pool!r}", False
         if pool in self._spot:
-            if self._down_s(pool, order.slot, now) <= now:
-                return f"pool {pool!r} has no capacity for slot {order.slot} at present", True
+            if self._down_s(pool, order.weather, now) <= now:
+                slot = "" if order.slot is None else f" for slot {order.slot}"
+                return f"pool {pool!r} has no capacity{slot} at present", True
             there = sum(not record.over and record.pool == pool for record in records)
             capacity = self._spot[pool].capacity
             if capacity is not None and there >= capacity:
@@ -252,7 +261,7 @@ class ProcessFleet:
         if record.leaving is None:
             down_s = math.inf
             if record.pool in self._spot:
-                down_s = self._down_s(record.pool, record.slot, since_s)
+                down_s = self._down_s(record.pool, record.weather, since_s)
             if down_s > now:
                 self._due_s = min(self._due_s, down_s)
                 return

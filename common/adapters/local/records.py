@@ -30,7 +30,7 @@ class Record(msgspec.Struct, frozen=True):
     """One order; times are in seconds since 1970."""
 
     launch: int
-    slot: int
+    slot: int | None
     pool: str
     worker: str
     at_s: float  # when it was given
@@ -42,6 +42,12 @@ class Record(msgspec.Struct, frozen=True):
     cause: EndCause | None = None  # of the end
     detail: str = ""
     usd_per_hour: float | None = None  # when it was given; None: nobody said
+    lane: int | None = None  # which of the pool's times of weather are its own; None: its slot's
+
+    @property
+    def weather(self) -> int:
+        """Which of the pool's times it follows."""
+        return self.lane or 0 if self.slot is None else self.slot
 
     @property
     def over(self) -> bool:

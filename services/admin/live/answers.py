@@ -49,7 +49,7 @@ def _machine(ledger: FleetLedger, record: LaunchRequested | Started | Ended) -> 
     return MachineEvent(
         launch=rented.launch,
         slot=rented.slot,
-        worker=rented.worker,
+        worker=rented.member,
         pool=rented.pool,
         kind=kind_of(ledger, rented.pool),
         state="running" if rented.running else "ordered" if rented.open else "ended",
@@ -73,7 +73,7 @@ def lives_of(ledger: FleetLedger) -> tuple[Life, ...]:
     lives = [
         Life(
             slot=each.slot,
-            worker=each.worker,
+            worker=each.member,
             pool=each.pool,
             kind=kind_of(ledger, each.pool),
             from_s=each.ordered_s if each.started_s is None else each.started_s,
@@ -81,6 +81,7 @@ def lives_of(ledger: FleetLedger) -> tuple[Life, ...]:
             cause=each.cause,
         )
         for each in islice(ran, LIVES)
+        if each.slot is not None  # a spare that no stream needed
     ]
     return tuple(reversed(lives))
 
@@ -95,7 +96,7 @@ def workers_of(
         statuses: Who sends heartbeats; None: Redis is unavailable, and nobody is known to be.
         samples: By worker, of late.
     """
-    rented = {each.worker: each for each in ledger.open}
+    rented = {each.member: each for each in ledger.open}
     answers = list[WorkerAnswer]()
     for name in sorted({*rented, *(statuses or {})}):
         fields = {"name": name, "status": _status(name, statuses), "samples": samples.get(name, 0)}

@@ -187,6 +187,36 @@ def test_a_machine_is_asked_for_in_subnets_or_else_in_zones(
     assert fleet_of(client, subnets, **spot).launch([SPOT]) == ()
 
 
+def test_an_order_for_one_offer_asks_for_its_type_and_zone_at_its_price_at_most(
+    ec2: Stubber, client: EC2Client
+) -> None:
+    nothing_yet(ec2)
+    one = {"InstanceType": "c5.large", "AvailabilityZone": "eu-central-1b", "MaxPrice": "0.041000"}
+    template = {"LaunchTemplateSpecification": ANY, "Overrides": [one]}
+    ec2.add_response(
+        "create_fleet",
+        A_MACHINE,
+        {
+            "ClientToken": TOKEN,
+            "Type": "instant",
+            "LaunchTemplateConfigs": [template],
+            "TargetCapacitySpecification": ANY,
+            "SpotOptions": ANY,
+            "TagSpecifications": [
+                {
+                    "ResourceType": "instance",
+                    "Tags": [
+                        {**tag, "Value": ""} if tag["Key"] == "doll:slot" else tag for tag in TAGS
+                    ],
+                }
+            ],
+        },
+    )
+    pool = {"instance_types": ("c5.xlarge", "c5.large"), "zones": ("eu-central-1a",)}
+    order = SPOT._replace(slot=None, type="c5.large", zone="eu-central-1b", bid_usd_per_hour=0.041)
+    assert fleet_of(client, **pool).launch([order]) == ()
+
+
 def test_a_token_that_a_machine_carries_is_not_sent_again(ec2: Stubber, fleet: Ec2Fleet) -> None:
     ec2.add_response("describe_instances", {"Reservations": [{"Instances": [{"Tags": TAGS}]}]})
     assert fleet.launch([SPOT]) == ()

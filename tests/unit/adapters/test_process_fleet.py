@@ -383,6 +383,21 @@ def test_a_slot_that_is_down_has_none_and_the_others_have(provider: Processes) -
         assert fleet.launch([again]) == ()
 
 
+def test_a_machine_for_no_slot_stands_wherever_its_pool_has_one(provider: Processes) -> None:
+    provider.schedule.outages_s.update({0: (0.0, 40.0), 2: (10.0, 40.0)})
+    free = [order(launch)._replace(slot=None) for launch in (1, 2, 3)]
+    with closing(provider.fleet()) as fleet:
+        assert fleet.launch(free[:2]) == ()  # the first of the pool's has an outage
+        advance(provider, 11.0)
+        await_that(lambda: state(fleet, 2) == "ended")
+        assert (state(fleet, 1), machine_of(fleet, 2).cause) == ("running", "preempted")
+        assert fleet.launch([free[2]]) == ()
+        await_that(lambda: state(fleet, 3) == "running")
+        provider.schedule.outages_s.update(dict.fromkeys(range(40), (0.0, 90.0)))
+        (refused,) = fleet.launch([order(4)._replace(slot=None)])
+        assert (refused.capacity, "slot" in refused.reason) == (True, False)
+
+
 def test_where_there_is_no_room_for_a_process_there_is_no_capacity(provider: Processes) -> None:
     def full(worker: str, environment: Mapping[str, str]) -> Started:
         raise BlockingIOError(f"no room for {worker}, {len(environment)} variables")

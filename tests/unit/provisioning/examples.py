@@ -106,7 +106,12 @@ def fold(records: Iterable[PlanRecord | None]) -> FleetLedger:
 
 
 def machine(
-    launch: int, slot: int = 0, pool: str = "spot", *, stand_in: bool = False, runs: bool = True
+    launch: int,
+    slot: int | None = 0,
+    pool: str = "spot",
+    *,
+    stand_in: bool = False,
+    runs: bool = True,
 ) -> Instance:
     """An open machine, as the ledger has it."""
     since_s = T0 if runs else None

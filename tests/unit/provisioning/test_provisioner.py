@@ -11,7 +11,7 @@ from common.core.messages import GENESIS, UpdateApplied
 from common.core.messages import Lead as Leads
 from common.ports.machines import LaunchRequest, Offer
 from common.provisioning import commands as do
-from common.provisioning import events
+from common.provisioning import deciding, events
 from common.provisioning.provisioner import CANDIDACY_S, Provisioner
 from common.provisioning.records import (
     Ended,
@@ -20,12 +20,14 @@ from common.provisioning.records import (
     OfferPrice,
     Planned,
     Priced,
+    Seated,
     Settled,
     Started,
     client_token,
 )
 from common.provisioning.term import UNREAD_S
 from common.testing.fleet import MemoryFleet
+from common.testing.policies import Counting
 from tests.unit.core.examples import batch
 from tests.unit.provisioning.desk import ProviderThread, Street
 from tests.unit.provisioning.examples import SETTINGS, T0, lead, ordered, planned, priced
@@ -402,3 +404,93 @@ def test_what_each_machine_is_stands_in_its_record_and_it_is_paid_as_such(street
     kinds = {(each.pool, each.type, each.zone) for each in desk.provisioner.ledger.running}
     assert ("spot", "c5.large", "1a") in kinds
     assert desk.provisioner.ledger.paid_usd_per_hour["spot"] == pytest.approx(0.4)
+
+
+# --- machines that are counted -------------------------------------------------------------------
+
+
+HOLDING = replace(  # two slots on machines that start up for 3 s
+    SETTINGS,
+    on_preemption="hold",
+    workers=2,
+    pools=tuple(replace(pool, start_up_s=3.0) for pool in SETTINGS.pools),
+)
+
+
+@pytest.fixture
+def spares(street: Street, monkeypatch: pytest.MonkeyPatch) -> ProviderThread:
+    """At work with three spot machines and one on demand."""
+    policy = Counting(({Offer("spot"): 3, Offer("on-demand"): 1}, {Offer("spot"): 2}), 100.0)
+    monkeypatch.setattr(deciding, "policy_of", lambda *_, **__: policy)
+    desk = ProviderThread(street, HOLDING)
+    desk.run(10)
+    return desk
+
+
+def test_a_lost_machines_stream_passes_to_a_spare_at_once_and_its_place_is_filled(
+    street: Street, spares: ProviderThread
+) -> None:
+    first = street.written(LaunchRequested)
+    assert [(each.slot, each.pool, each.worker) for each in first] == [
+        *((None, "spot", f"digits-m{n}") for n in (1, 2, 3)),
+        (None, "on-demand", "digits-m4"),
+    ]
+    begun = street.written(Seated)
+    assert [(each.slot, each.launch, each.worker) for each in begun] == [
+        (0, 1, "digits-w0"),
+        (1, 2, "digits-w1"),
+    ]
+    assert all(each.at_s >= street.written(Started)[0].at_s + 3 for each in begun)
+
+    street.fleet.preempt(2)
+    spares.run(3)
+
+    (passed,) = street.written(Seated)[2:]
+    assert (passed.slot, passed.launch) == (1, 3)
+    assert passed.at_s <= street.written(Ended)[0].at_s + 2.0
+    assert [each.pool for each in street.written(LaunchRequested)[4:]] == ["spot"]
+    assert len(spares.provisioner.ledger.running) == 4
+
+
+def test_a_successor_knows_who_is_seated_and_orders_nothing_twice(
+    street: Street, spares: ProviderThread
+) -> None:
+    written = len(street.written(LaunchRequested))
+    spares.holds_lease = False
+    spares.run(2)
+    successor = ProviderThread(street, HOLDING, name="p2")
+    successor.run(10)
+
+    assert successor.provisioner.is_leader
+    assert len(street.written(LaunchRequested)) == written
+    assert len(street.written(Seated)) == 2
+    slots = {each.launch: each.slot for each in successor.provisioner.ledger.open}
+    assert slots == {1: 0, 2: 1, 3: None, 4: None}
+
+
+def test_when_fewer_are_wanted_spot_stays_until_it_is_lost_and_is_not_replaced(
+    street: Street, spares: ProviderThread
+) -> None:
+    spares.run(100)
+    running = [each.pool for each in spares.provisioner.ledger.running]
+    assert running == ["spot"] * 3  # nobody named the one on demand any more
+    street.fleet.preempt(1)
+    spares.run(5)
+    assert len(spares.provisioner.ledger.running) == 2
+    assert street.written(Seated)[-1].launch == 3
+
+
+def test_a_policy_is_told_what_runs_and_what_starts_up(
+    street: Street, spares: ProviderThread
+) -> None:
+    street.fleet.refuse("spot")
+    street.fleet.preempt(1, 2, 3)
+    spares.run(4)
+
+    record = street.written(Planned)[-1]
+    assert (record.spot, record.on_demand, record.places) == (3, 1, ())
+    term = spares.provisioner._term  # noqa: SLF001 -- what a policy is told is in nobody's hands
+    assert term is not None
+    told = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
+    assert told.machines == {Offer("on-demand"): (1, 0)}
+    assert told.up.tolist() == [True, False]

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.ports.machines import Offer
 from common.provisioning.reconciling import (
     LONGEST_WAIT_S,
     Backoff,
     Wish,
     reconcile,
+    reconcile_counted,
     wishes_of,
     worker_name,
 )
@@ -169,3 +171,44 @@ def test_a_slot_whose_machines_fail_at_once_is_tried_later_and_later() -> None:
     failed.started_s = at_s
     backoff.feed(ended(9, at_s + 1000, "failed"), failed)
     assert backoff.until_s(Wish(0, "spot")) == at_s + 1001
+
+
+# --- counted -------------------------------------------------------------------------------------
+
+SPOT, ALONE = Offer("spot"), Offer("on-demand")
+
+
+def test_what_lacks_is_ordered_once_and_what_is_coming_is_not_lacking() -> None:
+    there = [machine(1, None), machine(2, None, runs=False)]
+
+    steps = reconcile_counted({SPOT: 3, ALONE: 1}, there, "on-demand")
+
+    assert steps == ((Wish(None, "spot", offer=SPOT), Wish(None, "on-demand", offer=ALONE)), ())
+
+
+def test_of_too_many_spot_machines_stay_and_those_on_demand_that_serve_nobody_go() -> None:
+    spot = [machine(n, None) for n in (1, 2, 3)]
+    serving, spare = machine(4, 0, "on-demand"), machine(5, None, "on-demand")
+
+    steps = reconcile_counted({SPOT: 0, ALONE: 1}, [spare, *spot, serving], "on-demand")
+
+    assert steps == ((), (spare,))
+
+
+def test_an_offer_that_is_not_named_is_given_up_and_other_types_are_other_offers() -> None:
+    there = [machine(1, None), machine(2, None, runs=False)]
+    large = Offer("spot", "c5.large", bid_usd_per_hour=0.1)
+
+    steps = reconcile_counted({large: 1}, there, "on-demand", lambda wish: wish.offer == large)
+
+    assert steps.order == (Wish(None, "spot", offer=large),)
+    assert steps.release == tuple(there)
+
+
+def test_a_kind_of_machine_that_fails_soon_after_its_start_is_held_back() -> None:
+    backoff, wish = Backoff(), Wish(None, "spot", offer=SPOT)
+    backoff.feed(started(1), machine(1, None))
+    backoff.feed(ended(1, T0 + 5, "failed"), machine(1, None))
+
+    assert backoff.until_s(wish) == T0 + 6
+    assert backoff.until_s(Wish(0, "spot")) < T0

@@ -8,17 +8,27 @@ import pytest
 from common.errors import FutureFormatError, WireError
 from common.provisioning.records import (
     EstimateRecord,
+    LaunchRequested,
+    OfferCount,
     OfferPrice,
+    Planned,
     PlanRecord,
     Priced,
     ReplanAsked,
     Reviewed,
+    Seated,
     Settled,
     Started,
     client_token,
 )
 from common.wire.plans import decode_plan, encode_plan
 from tests.unit.provisioning.examples import T0, ended, lead, ordered, planned, priced, started
+
+
+def planned_by_count(*machines: OfferCount) -> Planned:
+    """A decision that counts."""
+    return msgspec.structs.replace(planned(), places=(), machines=machines)
+
 
 RECORDS: tuple[PlanRecord, ...] = (
     lead(),
@@ -32,6 +42,9 @@ RECORDS: tuple[PlanRecord, ...] = (
     Reviewed(0, T0, 3, 7.0, 4, 4, 0.5, 0.9, 1.1, {"x": EstimateRecord(1.0, 0.1, 0.8, 1.2)}, "low"),
     ReplanAsked(T0, "ada", "to see"),
     Settled(0, T0, "done", 1.0, 2.0, None),
+    LaunchRequested(0, 1, T0, None, "spot", "digits-m1", bid_usd_per_hour=0.1),
+    Seated(0, T0, 0, 1, "digits-w0"),
+    planned_by_count(OfferCount("spot", 3), OfferCount("spot", 0, "c5.large", "1a", 0.1)),
 )
 replace = msgspec.structs.replace
 
@@ -58,6 +71,12 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
         (replace(planned(), reason=""), "Planned.reason"),
         (replace(planned(), places=(2, 0)), "Planned.places"),
         (replace(planned(), stand_ins=(9,)), "Planned.stand_ins"),
+        (planned_by_count(OfferCount("moon", 1)), "Planned.machines"),
+        (planned_by_count(OfferCount("spot", -1)), "Planned.machines"),
+        (planned_by_count(OfferCount("spot", 1, bid_usd_per_hour=-1.0)), "Planned.machines"),
+        (replace(planned(), machines=(OfferCount("spot", 1),)), "Planned.machines"),
+        (replace(ordered(1), bid_usd_per_hour=-1.0), "LaunchRequested.bid_usd_per_hour"),
+        (Seated(0, T0, 0, 1, ""), "Seated.worker"),
         (replace(planned(), expected_cost_usd=float("inf")), "Planned.expected_cost_usd"),
         (
             replace(planned(), believed={"x": EstimateRecord(1.0, float("inf"), 0.0, 1.0)}),
@@ -79,8 +98,16 @@ def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
 
 
 def test_a_record_of_a_later_format_is_not_passed_over() -> None:
-    with pytest.raises(FutureFormatError, match="of format 5"):
-        decode_plan(b'{"type":"planned","format":5}')
+    with pytest.raises(FutureFormatError, match="of format 6"):
+        decode_plan(b'{"type":"planned","format":6}')
+
+
+def test_machines_that_no_slot_has_need_a_program_that_counts_them() -> None:
+    for record in RECORDS[-3:]:
+        assert b'"format":5' in encode_plan(record)
+    of_a_type = replace(ordered(1), machine_type="c5.large")
+    assert b'"format":5' in encode_plan(of_a_type)
+    assert b"format" not in encode_plan(ordered(1))
 
 
 def test_what_a_machine_is_needs_a_program_that_bills_by_it() -> None:

@@ -1,0 +1,51 @@
+"""A policy that counts machines as its script says, for tests of whoever carries decisions out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from common.policies.policy import Decision
+from common.theory.provisioning import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.policies.policy import Situation
+    from common.ports.machines import Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """Wants what its script says, from one line to the next after so many seconds, for ever."""
+
+    script: tuple[Mapping[Offer, int], ...]
+    every_s: float = 10.0
+    name: ClassVar[str] = "counting"
+    watches_outages: ClassVar[bool] = True
+
+    @property
+    def review_s(self) -> float | None:
+        """When the line is another."""
+        return self.every_s if len(self.script) > 1 else None
+
+    def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
+        """Read the line of now."""
+        machines = self.script[int(situation.now_s / self.every_s) % len(self.script)]
+        if last is not None and last.machines == machines:
+            return last
+        spot = sum(count for offer, count in machines.items() if offer.pool != "on-demand")
+        plan = Plan(
+            feasible=True,
+            spot=spot,
+            on_demand=sum(machines.values()) - spot,
+            spot_workers=np.zeros(0, np.int64),
+            expected_cost_usd=1.0,
+            expected_runtime_s=1.0,
+            cost_ratio_to_on_demand=1.0,
+            binding="deadline",
+            reason="so it is written",
+        )
+        return Decision(machines, plan, "so it is written", situation)
