@@ -17,7 +17,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
     ("common.theory", "common.ports", "common.datasets", "common.learning", "common.evaluation"),
-    ("common.policies", "common.traces"),
+    ("common.policies", "common.traces", "common.joining"),
     ("common.config", "common.provisioning"),
     ("common.wire", "common.telemetry", "common.simulation"),
     ("common.topics", "common.adapters", "common.testing"),
@@ -26,7 +26,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("common.planning",),
     (
         *("services.worker", "services.coordinator", "services.provisioner", "services.evaluator"),
-        *("services.admin", "services.cli"),
+        *("services.joiner", "services.admin", "services.cli"),
     ),
     ("load",),
     ("tests",),

@@ -37,6 +37,7 @@ from common.learning.fields import (
     OneHot,
     Parsed,
     Source,
+    keys_of,
 )
 from common.learning.fields import Field as RecordField
 from common.learning.task_options import options_of
@@ -189,7 +190,6 @@ class FieldSpec(Part):
         return self
 
 
-_MOST_KEYS = 32  # of a path: a parser's types are as deep
 _READINGS = ("parse", "hash", "map", "one_hot")
 
 
@@ -197,16 +197,12 @@ def _keys_of(path: str) -> Keys:
     """The keys of a path.
 
     Raises:
-        ValueError: If one is empty, or cannot be a field's name.
+        ValueError: If it is none.
     """
-    keys = tuple(key.replace("\\.", ".") for key in re.split(r"(?<!\\)\.", path))
-    sound = all(key.isprintable() and key and not set(key) & {'"', "\\"} for key in keys)
-    if not sound or len(keys) > _MOST_KEYS:
-        raise ValueError(
-            f"from: must be keys with dots between them, such as payload.after.amount, a dot of a"
-            f" key as \\., got {shown(path)}"
-        )
-    return keys
+    try:
+        return keys_of(path)
+    except ValueError as error:
+        raise ValueError(f"from: {error}, got {shown(path)}") from error
 
 
 _HASHED = (("int32", "float32"), ("int64", "float32"))  # what index and value may be

@@ -238,7 +238,7 @@ def _reader(source: Source, keys: Keys) -> Callable[[Scalar], float]:
             places = {text: float(place) for place, text in enumerate(texts)}
             return lambda value: places.get(text_of(value), nan)
         case Parsed("time"):
-            return _seconds
+            return seconds_of
     return _number
 
 
@@ -252,7 +252,7 @@ def _number(value: Scalar) -> float:
         return inf
 
 
-def _seconds(value: Scalar) -> float:
+def seconds_of(value: Scalar) -> float:
     """Since 1970; a time without a zone is UTC, and a number is seconds already."""
     if not value or not isinstance(value, str):
         return _number(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -24,6 +25,25 @@ NUMBERS = DTYPE_NAMES  # what is computed with, as float32
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # per field: (n, *shape), n records
 Keys: TypeAlias = tuple[str, ...]  # of objects, from the outermost in: the path to a value
+
+
+_MOST_KEYS = 32  # of a path: a parser's types are as deep
+
+
+def keys_of(path: str) -> Keys:
+    r"""The keys of a path as people write it: payload.after.amount, a dot of a key as \.
+
+    Raises:
+        ValueError: If one is empty, or cannot be a field's name.
+    """
+    keys = tuple(key.replace("\\.", ".") for key in re.split(r"(?<!\\)\.", path))
+    sound = all(key.isprintable() and key and not set(key) & {'"', "\\"} for key in keys)
+    if not sound or len(keys) > _MOST_KEYS:
+        raise ValueError(
+            "must be keys with dots between them, such as payload.after.amount, a dot of a key as"
+            " \\."
+        )
+    return keys
 
 
 class Parsed(NamedTuple):

@@ -88,7 +88,7 @@ class Group:
         """Let everything belong to the next member."""
         ids = list(self.members)
         after = dict(zip(ids, [*ids[1:], *ids[:1]], strict=True))
-        self.target = {partition: after[owner] for partition, owner in self.target.items()}
+        self.target = {each: after.get(owner, owner) for each, owner in self.target.items()}
 
     def balance(self, partitions: tuple[Partition, ...]) -> None:
         """Give every member its share; moves no more partitions than it must."""

@@ -19,6 +19,7 @@ from services.cli.commands import (
     audit,
     dlq,
     job,
+    join,
     key,
     model,
     plan,
@@ -102,6 +103,7 @@ def settings(
 app.command()(demo)
 app.command()(up)
 app.command()(produce.produce)
+app.command()(join.join)
 app.command()(audit.audit)
 app.command()(plan.plan)
 app.command()(simulate.simulate)

@@ -16,6 +16,7 @@ _SERVICES: tuple[tuple[Service, str], ...] = (
     ("coordinator", "Coordinators"),
     ("provisioner", "Provisioners"),
     ("evaluator", "Evaluators"),
+    ("joiner", "Joiners"),
     ("admin", "Admin services"),
 )
 _HEAD = """\

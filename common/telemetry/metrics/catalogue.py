@@ -19,7 +19,7 @@ BUILD = gauge(
     "1",
     ("service", "version"),
     "Always 1: which service and version answers.",
-    *("worker", "coordinator", "provisioner", "evaluator", "admin"),
+    *("worker", "coordinator", "provisioner", "evaluator", "joiner", "admin"),
 )
 
 # --- processes that have many jobs: what is said of each, whatever becomes of it ---------------
@@ -432,6 +432,31 @@ PREQUENTIAL = gauge(
 )
 DRIFTS = counter(
     "doll_drifts_total", "drifts", _STREAM, "Detected by ADWIN in a stream's errors.", "evaluator"
+)
+
+# --- joiners ---------------------------------------------------------------------------------
+
+JOIN_PARTITIONS = gauge(
+    "doll_join_partitions", "partitions", ("to",), "That this process joins.", "joiner"
+)
+JOIN_SAMPLES = counter(
+    "doll_join_samples_total",
+    "samples",
+    ("to", "outcome"),
+    "Written: joined, or alone as no right record came in time.",
+    "joiner",
+)
+JOIN_RECORDS = counter(
+    "doll_join_records_total",
+    "records",
+    ("to", "outcome"),
+    "Right records that joined nothing: late (older than the grace allows), double (another one"
+    " came before it) or unmatched; late_left: left ones whose right ones may have been forgotten;"
+    " dead_letter: could not be read.",
+    "joiner",
+)
+JOIN_WAITING = gauge(
+    "doll_join_waiting_records", "records", ("to", "side"), "In open windows.", "joiner"
 )
 
 # --- the admin service -----------------------------------------------------------------------
