@@ -8,6 +8,7 @@ Cases take turns, so that a slow moment of the machine falls on all of them.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -16,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
+import fastavro
 import numpy as np
 
+from common.core.schemas import Schema
 from common.jobs.spec import RecordsSpec
 from common.learning.codecs import make_codec
+from common.learning.registered import RegisteredCodec
 from load.harness import report
 
 if TYPE_CHECKING:
@@ -77,10 +81,47 @@ def _cases() -> dict[str, tuple[dict[str, Any], list[bytes]]]:
     }
 
 
-def _decoder(records: dict[str, Any], values: list[bytes]) -> Callable[[], float]:
+def _avro(type_: object, rows: list[dict[str, Any]]) -> tuple[str, list[bytes]]:
+    """A schema whose every field is of this type, and records as serializers frame them."""
+    fields = [{"name": name, "type": type_} for name in rows[0]]
+    schema = {"type": "record", "name": "Row", "fields": fields}
+    parsed, values = fastavro.parse_schema(schema), []
+    for row in rows:
+        data = io.BytesIO()
+        data.write(bytes(5))
+        fastavro.schemaless_writer(data, parsed, row)
+        values.append(data.getvalue())
+    return json.dumps(schema), values
+
+
+def _avro_cases() -> dict[str, tuple[dict[str, Any], list[bytes], str]]:
+    """By name: a job's `records`, values and their schema."""
+    random = np.random.default_rng(0)
+    rows = [dict(zip(_NAMES, row, strict=True)) for row in random.random((_POLL, 40)).tolist()]
+    sparse = [{**row, **dict.fromkeys(_NAMES[place % 40 :: 10])} for place, row in enumerate(rows)]
+    images = [{"image": random.bytes(784)} for _ in range(_POLL)]
+    x = {"x": {"dtype": "float32", "from": _NAMES, "default": 0}}
+    cases = {
+        "40 numbers": (x, _avro("double", rows)),
+        "40 nullable numbers": (x, _avro(["null", "double"], rows)),
+        "the same, 4 of them null": (x, _avro(["null", "double"], sparse)),
+        "an image of 28x28": (
+            {"image": {"dtype": "uint8", "shape": [28, 28]}},
+            _avro("bytes", images),
+        ),
+    }
+    return {
+        f"Avro: {name}": ({"codec": "avro", "fields": fields}, values, schema)
+        for name, (fields, (schema, values)) in cases.items()
+    }
+
+
+def _decoder(records: dict[str, Any], values: list[bytes], schema: str = "") -> Callable[[], float]:
     """Processor time of one record, in microseconds, measured once."""
     spec = RecordsSpec.model_validate_json(json.dumps({"codec": "json", **records}))
     codec = make_codec(spec.codec, spec.described())
+    if isinstance(codec, RegisteredCodec):
+        codec.learn(0, Schema("AVRO", schema))
 
     def measured() -> float:
         started = process_time()
@@ -94,12 +135,12 @@ def _decoder(records: dict[str, Any], values: list[bytes]) -> Callable[[], float
 def main() -> int:
     """Measure and report."""
     given = report.parser(__doc__, "python load/decoding.py", kafka=False).parse_args()
-    cases = {name: _decoder(*case) for name, case in _cases().items()}
+    cases = {name: _decoder(*case) for name, case in (_cases() | _avro_cases()).items()}
     turns = [{name: run() for name, run in cases.items()} for _ in range(_TURNS)]
     found = {name: report.spread([turn[name] for turn in turns]) for name in cases}
     rows = [(name, *(f"{value:.2f}" for value in of.values())) for name, of in found.items()]
     head = ("", "min", "quartile", "median", "quartile", "max")
-    report.draw("JSON, processor time of a record in µs", head, rows)
+    report.draw("processor time of a record in µs", head, rows)
     return report.conclude(given.json, report.machine(), {"us_per_record": found}, [])
 
 

@@ -48,7 +48,9 @@ HOMES = {  # a client library has one home
     "fastapi": ("services/admin/",),
     "uvicorn": ("services/admin/",),
     "psutil": ("common/adapters/local/table.py",),
-    "httpx2": ("common/public/doll/", "services/cli/system/"),
+    "httpx2": (
+        *("common/adapters/kafka/registry.py", "common/public/doll/", "services/cli/system/"),
+    ),
     "pyarrow": ("services/cli/commands/parquet.py",),
     "plotly": ("services/admin/",),
     "prometheus_client": ("common/telemetry/metrics/",),

@@ -1,4 +1,7 @@
-"""Which properties of the Kafka client a DOLL_KAFKA_ variable sets, and why it sets no others."""
+"""Which properties of the Kafka client a DOLL_KAFKA_ variable sets, and why it sets no others.
+
+DOLL_SCHEMA_REGISTRY_ variables set those of the client of a schema registry, likewise.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,14 @@ _ALLOWED = frozenset(
         *("enable.metrics.push", "enable.ssl.certificate.verification"),
         *("https.ca.location", "https.ca.pem"),
     }
+)
+_REGISTRY_PREFIX = "DOLL_SCHEMA_REGISTRY_"
+_OF_REGISTRY = (
+    *("url", "proxy", "basic.auth.user.info"),
+    *("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.key.password"),
+    *("bearer.auth.credentials.source", "bearer.auth.token", "bearer.auth.client.id"),
+    *("bearer.auth.client.secret", "bearer.auth.scope", "bearer.auth.issuer.endpoint.url"),
+    *("bearer.auth.logical.cluster", "bearer.auth.identity.pool.id"),
 )
 _REFUSED = {
     "that each record counts once rests on it": (
@@ -79,9 +90,21 @@ def variable_of(name: str) -> str:
     return _PREFIX + name.upper().replace(".", "_")
 
 
+def registry_property_of(variable: str) -> str:
+    """The property of the registry's client that a variable sets, empty if none."""
+    name = variable.removeprefix(_REGISTRY_PREFIX).lower().replace("_", ".")
+    return name if variable.startswith(_REGISTRY_PREFIX) and name in _OF_REGISTRY else ""
+
+
+def registry_variable_of(name: str) -> str:
+    """The variable that sets a property of the registry's client."""
+    return _REGISTRY_PREFIX + name.upper().replace(".", "_")
+
+
 def variables() -> list[str]:
     """All that are known by name, for who misspelt one."""
-    return sorted(map(variable_of, (*_COMMON, *_ALLOWED)))
+    of_registry = map(registry_variable_of, _OF_REGISTRY)
+    return sorted([*map(variable_of, (*_COMMON, *_ALLOWED)), *of_registry])
 
 
 def refusal_of(variable: str) -> str:

@@ -23,7 +23,14 @@ from pydantic import (
     model_validator,
 )
 
-from common.config.kafka_properties import property_of, refusal_of, variable_of, variables
+from common.config.kafka_properties import (
+    property_of,
+    refusal_of,
+    registry_property_of,
+    registry_variable_of,
+    variable_of,
+    variables,
+)
 from common.config.validation import complaint, nearest
 from common.errors import UserError
 from doll.secret_files import SUFFIX, resolve_files
@@ -120,6 +127,22 @@ _Url = Annotated[
 ]
 
 
+# Settings of any number of variables, and which of their properties a variable sets.
+_PROPERTIES = {"kafka_properties": property_of, "schema_registry": registry_property_of}
+
+
+def _check_registry(value: dict[str, str]) -> dict[str, str]:
+    url = registry_variable_of("url")
+    if value and "url" not in value:
+        raise ValueError(f"{url} is missing, but others of its variables are set")
+    if not all(_API.fullmatch(each.strip()) for each in value.get("url", "").split(",")):
+        raise ValueError(
+            f"{url} must be http://host:port or https://host:port; a password goes to"
+            f" {registry_variable_of('basic.auth.user.info')}"
+        )
+    return value
+
+
 class Settings(BaseModel):
     """Everything that a process takes from its environment; `kafka` is DOLL_KAFKA there."""
 
@@ -146,6 +169,11 @@ class Settings(BaseModel):
     kafka_properties: dict[str, str] = Field(default={}, repr=False)
     """Properties of the Kafka client by their names, DOLL_KAFKA_SASL_USERNAME for `sasl.username`:
     see [security](../howto/security.md#kafka)."""
+    schema_registry: Annotated[dict[str, str], AfterValidator(_check_registry)] = Field(
+        default={}, repr=False
+    )
+    """Where schemas of records are (`URL`), and who we are there (`BASIC_AUTH_USER_INFO`, ...): see
+    [security](../howto/security.md#schema-registry)."""
     redis: Annotated[str, AfterValidator(check_redis_url)] = Field(
         default="redis://localhost:6379", repr=False
     )
@@ -276,15 +304,20 @@ class Settings(BaseModel):
     def environ(self) -> dict[str, str]:
         """The variables from which `read_settings` makes these settings in a child process."""
         properties = {variable_of(name): value for name, value in self.kafka_properties.items()}
-        others = self.model_dump(exclude={"kafka_properties"}, exclude_defaults=True)
-        return properties | {
-            _PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
-            for name, value in others.items()
-        }
+        registry = {registry_variable_of(n): value for n, value in self.schema_registry.items()}
+        others = self.model_dump(exclude=set(_PROPERTIES), exclude_defaults=True)
+        return (
+            properties
+            | registry
+            | {
+                _PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
+                for name, value in others.items()
+            }
+        )
 
 
 _VARIABLES = {
-    _PREFIX + name.upper(): name for name in Settings.model_fields if name != "kafka_properties"
+    _PREFIX + name.upper(): name for name in Settings.model_fields if name not in _PROPERTIES
 }
 
 
@@ -300,11 +333,12 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     values: dict[str, object] = {
         name: given[variable] for variable, name in _VARIABLES.items() if given.get(variable)
     }
-    values["kafka_properties"] = {
-        name: value
-        for variable, value in given.items()
-        if value and (name := property_of(variable))
-    }
+    for setting, property_named in _PROPERTIES.items():
+        values[setting] = {
+            name: value
+            for variable, value in given.items()
+            if value and (name := property_named(variable))
+        }
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
@@ -329,4 +363,4 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
 
 def _is_ours(variable: str) -> bool:
     """Whether it holds a setting."""
-    return variable in _VARIABLES or bool(property_of(variable))
+    return variable in _VARIABLES or any(named(variable) for named in _PROPERTIES.values())

@@ -217,11 +217,16 @@ class HashedSpec(Part):
     """How many the features are hashed into."""
 
 
+_CODECS = ("tensor", "json", "avro")
+
+
 class RecordsSpec(Part):
     """How a record's bytes become fields."""
 
-    codec: str = Field(default="tensor", json_schema_extra={"enum": ["tensor", "json"]})
-    """`tensor`: the fields' bytes one after the other, in the order given; `json`: an object."""
+    codec: str = Field(default="tensor", json_schema_extra={"enum": list(_CODECS)})
+    """`tensor`: the fields' bytes one after the other, in the order given; `json`: an object, also
+    one that JSON Schema describes; `avro`: with schemas in the registry that
+    DOLL_SCHEMA_REGISTRY_URL names."""
     fields: dict[str, FieldSpec] = Field(min_length=1)
     """Name to what it is and where it stands."""
     hashed: HashedSpec | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -234,7 +239,7 @@ class RecordsSpec(Part):
     @field_validator("codec")
     @classmethod
     def _offered(cls, value: str) -> object:
-        return _one_of(value, ("tensor", "json"), ("avro", "protobuf"))
+        return _one_of(value, _CODECS, ("protobuf",))
 
     @model_validator(mode="after")
     def _has_names(self) -> RecordsSpec:
@@ -742,7 +747,7 @@ class JobSpec(Part):
         """Of its record: 2 where older programs would read over what it says, and must not."""
         later = (self.synchronisation, self.aggregation, self.compression, self.tuner)
         known = not any(field.options for field in self.records.fields.values())
-        known = known and self._inputs == ("features",)
+        known = known and self._inputs == ("features",) and self.records.codec in {"tensor", "json"}
         return 1 if known and all(part is None for part in later) else 2
 
     @property

@@ -6,6 +6,7 @@ skips the same ones.
 
 from __future__ import annotations
 
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, overload
 
@@ -17,6 +18,7 @@ from common.core.hashing import bucket_of, damped
 from common.errors import UserError
 from common.learning.columns import Column, assembled
 from common.learning.fields import Decoded, Field, Keys, check_columns
+from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -197,7 +199,11 @@ class HashedJsonCodec:
             yield bucket_of(key, text, self._buckets), np.nan if text else float(cell)
 
 
-_CODECS: dict[str, Callable[[Sequence[Field]], Codec]] = {"tensor": TensorCodec, "json": JsonCodec}
+_CODECS: dict[str, Callable[[Sequence[Field]], Codec]] = {
+    "tensor": TensorCodec,
+    "json": JsonCodec,
+    "avro": partial(RegisteredCodec, kind="AVRO"),
+}
 CODEC_NAMES = tuple(_CODECS)
 
 
@@ -205,7 +211,7 @@ def make_codec(name: str, fields: Sequence[Field], buckets: int = 0) -> Codec:
     """Make a codec by name.
 
     Args:
-        name: `tensor` or `json`.
+        name: `tensor`, `json` or `avro`.
         fields: What a record consists of.
         buckets: Of `json`: how many its other keys are hashed into; 0: they are ignored.
 

@@ -8,7 +8,8 @@ its content and the fields alone.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from math import inf, nan
+from math import inf, nan, prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -17,13 +18,14 @@ from common.core.hashing import bucket_of
 from common.learning.fields import Columns, Decoded, Hashed, Mapped, OneHot, Parsed, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
     from common.learning.fields import Field, Keys
 
 Scalar: TypeAlias = str | int | float
+Values: TypeAlias = "Sequence[Any] | npt.NDArray[Any]"  # of a path, (n,)
 
 _WHOLE = 2.0**53  # up to here a float64 tells neighbouring whole numbers apart
 _SHOWN = 40  # characters of a value in a reason
@@ -70,7 +72,54 @@ class Column:
             found.append(self._checked(value, place, self.shape))
         return found
 
-    def read(self, values: Sequence[Sequence[Any]]) -> tuple[npt.NDArray[Any], dict[int, str]]:
+    def taken(
+        self, place: int, values: Values, absent: npt.NDArray[np.bool_]
+    ) -> tuple[Values, dict[int, str]]:
+        """The values of a path as `read` takes them, and which are not sound, with the reason.
+
+        Args:
+            place: Of the path.
+            values: An array where they are numbers, or arrays of numbers alone.
+            absent: Which records have none, (n,).
+        """
+        if isinstance(values, np.ndarray):
+            if values.dtype == np.uint8 and self.shape and values[0].size == prod(self.shape):
+                values = values.reshape(len(values), *self.shape)  # bytes
+            of_kind = self._dtype.kind == "f" or values.dtype.kind != "f"
+            if of_kind and self.source.reading is None and values.shape[1:] == self.shape:
+                return self._taken_numbers(place, values, absent)
+            values = values.tolist()
+        cells, reasons = list[Any](), dict[int, str]()
+        instead = None if self.source.reading else np.zeros(self.shape, int).tolist()
+        for row, (value, none) in enumerate(zip(values, absent.tolist(), strict=True)):
+            try:
+                cells.append(self._checked(None if none else value, place, self.shape))
+            except ValueError as error:
+                reasons[row] = str(error)
+                cells.append(instead)
+        return cells, reasons
+
+    def _taken_numbers(
+        self, place: int, values: npt.NDArray[Any], absent: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[Any], dict[int, str]]:
+        wrong = np.zeros(len(values), bool)
+        if whole := self._dtype.kind != "f":
+            low, high = _limits(self._dtype, inf)
+            outside = (values < low) | (values > high)
+            wrong = outside.reshape(len(values), -1).any(1) & ~absent
+        if self.source.default is None:
+            wrong |= absent
+        reasons = {
+            row: self._refusal(None if absent[row] else values[row].tolist(), place)
+            for row in np.flatnonzero(wrong).tolist()
+        }
+        values = values.astype(np.int64 if whole else np.float64)
+        values[wrong] = 0
+        if self.source.default is not None:
+            values[absent] = self.source.default[place]
+        return values, reasons
+
+    def read(self, values: Sequence[Values]) -> tuple[npt.NDArray[Any], dict[int, str]]:
         """The column, (n, *shape), and which of its records are not sound, with the reason.
 
         Args:
@@ -94,7 +143,7 @@ class Column:
         return self._ordered(np.where(sound, numbers, 0)), self._reasons(sound, values)
 
     def _whole(
-        self, values: Sequence[Sequence[Any]], sizes: tuple[int, ...]
+        self, values: Sequence[Values], sizes: tuple[int, ...]
     ) -> tuple[npt.NDArray[Any], dict[int, str]]:
         """Of whole numbers, which a parser has checked, and of floats, which may be some."""
         numbers = np.array(values, self._dtype if self.shape else None)
@@ -106,16 +155,18 @@ class Column:
         reasons = {} if sound.all() else self._reasons(sound, values)
         return self._ordered(np.array(filled, self._dtype).reshape(sizes)), reasons
 
-    def _filled(self, values: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-        """With the default for None, which nested arrays do not hold any more."""
+    def _filled(self, values: Sequence[Values]) -> Sequence[Values]:
+        """With the default for None, which arrays do not hold any more."""
         if self.source.default is None or self.shape:
             return values
         return [
-            [instead if value is None else value for value in column]
+            column
+            if isinstance(column, np.ndarray)
+            else [instead if value is None else value for value in column]
             for instead, column in zip(map(int, self.source.default), values, strict=True)
         ]
 
-    def _numbers(self, values: Sequence[Sequence[Any]]) -> npt.NDArray[Any]:
+    def _numbers(self, values: Sequence[Values]) -> npt.NDArray[Any]:
         """Not a number where the default is to stand, infinite where there is none."""
         source = self.source
         if source.reading is None:
@@ -148,9 +199,7 @@ class Column:
         ordered: npt.NDArray[Any] = np.moveaxis(column, 0, 1) if self.source.joined else column[0]
         return ordered
 
-    def _reasons(
-        self, sound: npt.NDArray[np.bool_], values: Sequence[Sequence[Any]]
-    ) -> dict[int, str]:
+    def _reasons(self, sound: npt.NDArray[np.bool_], values: Sequence[Values]) -> dict[int, str]:
         bad = np.argwhere(~sound.reshape(*sound.shape[:2], -1).all(2))
         return {
             int(row): self._refusal(values[int(place)][int(row)], int(place))
@@ -177,7 +226,7 @@ class Column:
         where += "" if path == self.field.name else f", {path}"
         if value is None:
             return f"{where}: is null or absent, and has no `default`"
-        shown = repr(value)
+        shown = repr(value.tolist() if isinstance(value, np.generic | np.ndarray) else value)
         shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
         return f"{where}: {shown} is not {self._wanted}"
 
@@ -198,9 +247,10 @@ class Column:
 
 def assembled(
     columns: Sequence[Column],
-    leaves: Sequence[Sequence[Any]],
+    leaves: Sequence[Values],
     kept: Sequence[int],
     skipped: list[tuple[int, str]],
+    unsound: Mapping[int, str] = MappingProxyType({}),
 ) -> Decoded:
     """The columns of what was parsed.
 
@@ -209,12 +259,13 @@ def assembled(
         leaves: The values of each path, field by field, (n,) each.
         kept: Which values they came from, (n,).
         skipped: Which values could not be parsed, and why.
+        unsound: Which of what was parsed is not sound for another reason, by its place.
     """
-    records, unsound, begin = Columns(), dict[int, str](), 0
+    records, begin = Columns(), 0
     for column in columns:
         end = begin + len(column.source.paths)
         records[column.field.name], reasons = column.read(leaves[begin:end])
-        unsound = reasons | unsound
+        unsound = {**reasons, **unsound}
         begin = end
     where = np.array(kept, np.intp)
     if unsound:

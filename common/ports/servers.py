@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UpdateTrigger,
         WorkerId,
     )
+    from common.core.schemas import Schema
     from common.core.spans import LogPosition, Partition, Span
     from common.core.spread import JobDemand, WorkerPlacement
     from common.errors import DeliveryError
@@ -43,6 +44,17 @@ class Bounds(NamedTuple):
 
 
 MESSAGE_BYTES = 1_048_588  # that a topic takes by Kafka's default: our largest record and more
+
+
+class SchemaRegistry(Protocol):
+    """Where producers register what their records' bytes mean."""
+
+    def schema(self, number: int) -> Schema | None:
+        """The schema of an id, which never names another one; None: it says that there is none.
+
+        Raises:
+            UnavailableError: If it does not answer, or gives no answer that can be used.
+        """
 
 
 class NewTopic(NamedTuple):

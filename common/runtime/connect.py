@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.ports.group import Groups, Rendezvous
     from common.ports.machines import Fleet, Prices
-    from common.ports.servers import Blobs, Board, Boards, Log, Notices
+    from common.ports.servers import Blobs, Board, Boards, Log, Notices, SchemaRegistry
     from common.telemetry.tracing import Tracer
 
 # A worker waits for its gradients for DOLL_LEAVE_S, and then says goodbye.
@@ -64,6 +64,24 @@ def open_log(settings: Settings, client_id: str = "doll") -> Log:
     from common.adapters.kafka import KafkaLog  # noqa: PLC0415 -- see above
 
     return KafkaLog(kafka_settings(settings, client_id))
+
+
+def open_registry(settings: Settings) -> SchemaRegistry | None:
+    """The schema registry, None where the settings name none; it is not asked before it is needed.
+
+    Raises:
+        UserError: If the settings make no sense, or what asks it is not installed.
+    """
+    if not settings.schema_registry:
+        return None
+    try:
+        from common.adapters.kafka.registry import ConfluentRegistry  # noqa: PLC0415 -- see above
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "DOLL_SCHEMA_REGISTRY_URL: what asks a registry is not installed here:"
+            " pip install 'doll[registry]'"
+        ) from error
+    return ConfluentRegistry(settings.schema_registry)
 
 
 def kafka_settings(settings: Settings, client_id: str) -> KafkaSettings:

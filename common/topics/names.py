@@ -42,6 +42,11 @@ def updates_topic(job: str) -> str:
     return f"doll.{job}.updates"
 
 
+def schemas_topic(job: str) -> str:
+    """What its records' schemas are, as workers first met them; one partition, kept for ever."""
+    return f"doll.{job}.schemas"
+
+
 def plans_topic(job: str) -> str:
     """Where provisioners decide: plans, machines, prices; one partition, kept for ever."""
     return f"doll.{job}.plans"

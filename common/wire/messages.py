@@ -51,6 +51,7 @@ from common.core.messages import (
     Vector,
     WorkerLeaving,
 )
+from common.core.schemas import SchemaFound
 from common.core.scores import BINS
 from common.core.spans import Address, Partition, address_of
 from common.core.spread import JobDemand, WorkerPlacement
@@ -169,6 +170,14 @@ def _check_skipped(batch: BatchReady | Batch) -> int:
         seen.update((place, offset) for offset in skipped.offsets)
         _need(len(seen) == records, "skipped", skipped, "each offset once")
     return records
+
+
+_IDS = 2**32  # of schemas, in the four bytes before a record
+
+
+def check_schema(found: SchemaFound) -> None:
+    """Refuse a schema of an id that no record can name."""
+    _need(0 <= found.id < _IDS, "id", found.id, f"below {_IDS}")
 
 
 def check_control(record: ControlRecord) -> None:
@@ -604,6 +613,7 @@ _AUDIT = Codec(
     ("lead", "update", "quarantined", "requeued", "replayed", "evaluated", "drifted"),
     (AUDIT_FORMAT, format_of),
 )
+_SCHEMA = Codec("schema", msgspec.json.Decoder(SchemaFound), check_schema, formats=(1, lambda _: 1))
 _LEADER_STATUS = Codec("standing", msgspec.msgpack.Decoder(LeaderStatus), check_leader_status)
 _TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)
 _REPLY = Codec(
@@ -617,6 +627,7 @@ _PLACEMENT = Codec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement),
 
 encode_claim, decode_claim = _CONTROL.encode, _CONTROL.decode  # and openings
 encode_audit, decode_audit = _AUDIT.encode, _AUDIT.decode
+encode_schema, decode_schema = _SCHEMA.encode, _SCHEMA.decode
 encode_leader_status, decode_leader_status = _LEADER_STATUS.encode, _LEADER_STATUS.decode
 encode_trigger, decode_trigger = _TRIGGER.encode, _TRIGGER.decode
 encode_demand, decode_demand = _DEMAND.encode, _DEMAND.decode

@@ -91,7 +91,7 @@ def _settings() -> Iterator[str]:
     yield _SETTINGS
     yield from ("", "| variable | value | default | means |", "| --- | --- | --- | --- |")
     for name, field in Settings.model_fields.items():
-        variable = "DOLL_" + name.upper() + ("_*" if name == "kafka_properties" else "")
+        variable = "DOLL_" + name.upper() + ("_*" if field.annotation == dict[str, str] else "")
         yield f"| `{variable}` | {_value(field)} | {_default(field)} | {_cell(field.description)} |"
 
 

@@ -17,6 +17,7 @@ from common.core.scores import ScoreWindow
 from common.evaluation.drift import ErrorWatch
 from common.evaluation.sampling import sample
 from common.learning.errors import TaskError
+from common.runtime.connect import open_registry
 from common.telemetry.logging import Changes
 from services.evaluator.model_evaluator import ModelEvaluator, Records
 
@@ -91,7 +92,8 @@ class EvaluationRunner:
         self._metrics = process.metrics
         self._log = logger
         self._model_evaluator = ModelEvaluator(spec, process.settings)
-        self._records = Records(spec, evaluation, process.log, logger)
+        registry = open_registry(process.settings)
+        self._records = Records(spec, evaluation, process.log, registry, logger)
         self._scores = {stream: ScoreWindow() for stream in spec.streams}
         self._watches = {stream: ErrorWatch() for stream in spec.streams}
         self._told = Changes()

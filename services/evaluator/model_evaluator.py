@@ -13,8 +13,10 @@ from common.learning.evaluate import per_record
 from common.learning.fields import Columns, Decoded, concatenate
 from common.learning.gradients import resolve_device
 from common.learning.parameters import FlatModel
+from common.learning.registered import RegisteredCodec
 from common.learning.tasks import build_model
 from common.telemetry.logging import Changes
+from common.topics.schemas import JobSchemas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.core.spans import Partition
     from common.jobs.spec import EvaluationSpec, JobSpec
-    from common.ports.servers import Bounds, Log
+    from common.ports.servers import Bounds, Log, SchemaRegistry
     from common.telemetry.logging import EventLogger
 
 AT_ONCE = 256  # records of one forward pass: bounds the memory
@@ -83,15 +85,22 @@ class Records:
         spec: The job.
         evaluation: Names the test set's topic; of that, its first records.
         log: Where its topics are.
+        registry: Where schemas are that the job's workers have not met.
         logger: Bound to the job.
     """
 
     def __init__(
-        self, spec: JobSpec, evaluation: EvaluationSpec, log: Log, logger: EventLogger
+        self,
+        spec: JobSpec,
+        evaluation: EvaluationSpec,
+        log: Log,
+        registry: SchemaRegistry | None,
+        logger: EventLogger,
     ) -> None:
         self._source = log
         self._spans = log.spans()
         self._codec = codec_of(spec)
+        self._schemas = JobSchemas(log, spec.name, registry)
         self._topic = evaluation.stream
         self._most = evaluation.records
         self._log = logger
@@ -155,7 +164,10 @@ class Records:
     def _decoded(self, piece: Piece, timeout_s: float) -> Decoded:
         fetched = self._spans.read(piece.span, timeout_s)
         pairs = zip(fetched.offsets, fetched.values, strict=True)
-        return self._codec.decode([value for at, value in pairs if at not in piece.skipped])
+        values = [value for at, value in pairs if at not in piece.skipped]
+        if isinstance(self._codec, RegisteredCodec):
+            self._schemas.teach(self._codec, values)
+        return self._codec.decode(values)
 
 
 def _together(found: list[Decoded]) -> Columns | None:

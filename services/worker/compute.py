@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from common.telemetry.metrics.serving import Watchdog
     from common.telemetry.metrics.worker import JobMeasures
     from services.worker.rows import BatchCache
+    from services.worker.schemas import SchemaFinder
     from services.worker.traces import BatchTraces
 
 READ_BACK_S = 10.0  # for one span; the coordinator's deadline has long given it to others by then
@@ -72,6 +73,7 @@ class OrderComputer:
         worker: This worker's name.
         computer: The model on its device.
         codec: Decodes records that are read back.
+        schemas: Finds the schemas of those; None: they need none.
         cache: Batches in memory.
         log: Reads the others back.
         logger: Bound to job and worker.
@@ -86,6 +88,7 @@ class OrderComputer:
         computer: GradientComputer,
         *,
         codec: Codec,
+        schemas: SchemaFinder | None = None,
         cache: BatchCache,
         log: Log,
         logger: EventLogger,
@@ -96,6 +99,7 @@ class OrderComputer:
         self.computer = computer
         self._id = worker
         self._codec = codec
+        self._schemas = schemas
         self._cache = cache
         self._source = log
         self._spans = log.spans()
@@ -198,6 +202,8 @@ class OrderComputer:
                 values = _values(fetched, skipped)
                 there += len(values)
                 if values:
+                    if self._schemas is not None:
+                        self._schemas.find(values)
                     parts.append(self._codec.decode(values).records)
         except ExpiredError as error:
             raise NoGradientError("expired", (batch,), str(error)) from error

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.settings import WorkerSettings
 from common.jobs.build import codec_of, task_of, trainer_of
 from common.learning.gradients import GradientComputer, resolve_device
+from common.learning.registered import RegisteredCodec
 from common.learning.tasks import build_model
+from common.runtime.connect import open_registry
 from common.telemetry.metrics.serving import Watchdog
+from common.topics.schemas import JobSchemas
 from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
 from services.worker.rows import ArrivedRows, BatchCache
+from services.worker.schemas import SchemaFinder
 from services.worker.stream import Stream
 from services.worker.traces import BatchTraces
 
@@ -92,7 +96,10 @@ class JobWorker:
             autocast=spec.autocast,
             reduction=spec.reduction,
         )
-        codec = codec_of(spec)
+        codec, schemas = codec_of(spec), None
+        if isinstance(codec, RegisteredCodec):
+            found = JobSchemas(log, spec.name, open_registry(settings))
+            schemas = SchemaFinder(codec, found, self._log)
         cache = BatchCache(spec.memory_mib << 20)
         self._spec = spec
         self._observers = observers
@@ -108,6 +115,7 @@ class JobWorker:
                     spec.batch_size, spec.waiting_bound, spec.batch_linger_s, spec.largest_group
                 ),
                 codec=codec,
+                schemas=schemas,
                 log=log,
                 board=board,
                 arrived=ArrivedRows(),
@@ -123,6 +131,7 @@ class JobWorker:
                 worker,
                 computer,
                 codec=codec,
+                schemas=schemas,
                 cache=cache,
                 log=log,
                 logger=self._log,

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from contextlib import ExitStack
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from common.core import commands as do
 from common.core import events
@@ -27,7 +27,7 @@ from common.wire import messages as wire
 from services.worker.time_lag import TimeLag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from common.core.commands import WorkerCommand
     from common.core.messages import Claim, TriggerStream, Unsettled, WorkerId
@@ -38,12 +38,15 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import JobMeasures
     from services.worker.rows import ArrivedRows, BatchCache
+    from services.worker.schemas import SchemaFinder
     from services.worker.traces import BatchTraces
 
 POLL_RECORDS = 2000  # of one poll: a few milliseconds of decoding at most
 POLL_S = 0.05  # longest wait for records: how late a rebalance may be noticed
 HEARTBEAT_TTL_S = 1.2  # four beats: one lost and one late are no death
 FLUSH_S = 5.0  # for the last announcements when the worker leaves
+
+_OfPartition: TypeAlias = Fetched | EndReached | OutOfRange | Truncated
 
 
 class Stream:
@@ -54,6 +57,7 @@ class Stream:
         job: The job's name.
         settings: Of the state machine.
         codec: Decodes records.
+        schemas: Finds the schemas of those; None: they need none.
         log: Kafka.
         board: The job's board.
         arrived: Where decoded rows go.
@@ -73,6 +77,7 @@ class Stream:
         settings: WorkerSettings,
         *,
         codec: Codec,
+        schemas: SchemaFinder | None = None,
         log: Log,
         board: Board,
         arrived: ArrivedRows,
@@ -87,6 +92,8 @@ class Stream:
         self._id = worker
         self._machine = Worker(worker, settings)
         self._codec = codec
+        self._schemas = schemas
+        self._held = deque[_OfPartition]()  # of partitions; the first awaits a schema
         with ExitStack() as undo:
             self._writer = log.writer()
             undo.callback(self._writer.close)
@@ -140,7 +147,7 @@ class Stream:
         if self._clock() >= self._machine.due():
             self._feed(events.Tick())
         wait_s = min(max(self._machine.due() - self._clock(), 0.0), POLL_S)
-        room = min(self._machine.room, POLL_RECORDS) if self._reading else 0
+        room = min(self._machine.room, POLL_RECORDS) if self._reading and not self._held else 0
         try:
             happened = self._reader.poll(room, wait_s if room else 0.0, self._machine.batch_size)
             if happened:
@@ -152,6 +159,8 @@ class Stream:
             self._kafka_outage.met(error)
         for event in happened:
             self._take(event)
+        while self._held and self._is_ready(self._held[0]):
+            self._come(self._held.popleft())
         if not room and not happened:
             self._woken.wait(wait_s)  # for room
         self._report_deliveries()
@@ -165,6 +174,7 @@ class Stream:
 
     def leave(self) -> None:
         """Stop reading and say so; the group is left with `close`."""
+        self._held.clear()
         self._feed(events.Leaving())
 
     def close(self) -> None:
@@ -176,6 +186,8 @@ class Stream:
         with ExitStack() as closing:
             closing.callback(self._times.tell, self._log)
             closing.callback(self._writer.close)
+            if self._schemas is not None:
+                self._schemas.close()
             self._reader.close()
             if not self._writer.flush(FLUSH_S):
                 self._log.warning(
@@ -192,7 +204,23 @@ class Stream:
             case events.Revoked(partitions):
                 self._log.info("partitions_revoked", partitions=",".join(map(str, partitions)))
                 self._time_lag.revoke(partitions)
+                self._drop_held(partitions)
                 self._feed(event)
+            case Fetched() | EndReached() | OutOfRange() | Truncated():
+                self._held.append(event)
+
+    def _is_ready(self, event: _OfPartition) -> bool:
+        """Whether it can come now; what comes after it waits until then, to keep the order."""
+        if self._schemas is None or not isinstance(event, Fetched):
+            return True
+        return self._schemas.ready(event.values)
+
+    def _drop_held(self, partitions: Collection[Partition]) -> None:
+        """Forget what waits of these partitions: it was read from where they do not stand now."""
+        self._held = deque(each for each in self._held if each.partition not in partitions)
+
+    def _come(self, event: _OfPartition) -> None:
+        match event:
             case Fetched():
                 self._time_lag.read(event)
                 self._read(event)
@@ -274,8 +302,10 @@ class Stream:
             case do.Place(positions):
                 placed = ",".join(f"{p}@{position.offset}" for p, position in positions.items())
                 self._log.info("reading_from", positions=placed)
+                self._drop_held(positions)
                 self._reader.place(positions)
             case do.DropRows(partition):
+                self._drop_held((partition,))
                 self._arrived.drop(partition)
             case do.SetReading(reading, reason):
                 self._reading = reading

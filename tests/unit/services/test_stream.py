@@ -13,6 +13,7 @@ from common.core.spans import LogPosition, Partition
 from common.errors import UnavailableError
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
+from common.learning.registered import RegisteredCodec
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.worker import WorkerMetrics
@@ -22,13 +23,17 @@ from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
 from common.topics.names import control_topic
+from common.topics.schemas import JobSchemas
 from common.wire import messages as wire
 from services.worker.rows import ArrivedRows, BatchCache
+from services.worker.schemas import SchemaFinder
 from services.worker.stream import Stream
 from services.worker.traces import BatchTraces
 
 if TYPE_CHECKING:
     import pytest
+
+    from common.ports.servers import SchemaRegistry
 
 JOB, W, P = "job", WorkerId("w1"), Partition("s", 0)
 LINGER_S = 1.0
@@ -56,13 +61,18 @@ class FullBoard(MemoryBoard):
 class Bench:
     """A stream of one partition with some records, fewer than a batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: SchemaRegistry | None = None) -> None:
         self.clock = ManualClock()
         self.log = MemoryLog()
         self.log.create_topics([NewTopic("s")])
         self.log.create_topics([NewTopic(control_topic(JOB))])
-        codec = make_codec("tensor", [Field("id", "int64")])
-        self.produce(*codec.encode({"id": np.arange(RECORDS)}))
+        self.schemas, codec = None, make_codec("tensor", [Field("id", "int64")])
+        if registry is None:
+            self.produce(*codec.encode({"id": np.arange(RECORDS)}))
+        else:
+            registered = codec = RegisteredCodec([Field("id", "int64")], "AVRO")
+            found = JobSchemas(self.log, JOB, registry)
+            self.schemas = SchemaFinder(registered, found, event_logger("test"), self.clock)
         self.metrics, self.tracer = WorkerMetrics(), MemoryTracer()
         self.board = FullBoard(MemoryRedis(self.clock), JOB)
         self.cache = BatchCache(1 << 20)
@@ -71,6 +81,7 @@ class Bench:
             JOB,
             WorkerSettings(batch_size=8, bound=4, batch_linger_s=LINGER_S),
             codec=codec,
+            schemas=self.schemas,
             log=self.log,
             board=self.board,
             arrived=ArrivedRows(),

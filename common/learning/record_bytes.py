@@ -1,0 +1,220 @@
+"""The bytes of many records, read side by side: a step reads one value of each of them.
+
+So a step costs a few calls of numpy, however many records there are. A record that turns out to be
+unsound keeps its first reason, stands at its end from then on, and is all zeros there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from common.learning.fields import Keys
+
+Rows: TypeAlias = npt.NDArray[np.intp]  # which records, ascending
+Values: TypeAlias = npt.NDArray[Any] | list[Any]  # one for each row; an array of numbers alone
+
+_BEYOND = 16  # zeros behind the last record: a number may be read where none is
+_LONGEST = 10  # bytes of a number of 64 bits
+
+
+class Sink:
+    """Where the values of one path go."""
+
+    def __init__(self) -> None:
+        self._parts = list[tuple[Rows, Values]]()
+
+    def add(self, rows: Rows, values: Values) -> None:
+        """Take in the values of some records."""
+        self._parts.append((rows, values))
+
+    def cells(self, count: int) -> tuple[Values, npt.NDArray[np.bool_]]:
+        """The values of all records, and which have none; a list where they are not of one kind."""
+        absent = np.ones(count, bool)
+        for rows, _ in self._parts:
+            absent[rows] = False
+        arrays = [values for _, values in self._parts if isinstance(values, np.ndarray)]
+        kinds = {(array.dtype.kind, array.shape[1:]) for array in arrays}
+        if len(arrays) == len(self._parts) and len(kinds) == 1:
+            if len(arrays) == 1 and len(arrays[0]) == count:
+                return arrays[0], absent
+            column = np.zeros((count, *arrays[0].shape[1:]), np.result_type(*arrays))
+            for rows, values in self._parts:
+                column[rows] = values
+            return column, absent
+        cells: list[Any] = [None] * count
+        for rows, values in self._parts:
+            listed = values.tolist() if isinstance(values, np.ndarray) else values
+            for row, value in zip(rows.tolist(), listed, strict=True):
+                cells[row] = value
+        return cells, absent
+
+    def of(self, rows: Rows, count: int) -> Values:
+        """The values of these of so many records; None in a list where one has none."""
+        cells, absent = self.cells(count)
+        if isinstance(cells, np.ndarray):
+            if not absent[rows].any():
+                return cells[rows]
+            cells = [None if no else cell for cell, no in zip(cells.tolist(), absent, strict=True)]
+        return [cells[row] for row in rows.tolist()]
+
+
+class Wanted(NamedTuple):
+    """What is wanted of a value: itself, or what stands in it by these names."""
+
+    sink: Sink | None
+    inner: dict[str, Wanted]
+
+
+def wanted_of(paths: Iterable[Keys]) -> tuple[Wanted, list[Sink]]:
+    """What is wanted of a record, and the sink of each path."""
+    root, sinks = Wanted(None, {}), list[Sink]()
+    for keys in paths:
+        level = root.inner
+        for key in keys[:-1]:
+            level = level.setdefault(key, Wanted(None, {})).inner
+        here = level.get(keys[-1], Wanted(None, {}))
+        here = level[keys[-1]] = Wanted(here.sink or Sink(), here.inner)
+        sinks.append(here.sink or Sink())
+    return root, sinks
+
+
+class RecordBytes:
+    """Where each record stands in its bytes.
+
+    Args:
+        values: The records.
+        begin: Bytes of each to leave out at its beginning.
+    """
+
+    def __init__(self, values: Sequence[bytes], begin: Sequence[int] | int = 0) -> None:
+        self._joined = b"".join(values)
+        self._bytes = np.frombuffer(self._joined + bytes(_BEYOND), np.uint8)
+        sizes = np.fromiter(map(len, values), np.intp, len(values))
+        self._ends = np.cumsum(sizes)
+        self._at = self._ends - sizes + begin
+        self.rows: Rows = np.arange(len(values))
+        self.reasons = dict[int, str]()  # by row
+
+    def refuse(self, rows: Rows, reason: str) -> None:
+        """These records are not sound."""
+        for row in rows.tolist():
+            self.reasons.setdefault(row, reason)
+        self._at[rows] = self._ends[rows]
+
+    def within(self, ends: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Let each record end there, as a value within it does; returns where they ended."""
+        before, self._ends = self._ends, ends
+        return before
+
+    def places(self, rows: Rows) -> npt.NDArray[np.intp]:
+        """Where these records stand."""
+        return self._at if len(rows) == len(self._at) else self._at[rows]
+
+    def left(self, rows: Rows) -> npt.NDArray[np.intp]:
+        """How many bytes of these records are left."""
+        return self._of_ends(rows) - self.places(rows)
+
+    def pass_over(self, rows: Rows, sizes: npt.NDArray[Any] | int) -> None:
+        """Go on behind so many bytes."""
+        if isinstance(sizes, np.ndarray) and (bad := sizes < 0).any():
+            self.refuse(rows[bad], "a length in it is negative")
+            sizes = np.where(bad, 0, sizes)
+        room = self.left(rows)
+        short = sizes > room
+        if short.any():
+            self.refuse(rows[short], "it ends too early")
+            sizes = np.where(short, 0, sizes)
+        self._move(rows, sizes)
+
+    def numbers(self, rows: Rows, dtype: str) -> npt.NDArray[Any]:
+        """One number of each, of a fixed width."""
+        width, at = np.dtype(dtype).itemsize, self.places(rows)
+        size = len(self._bytes) - width + 1
+        numbers: npt.NDArray[Any] = np.ndarray((size,), dtype, self._bytes, strides=(1,))[at]
+        self.pass_over(rows, width)
+        return numbers
+
+    def varints(self, rows: Rows) -> npt.NDArray[np.uint64]:
+        """One number of each, seven bits to the byte, the lowest first."""
+        at = self.places(rows)
+        first = self._bytes[at]
+        numbers = (first & 127).astype(np.uint64)
+        going = np.flatnonzero(first > 127)
+        sizes: npt.NDArray[Any] | int = 1
+        if len(going):
+            sizes = np.ones(len(rows), np.intp)
+            for place in range(1, _LONGEST):
+                byte = self._bytes[at[going] + place]
+                numbers[going] |= (byte & 127).astype(np.uint64) << np.uint64(7 * place)
+                sizes[going] = place + 1
+                going = going[byte > 127]
+                if not len(going):
+                    break
+            else:
+                self.refuse(rows[going], "a number in it has more than 64 bits")
+                numbers[going] = 0
+                sizes[going] = 0
+        self.pass_over(rows, sizes)
+        return numbers
+
+    def zigzags(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """One whole number of each, the sign in its lowest bit."""
+        return unzigzagged(self.varints(rows))
+
+    def blocks(self, rows: Rows, size: int) -> npt.NDArray[np.uint8]:
+        """So many bytes of each, (rows, size)."""
+        if not size or size > len(self._bytes):
+            self.pass_over(rows, size)
+            return np.zeros((len(rows), size if not size else 0), np.uint8)
+        shape = (len(self._bytes) - size + 1, size)
+        windows = np.ndarray(shape, np.uint8, self._bytes, strides=(1, 1))
+        blocks: npt.NDArray[np.uint8] = windows[np.minimum(self.places(rows), shape[0] - 1)]
+        self.pass_over(rows, size)
+        return blocks
+
+    def sized(self, rows: Rows, sizes: npt.NDArray[Any]) -> Values:
+        """Bytes of each, as many as it has: an array where all have as many."""
+        if len(rows) and sizes[0] >= 0 and (sizes == sizes[0]).all():
+            return self.blocks(rows, int(sizes[0]))
+        return list(self._cut(rows, sizes))
+
+    def texts(self, rows: Rows, sizes: npt.NDArray[Any]) -> list[str]:
+        """A text of each, in UTF-8."""
+        texts, wrong = list[str](), list[int]()
+        for row, data in zip(rows.tolist(), self._cut(rows, sizes), strict=True):
+            try:
+                texts.append(data.decode())
+            except UnicodeDecodeError:
+                texts.append("")
+                wrong.append(row)
+        if wrong:
+            self.refuse(np.array(wrong), "a text in it is not UTF-8")
+        return texts
+
+    def _cut(self, rows: Rows, sizes: npt.NDArray[Any]) -> Iterable[bytes]:
+        begin = self.places(rows).tolist()
+        self.pass_over(rows, sizes)
+        joined = self._joined
+        return (joined[at:end] for at, end in zip(begin, self.places(rows).tolist(), strict=True))
+
+    def _of_ends(self, rows: Rows) -> npt.NDArray[np.intp]:
+        return self._ends if len(rows) == len(self._ends) else self._ends[rows]
+
+    def _move(self, rows: Rows, sizes: npt.NDArray[Any] | int) -> None:
+        if len(rows) == len(self._at):
+            self._at = self._at + sizes
+        else:
+            self._at[rows] += sizes
+
+
+def unzigzagged(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Whole numbers whose sign is their lowest bit."""
+    halves = (numbers >> np.uint64(1)).view(np.int64)
+    signed: npt.NDArray[np.int64] = halves ^ -(numbers & np.uint64(1)).view(np.int64)
+    return signed

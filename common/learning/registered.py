@@ -1,0 +1,134 @@
+"""Records of which a schema registry knows the schemas: each has the id of its own before it.
+
+Whether a record decodes depends on its bytes, the fields and the schemas that the codec was given
+alone. Who decodes asks first which ids it does not know (`unknown`), and gives it their schemas.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+import numpy as np
+
+from common.errors import UserError
+from common.learning.avro import AvroReader
+from common.learning.columns import Column, assembled
+from common.learning.fields import Decoded, Field, concatenate
+from common.learning.record_bytes import RecordBytes, wanted_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from common.core.schemas import Schema, SchemaKind
+    from common.learning.record_bytes import Wanted
+
+_FRAME = 5  # bytes: 0, and the schema's id
+
+
+class Reader(Protocol):
+    """Reads what one schema describes."""
+
+    def read(self, records: RecordBytes, wanted: Wanted) -> None:
+        """Read all records to their ends, what is wanted into its sinks."""
+
+
+class RegisteredCodec:
+    """What serializers with a schema registry write, of one kind.
+
+    Args:
+        fields: What a record consists of.
+        kind: Of the schemas.
+    """
+
+    def __init__(self, fields: Sequence[Field], kind: SchemaKind) -> None:
+        self._columns = [Column(field) for field in fields]
+        self._paths = [keys for column in self._columns for keys in column.source.paths]
+        self._kind = kind
+        self._readers = dict[bytes, Reader | str]()  # by frame; why there is none
+
+    def unknown(self, values: Sequence[bytes | None]) -> set[int]:
+        """Ids of schemas that these records need and that the codec was not given."""
+        frames = {value[:_FRAME] for value in values if _framed(value)} - self._readers.keys()
+        return {int.from_bytes(frame[1:]) for frame in frames}
+
+    def learn(self, number: int, schema: Schema) -> None:
+        """Take in the schema of an id."""
+        frame = b"\0" + number.to_bytes(_FRAME - 1)
+        if schema.kind != self._kind:
+            self._readers[frame] = f"schema {number} is {schema.kind}, not {self._kind}"
+        else:
+            try:
+                self._readers[frame] = _READERS[self._kind](schema)
+            except UserError as error:
+                self._readers[frame] = f"schema {number}: {error}"
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Turn values into columns; those of schemas that it was not given are skipped."""
+        places, skipped = dict[bytes, list[int]](), list[tuple[int, str]]()
+        for index, value in enumerate(values):
+            if _framed(value):
+                places.setdefault(value[:_FRAME], []).append(index)
+            else:
+                skipped.append((index, _UNFRAMED if value else _EMPTY))
+        parts = list[Decoded]()
+        for frame, indexes in places.items():
+            number = int.from_bytes(frame[1:])
+            reader = self._readers.get(frame, f"the registry has no schema {number}")
+            if isinstance(reader, str):
+                skipped += [(index, reader) for index in indexes]
+            else:
+                those = [values[index] or b"" for index in indexes]
+                parts.append(self._read(reader, number, those, indexes))
+        if not parts:
+            return Decoded(self._none(), np.zeros(0, np.intp), sorted(skipped))
+        if len(parts) == 1:
+            [decoded] = parts
+            return Decoded(decoded.records, decoded.kept, sorted([*decoded.skipped, *skipped]))
+        kept = np.concatenate([part.kept for part in parts])
+        order = np.argsort(kept)
+        records = concatenate([part.records for part in parts])
+        for part in parts:
+            skipped += part.skipped
+        return Decoded({k: v[order] for k, v in records.items()}, kept[order], sorted(skipped))
+
+    def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
+        """Refuse: the schema says how a record is written, and the producer whose it is.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"records with a schema are written by its producer: {sorted(records)}")
+
+    def _read(
+        self, reader: Reader, number: int, values: list[bytes], indexes: list[int]
+    ) -> Decoded:
+        records = RecordBytes(values, _FRAME)
+        wanted, sinks = wanted_of(self._paths)
+        reader.read(records, wanted)
+        leaves, unsound, begin = list[Any](), dict[int, str](), 0
+        for column in self._columns:
+            for place, _ in enumerate(column.source.paths):
+                cells = sinks[begin + place].cells(len(values))
+                leaf, reasons = column.taken(place, *cells)
+                leaves.append(leaf)
+                unsound = {**reasons, **unsound}
+            begin += len(column.source.paths)
+        unsound |= {row: f"schema {number}: {why}" for row, why in records.reasons.items()}
+        return assembled(self._columns, leaves, indexes, [], unsound)
+
+    def _none(self) -> dict[str, npt.NDArray[Any]]:
+        fields = [column.field for column in self._columns]
+        return {field.name: np.zeros((0, *field.shape), field.numpy_dtype) for field in fields}
+
+
+_READERS: dict[SchemaKind, Callable[[Schema], Reader]] = {
+    "AVRO": lambda schema: AvroReader(schema.text, [each.text for each in schema.references]),
+}
+_UNFRAMED = "no id of a schema stands before it: no serializer with a schema registry wrote it"
+_EMPTY = "no value (a tombstone)"
+
+
+def _framed(value: bytes | None) -> TypeGuard[bytes]:
+    return value is not None and len(value) >= _FRAME and value[0] == 0

@@ -1,0 +1,96 @@
+"""Finds the schemas of a worker's records, without keeping its stream thread waiting."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from common.errors import OutsideError
+from common.telemetry.logging import Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from common.learning.registered import RegisteredCodec
+    from common.telemetry.logging import EventLogger
+    from common.topics.schemas import JobSchemas
+
+RETRY_S = 1.0
+# So long an id of which the registry had no schema counts as none, before it is asked again.
+ABSENT_S = 30.0
+
+
+class SchemaFinder:
+    """Gives the codec the schemas that records need.
+
+    Args:
+        codec: Decodes the job's records.
+        schemas: Of the job.
+        logger: Bound to job and worker.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        codec: RegisteredCodec,
+        schemas: JobSchemas,
+        logger: EventLogger,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._codec = codec
+        self._schemas = schemas
+        self._outage = Outage(logger, "schema_registry")
+        self._clock = clock
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # guards what follows
+        self._wanted = set[int]()
+        self._absent = dict[int, float]()  # until when
+        self._asking = False
+
+    def ready(self, values: Sequence[bytes | None]) -> bool:
+        """Whether what these records need was looked for; if not, that begins now."""
+        now = self._clock()
+        with self._lock:
+            unknown = self._codec.unknown(values)
+            self._wanted = {each for each in unknown if self._absent.get(each, now) <= now}
+            if self._wanted and not self._asking:
+                self._asking = True
+                threading.Thread(target=self._ask, name="schemas", daemon=True).start()
+            return not self._wanted
+
+    def find(self, values: Sequence[bytes | None]) -> None:
+        """Find what these records need, which somebody has claimed and so found before.
+
+        Raises:
+            UnavailableError: If it is not in the job's topic, and Kafka or the registry is away.
+        """
+        self._schemas.teach(self._codec, values)
+
+    def close(self) -> None:
+        """Look for nothing any more."""
+        self._closed.set()
+
+    def _learn(self, number: int) -> None:
+        schema = self._schemas.get(number)
+        if schema is not None:
+            self._codec.learn(number, schema)
+        with self._lock:
+            self._wanted.discard(number)
+            if schema is None:
+                self._absent[number] = self._clock() + ABSENT_S
+
+    def _ask(self) -> None:
+        while not self._closed.is_set():
+            with self._lock:
+                wanted = sorted(self._wanted)
+                self._asking = bool(wanted)
+            if not wanted:
+                return
+            try:
+                for number in wanted:
+                    self._learn(number)
+                    self._outage.over()
+            except OutsideError as error:
+                self._outage.met(error)
+                self._closed.wait(RETRY_S)

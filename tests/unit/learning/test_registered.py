@@ -1,0 +1,163 @@
+"""Records behind ids of schemas become the columns that a job names, each by its own schema."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pytest
+
+from common.core.schemas import Schema
+from common.jobs.build import codec_of
+from common.learning.registered import RegisteredCodec
+from tests.unit.learning.test_columns import ENVELOPE, job
+
+if TYPE_CHECKING:
+    from common.learning.fields import Decoded
+
+FIRST = {"x": ["null", "double"], "n": "long", "label": "boolean", "image": "bytes"}
+LATER = {"label": "boolean", "n": "int", "new": "string", "image": "bytes"}  # without x
+FIELDS = """
+x: {dtype: float32, default: 0.5}
+n: {dtype: uint8}
+image: {dtype: uint8, shape: [1, 2]}
+label: {dtype: int64}
+"""
+
+
+def schema_of(fields: dict[str, Any], name: str = "R") -> str:
+    written = [{"name": name, "type": type_} for name, type_ in fields.items()]
+    return json.dumps({"type": "record", "name": name, "fields": written})
+
+
+def framed(number: int, schema: str, row: dict[str, Any]) -> bytes:
+    data = io.BytesIO()
+    data.write(b"\0" + number.to_bytes(4))
+    fastavro.schemaless_writer(data, fastavro.parse_schema(json.loads(schema)), row)
+    return data.getvalue()
+
+
+def codec(fields: str, **schemas: str) -> RegisteredCodec:
+    made = RegisteredCodec(job(fields).records.described(), "AVRO")
+    for name, text in schemas.items():
+        made.learn(int(name.removeprefix("at_")), Schema("AVRO", text))
+    return made
+
+
+def decoded(fields: str, types: dict[str, Any], *rows: dict[str, Any]) -> Decoded:
+    text = schema_of(types)
+    return codec(fields, at_7=text).decode([framed(7, text, row) for row in rows])
+
+
+def test_each_record_is_read_by_its_own_schema_and_their_order_stays() -> None:
+    made = codec(FIELDS, at_1=schema_of(FIRST), at_2=schema_of(LATER))
+    old = {"x": 1.5, "n": 3, "label": True, "image": b"\1\2"}
+    new = {"n": 4, "label": False, "new": "!", "image": b"\3\4"}
+    values = [
+        framed(1, schema_of(FIRST), old),
+        framed(2, schema_of(LATER), new),
+        b"{}",
+        framed(1, schema_of(FIRST), {**old, "x": None}),
+        framed(3, schema_of(FIRST), old),
+        None,
+    ]
+    assert made.unknown(values) == {3}
+    found = made.decode(values)
+    assert found.kept.tolist() == [0, 1, 3]
+    assert found.records["x"].tolist() == [1.5, 0.5, 0.5]
+    assert found.records["n"].tolist() == [3, 4, 3]
+    assert found.records["image"].tolist() == [[[1, 2]], [[3, 4]], [[1, 2]]]
+    assert found.records["label"].tolist() == [1, 0, 1]
+    assert [index for index, _ in found.skipped] == [2, 4, 5]
+    assert [why.partition(":")[0] for _, why in found.skipped] == [
+        "no id of a schema stands before it",
+        "the registry has no schema 3",
+        "no value (a tombstone)",
+    ]
+
+
+def test_the_same_columns_are_read_of_avro_as_of_json() -> None:
+    inner = {"amount": ["null", "float"], "age": "int", "country": "string", "is_fraud": "boolean"}
+    after = {"type": "record", "name": "After", "fields": json.loads(schema_of(inner))["fields"]}
+    payload = {"type": "record", "name": "P", "fields": [{"name": "after", "type": after}]}
+    rows = [
+        {"payload": {"after": {"amount": a, "age": 40, "country": c, "is_fraud": f}}}
+        for a, c, f in ((1.5, "DE", True), (None, "FR", False))
+    ]
+    found = decoded(ENVELOPE, {"payload": payload}, *rows)
+    expected = codec_of(job(ENVELOPE)).decode([json.dumps(row).encode() for row in rows])
+    assert found.skipped == expected.skipped == []
+    for name, column in expected.records.items():
+        assert found.records[name].dtype == column.dtype
+        assert found.records[name].tolist() == column.tolist()
+
+
+@pytest.mark.parametrize(
+    ("field", "type_", "value", "reason"),
+    [
+        ("{dtype: float32}", ["null", "double"], None, "x': is null or absent"),
+        ("{dtype: float32}", "string", "12", "'12' is not a number that fits float32"),
+        ("{dtype: float32}", "double", float("nan"), "nan is not a number that fits float32"),
+        ("{dtype: float32}", "double", 1e300, "1e+300 is not a number that fits float32"),
+        ("{dtype: uint8}", "long", 256, "256 is not a number that fits uint8"),
+        ("{dtype: int64}", "double", 1.5, "1.5 is not a number that fits int64"),
+        ("{dtype: bool}", "int", 2, "2 is not a number that fits bool"),
+        ("{dtype: int64, from: y}", "int", 2, "field 'x', y: is null or absent"),
+        ("{dtype: int64, hash: 9}", "bytes", b"a", "[97] is not a text, a number"),
+        ("{dtype: uint8, shape: [3]}", "bytes", b"ab", "[97, 98] is not an array of shape [3]"),
+        (
+            "{dtype: float32, shape: [2]}",
+            {"type": "array", "items": "float"},
+            [1.0],
+            "[1.0] is not an array of shape [2]",
+        ),
+    ],
+)
+def test_a_field_that_is_missing_or_of_another_type_is_named(
+    field: str, type_: object, value: object, reason: str
+) -> None:
+    found = decoded(f"x: {field}", {"x": type_}, {"x": value})
+    [(index, why)] = found.skipped
+    assert (index, len(found.kept)) == (0, 0)
+    assert reason in why
+
+
+@pytest.mark.parametrize(
+    ("field", "type_", "values", "numbers"),
+    [
+        ("{dtype: int64}", ["int", "boolean", "double"], [7, True, 8.0], [7, 1, 8]),
+        ("{dtype: float64, default: 1, scale: 2}", ["null", "int"], [None, 3], [2.0, 6.0]),
+        ("{dtype: int8, default: -1}", ["null", "int"], [None, 3], [-1, 3]),
+        ("{dtype: int8, default: 9}", ["null", "double"], [None, 3.0], [9, 3]),
+        ("{dtype: float32, parse: number}", "string", ["1.5", "2"], [1.5, 2.0]),
+        ("{dtype: int8, map: {a: 4}, default: 5}", ["null", "string"], ["a", "b", None], [4, 5, 5]),
+        (
+            "{dtype: int8, shape: [2], default: 6}",
+            ["null", {"type": "array", "items": "int"}],
+            [[1, 2], None],
+            [[1, 2], [6, 6]],
+        ),
+    ],
+)
+def test_values_become_numbers(
+    field: str, type_: object, values: list[object], numbers: list[object]
+) -> None:
+    found = decoded(f"x: {field}", {"x": type_}, *({"x": value} for value in values))
+    assert found.skipped == []
+    assert found.records["x"].tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (Schema("AVRO", "{"), "schema 7: it is no Avro schema: Input data was truncated"),
+        (Schema("JSON", "{}"), "schema 7 is JSON, not AVRO"),
+    ],
+)
+def test_records_of_a_schema_that_cannot_be_used_are_skipped(schema: Schema, reason: str) -> None:
+    made = codec("x: {dtype: int8}")
+    made.learn(7, schema)
+    assert made.decode([b"\0\0\0\0\7\2"]).skipped == [(0, reason)]
+    assert made.unknown([b"\0\0\0\0\7\2"]) == set()

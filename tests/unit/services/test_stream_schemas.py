@@ -1,0 +1,161 @@
+"""A stream waits for the schemas of its records: none is lost, skipped or claimed meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.core.messages import Skipped
+from common.core.schemas import Schema
+from services.worker.schemas import ABSENT_S
+from tests.unit.services.replicas import until
+from tests.unit.services.test_stream import LINGER_S, Bench, P, W
+from tests.unit.topics.test_schemas import Registry, written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RECORD = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
+SEVEN = {7: Schema("AVRO", RECORD)}
+
+
+def framed(*ids: int, schema: int = 7) -> list[bytes]:
+    return [b"\0" + schema.to_bytes(4) + bytes([2 * each]) for each in ids]
+
+
+def turn_until(bench: Bench, condition: Callable[[], bool], what: str) -> None:
+    """Go round, in which little time passes, until another thread has done something."""
+
+    def turned() -> bool:
+        bench.turn(1, step_s=1e-3)
+        return condition()
+
+    until(turned, what)
+
+
+def waiting(registry: Registry, *ids: int) -> Bench:
+    """A stream whose first records wait, because the registry is away."""
+    registry.schemas = None
+    bench = Bench(registry)
+    bench.produce(*framed(*ids))
+    bench.stand(control_position=0, claimed=0)
+    turn_until(bench, lambda: registry.asked > 0, "the registry is asked")
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+    assert bench.claims() == []
+    return bench
+
+
+def claimed(bench: Bench) -> None:
+    """Let the linger pass, with what was read meanwhile."""
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+
+
+def test_records_wait_while_the_registry_is_away_and_the_worker_lives() -> None:
+    registry = Registry()
+    bench = waiting(registry, 1, 2, 3)
+    bench.clock.advance(60.0)
+    bench.turn()
+    assert bench.board.alive() == {W: "alive"}
+    assert bench.claims() == []
+    bench.produce(*framed(4))
+    registry.schemas = dict(SEVEN)
+    turn_until(bench, lambda: bool(written(bench.log)), "the schema is found")
+    bench.turn()
+    claimed(bench)
+    [claim] = bench.claims()
+    assert (claim.address[0].start, claim.address[0].end, claim.samples) == (0, 4, 4)
+    rows = bench.cache.get(claim.address)
+    assert rows is not None
+    assert rows["id"].tolist() == [1, 2, 3, 4]
+
+
+def test_what_was_read_before_a_place_was_lost_is_not_taken_for_what_is_there_now() -> None:
+    """While 0 to 2 wait, somebody else claims up to 2: what is read on begins there."""
+    registry = Registry()
+    bench = waiting(registry, 1, 2, 3)
+    bench.stand(control_position=5, claimed=2)
+    bench.clock.advance(1.0)
+    bench.turn()
+    registry.schemas = dict(SEVEN)
+    turn_until(bench, lambda: bool(written(bench.log)), "the schema is found")
+    bench.turn()
+    claimed(bench)
+    [claim] = bench.claims()
+    assert (claim.address[0].start, claim.address[0].end, claim.samples) == (2, 3, 1)
+
+
+def test_a_place_below_what_waits_is_read_from_its_beginning() -> None:
+    """The place goes back, as after a loss: what waits does not follow what is read there."""
+    registry = Registry()
+    registry.schemas = dict(SEVEN)
+    bench = Bench(registry)
+    bench.produce(*framed(1, 2), *framed(3, schema=8))
+    registry.schemas = None
+    bench.stand(control_position=0, claimed=2)
+    turn_until(bench, lambda: registry.asked > 0, "the registry is asked")
+    bench.stand(control_position=5, claimed=0)
+    bench.clock.advance(1.0)
+    bench.turn()
+    registry.schemas = {**SEVEN, 8: SEVEN[7]}
+    turn_until(bench, lambda: len(written(bench.log)) == 2, "both schemas are found")
+    bench.turn()
+    claimed(bench)
+    [claim] = bench.claims()
+    assert (claim.address[0].start, claim.address[0].end, claim.samples) == (0, 3, 3)
+
+
+def test_records_of_an_id_that_does_not_exist_are_skipped_until_it_does() -> None:
+    registry = Registry()
+    registry.schemas = dict(SEVEN)
+    bench = Bench(registry)
+    bench.produce(*framed(1), *framed(2, schema=8), *framed(3))
+    bench.stand(control_position=0, claimed=0)
+    turn_until(bench, lambda: registry.asked == 2, "both ids are asked for")
+    bench.turn()
+    claimed(bench)
+    turn_until(bench, lambda: bool(bench.claims()), "the batch is claimed")
+    [claim] = bench.claims()
+    assert (claim.samples, claim.skipped) == (
+        2,
+        (Skipped(*P, 1, "the registry has no schema 8"),),
+    )
+    bench.stand(control_position=1, claimed=3)
+    bench.turn()
+    registry.schemas = {8: SEVEN[7]}
+    bench.clock.advance(ABSENT_S)
+    bench.produce(*framed(4, schema=8))
+    turn_until(bench, lambda: len(written(bench.log)) == 2, "it is asked for again")
+    bench.turn()
+    claimed(bench)
+    turn_until(bench, lambda: len(bench.claims()) == 2, "the next batch is claimed")
+    assert bench.claims()[1].samples == 1
+
+
+def test_who_leaves_takes_nothing_of_what_waits() -> None:
+    registry = Registry()
+    bench = waiting(registry, 1, 2)
+    bench.stream.leave()
+    registry.schemas = dict(SEVEN)
+    turn_until(bench, lambda: bool(written(bench.log)), "the schema is found")
+    claimed(bench)
+    assert bench.claims() == []
+
+
+def test_offsets_without_records_behind_what_waits_are_not_claimed() -> None:
+    registry = Registry()
+    registry.schemas = None
+    bench = Bench(registry)
+    bench.produce(*framed(1), b"aborted")
+    bench.log.punch(P, 1)
+    bench.stand(control_position=0, claimed=0)
+    turn_until(bench, lambda: registry.asked > 0, "the registry is asked")
+    for _ in range(3):
+        claimed(bench)
+    assert bench.claims() == []
+    registry.schemas = dict(SEVEN)
+    turn_until(bench, lambda: bool(written(bench.log)), "the schema is found")
+    for _ in range(3):
+        claimed(bench)
+    spans = [(each.address[0].start, each.address[0].end, each.samples) for each in bench.claims()]
+    assert spans in ([(0, 2, 1)], [(0, 1, 1), (1, 2, 0)])

@@ -1,0 +1,177 @@
+"""All who read a job's records read them by the same schemas, whatever the registry says when."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.schemas import Reference, Schema, SchemaFound
+from common.core.spans import Partition
+from common.errors import UnavailableError, UnknownTopicError
+from common.ports.servers import NewTopic
+from common.testing.log import MemoryLog
+from common.topics.names import schemas_topic
+from common.topics.read import read_decoded
+from common.topics.schemas import JobSchemas
+from common.wire.messages import decode_schema, encode_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JOB = "job"
+
+
+class Registry:
+    """One that may be away, may not have a schema yet, and may come back as another one."""
+
+    def __init__(self) -> None:
+        self.schemas: dict[int, Schema] | None = {}  # None: it is away
+        self.asked = 0
+        self.between: Callable[[], None] = lambda: None  # what happens before the answer is used
+
+    def schema(self, number: int) -> Schema | None:
+        """See the port.
+
+        Raises:
+            UnavailableError: If it is away.
+        """
+        self.asked += 1
+        if self.schemas is None:
+            raise UnavailableError("the registry is away")
+        answer = self.schemas.get(number)
+        self.between()
+        return answer
+
+
+def avro(text: str) -> Schema:
+    return Schema("AVRO", text, (Reference("a", "b"),))
+
+
+def written(log: MemoryLog) -> list[tuple[int, SchemaFound | None]]:
+    try:
+        return read_decoded(log, schemas_topic(JOB), decode_schema)
+    except UnknownTopicError:
+        return []
+
+
+def test_a_schema_is_asked_for_once_and_then_read_from_the_topic() -> None:
+    log, registry = MemoryLog(), Registry()
+    registry.schemas = {7: avro("one")}
+    assert JobSchemas(log, JOB, registry).get(7) == avro("one")
+    registry.schemas = None
+    assert JobSchemas(log, JOB, registry).get(7) == avro("one")
+    assert JobSchemas(log, JOB, None).get(7) == avro("one")
+    assert registry.asked == 1
+    assert written(log) == [(0, SchemaFound(7, avro("one")))]
+
+
+def test_of_two_who_meet_an_id_at_once_the_first_that_writes_counts() -> None:
+    """The registry is another one in between: the second worker is frozen with its old answer."""
+    log, registry = MemoryLog(), Registry()
+    first, second = JobSchemas(log, JOB, registry), JobSchemas(log, JOB, registry)
+    registry.schemas = {7: avro("old")}
+
+    def meanwhile() -> None:
+        registry.between = lambda: None
+        registry.schemas = {7: avro("new")}
+        assert first.get(7) == avro("new")
+
+    registry.between = meanwhile
+    assert second.get(7) == avro("new")
+    assert [found and found.schema for _, found in written(log)] == [avro("new"), avro("old")]
+    assert JobSchemas(log, JOB, None).get(7) == avro("new")
+
+
+def test_an_id_that_does_not_exist_yet_is_asked_for_again() -> None:
+    log, registry = MemoryLog(), Registry()
+    schemas = JobSchemas(log, JOB, registry)
+    assert schemas.get(7) is None
+    registry.schemas = {7: avro("late")}
+    assert schemas.get(7) == avro("late")
+
+
+def test_nothing_is_known_while_neither_registry_nor_topic_tells_it() -> None:
+    log, registry = MemoryLog(), Registry()
+    registry.schemas = None
+    with pytest.raises(UnavailableError, match="the registry is away"):
+        JobSchemas(log, JOB, registry).get(7)
+    with pytest.raises(UnavailableError, match="set DOLL_SCHEMA_REGISTRY_URL"):
+        JobSchemas(log, JOB, None).get(7)
+
+
+def test_what_does_not_parse_and_what_names_no_id_is_passed_over() -> None:
+    log = MemoryLog()
+    log.create_topics([NewTopic(schemas_topic(JOB), kept_forever=True)])
+    writer = log.writer()
+    good = encode_schema(SchemaFound(1, avro("good")))
+    for value in (None, b"{", good.replace(b'"id":1', b'"id":-1'), good):
+        writer.append(schemas_topic(JOB), value)
+    assert JobSchemas(log, JOB, None).get(1) == avro("good")
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # who
+        st.sampled_from(["get", "killed", "away", "back", "anew", "ghost"]),
+        st.integers(1, 2),  # id
+    ),
+    max_size=25,
+)
+
+
+@given(steps=STEPS)
+def test_whoever_uses_a_schema_uses_that_of_the_topic_and_all_the_same(
+    steps: list[tuple[int, str, int]],
+) -> None:
+    """Workers are killed and come again, the registry goes, comes back, and comes as another."""
+    log, registry, build = MemoryLog(), Registry(), 0
+    registry.schemas = saved = {1: avro("0"), 2: avro("0")}
+    workers = [JobSchemas(log, JOB, registry) for _ in range(3)]
+    used = dict[int, Schema]()
+    for who, step, number in steps:
+        if step in {"get", "ghost"}:
+            if step == "ghost":  # what it was told is old when it writes
+
+                def meanwhile(number: int = number, who: int = who) -> None:
+                    registry.between = lambda: None
+                    registry.schemas = saved = {1: avro("ghost"), 2: avro("ghost")}
+                    assert saved
+                    workers[who - 1].get(number)
+
+                registry.between = meanwhile
+            with suppress(UnavailableError):
+                schema = workers[who].get(number)
+                assert schema is not None
+                # It was acknowledged before anybody can claim by it, and nobody uses another.
+                first = next(f for _, f in written(log) if f is not None and f.id == number)
+                assert schema == used.setdefault(number, schema) == first.schema
+            registry.between = lambda: None
+        elif step == "killed":
+            workers[who] = JobSchemas(log, JOB, registry)
+        elif step == "anew":
+            build += 1
+            registry.schemas = saved = {1: avro(str(build)), 2: avro(str(build))}
+        else:
+            registry.schemas = saved if step == "back" else None
+
+
+def test_threads_may_share_it() -> None:
+    log, registry = MemoryLog(), Registry()
+    registry.schemas = {number: avro(str(number)) for number in range(20)}
+    schemas, wrong = JobSchemas(log, JOB, registry), list[int]()
+
+    def ask() -> None:
+        wrong.extend(number for number in range(20) if schemas.get(number) != avro(str(number)))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert log.bounds(Partition(schemas_topic(JOB), 0)).end == 20
