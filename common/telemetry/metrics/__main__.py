@@ -17,6 +17,7 @@ _SERVICES: tuple[tuple[Service, str], ...] = (
     ("provisioner", "Provisioners"),
     ("evaluator", "Evaluators"),
     ("admin", "Admin services"),
+    ("serve", "Model servers"),
 )
 _HEAD = """\
 # Metrics
