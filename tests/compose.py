@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docker-compose.yml"
 EXAMPLE = ROOT / ".env.example"
 SECRETS = "/run/secrets/"  # where a container finds its own
-OURS = ("admin", "coordinator", "evaluator", "provisioner", "worker", "worker-gpu")
+OURS = ("admin", "coordinator", "evaluator", "provisioner", "serve", "worker", "worker-gpu")
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+):-([^}]*)\})")
 

@@ -26,7 +26,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("common.planning",),
     (
         *("services.worker", "services.coordinator", "services.provisioner", "services.evaluator"),
-        *("services.joiner", "services.admin", "services.cli"),
+        *("services.joiner", "services.admin", "services.cli", "services.serve"),
     ),
     ("load",),
     ("tests",),
@@ -46,7 +46,7 @@ HOMES = {  # a client library has one home
         *("common/adapters/blobs/s3.py", "common/adapters/ec2/", "common/adapters/kafka/msk.py"),
     ),
     "fastapi": ("services/admin/",),
-    "uvicorn": ("services/admin/",),
+    "uvicorn": ("services/admin/", "services/serve/"),
     "psutil": ("common/adapters/local/table.py",),
     "httpx2": (
         *("common/adapters/kafka/registry.py", "common/public/doll/", "services/cli/system/"),
@@ -60,7 +60,7 @@ HOMES = {  # a client library has one home
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
         TORCH_GROUP,
-        *("services/evaluator/", "common/simulation/experiments/learning.py"),
+        *("services/evaluator/", "services/serve/", "common/simulation/experiments/learning.py"),
     ),
     "scipy": ("common/theory/", "common/policies/", "common/simulation/experiments/results.py"),
     "matplotlib": ("services/cli/render/plots.py",),

@@ -46,6 +46,7 @@ class KeptModel(NamedTuple):
     title: str  # for people: "the checkpoint 12-400"
     snapshot: Snapshot
     test: dict[str, float]  # loss and metrics on the test set, if it was judged
+    made_at_s: float | None = None  # since 1970; None: it is hot, so that it was a moment ago
 
 
 class Model(NamedTuple):
@@ -98,7 +99,7 @@ def find_kept(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> K
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
         UnavailableError: If Kafka or storage is unavailable, or the board and it is not in storage.
     """
-    with _looking(job, outside, log, tell, _heads_on_board) as (kept, updates):
+    with _looking(job, outside, log, tell, heads_on_board) as (kept, updates):
         counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
         wanted = _ranked(counting, wish)
         if not wanted:
@@ -139,7 +140,7 @@ def _kept(found: FoundSnapshot, updates: Updates) -> KeptModel:
     made = found.snapshot.made
     told = (each for _, each in reversed(updates) if isinstance(each, Evaluated))
     test = next((each.test for each in told if each.test and each.model == made), {})
-    return KeptModel(found.title, found.snapshot, test)
+    return KeptModel(found.title, found.snapshot, test, found.made_at_s)
 
 
 def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
@@ -158,8 +159,13 @@ def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
     return found
 
 
-def _heads_on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
-    """The same, without their weights."""
+def heads_on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
+    """The same, without their weights, and without those whose weights members of a group hold.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one.
+        UnavailableError: If the board is unavailable.
+    """
     found = list[FoundSnapshot]()
     for data in board.snapshots(most=HEAD_BYTES):
         try:
@@ -169,7 +175,7 @@ def _heads_on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
             continue
         if snapshot is None:  # longer, or torn
             return on_board(board, tell)
-        if snapshot.attempt is UNSET:  # else members of a group have its weights
+        if snapshot.attempt is UNSET:
             found.append(in_hand(SnapshotFile(snapshot, b"")))
     return found
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 3  # of the protocol's part: the latest that this program knows
 _PROTOCOL, _TRAINER = "protocol.msgpack", "trainer.safetensors"
-HEAD_BYTES = 1 << 16  # of a hot snapshot: its protocol's part is in them, unless that is very long
+HEAD_BYTES = 1 << 14  # of a hot snapshot: its protocol's part is in them, unless that is very long
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -48,6 +48,7 @@ class FoundSnapshot(NamedTuple):
     title: str  # for people: "the checkpoint 12-400"
     snapshot: Snapshot
     trainer: Callable[[], bytes]  # raises `CorruptError` where they are not what was written
+    made_at_s: float | None = None  # since 1970; None: it is hot, so that it was a moment ago
 
 
 class _Protocol(msgspec.Struct):
@@ -72,7 +73,8 @@ def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
     if _TRAINER not in checkpoint.manifest.parts:
         raise CorruptError(f"a snapshot without {_TRAINER}")
     snapshot = _decode(checkpoint.read(_PROTOCOL), title)
-    return FoundSnapshot(title, snapshot, partial(checkpoint.read, _TRAINER))
+    trainer, made_at_s = partial(checkpoint.read, _TRAINER), checkpoint.manifest.created_s
+    return FoundSnapshot(title, snapshot, trainer, made_at_s)
 
 
 def from_store(store: CheckpointStore) -> tuple[dict[ModelId, FoundSnapshot], dict[ModelId, str]]:

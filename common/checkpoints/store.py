@@ -126,6 +126,10 @@ class CheckpointStore:
         """Where the hint points: finished when it was set, but perhaps not the newest by now."""
         return _hinted(self._blobs.get(self._root + _LATEST))
 
+    def best(self) -> ModelId | None:
+        """Where the hint to the lowest loss points, likewise."""
+        return _hinted(self._blobs.get(self._root + _BEST))
+
     def keep(self, count: int, begun: ModelId | None = None) -> tuple[Checkpoint, ...]:
         """Delete all but the newest `count` and the one of lowest loss; return these, newest first.
 

@@ -34,6 +34,7 @@ class ServiceHelp(NamedTuple):
     description: str
     example: str
     job: str = ""  # explains `--job`; empty: there is none
+    options: tuple[tuple[str, dict[str, str]], ...] = ()  # further ones, each with its arguments
 
 
 SERVICES = {
@@ -60,6 +61,26 @@ SERVICES = {
         " are made with `doll key create`.",
         "DOLL_API_PORT=8080 python -m services.admin",
     ),
+    "serve": ServiceHelp(
+        "Answers requests for predictions by a job's model, by HTTP (Open Inference Protocol v2) on"
+        " DOLL_API_HOST and DOLL_API_PORT, and follows it while it learns.",
+        "DOLL_API_PORT=8081 doll serve digits --shadow best",
+        options=(
+            ("job", {"help": "its name"}),
+            (
+                "--alias",
+                {"default": "newest", "help": "newest, best or a version; default: newest"},
+            ),
+            (
+                "--shadow",
+                {"help": "another of these, which answers the same requests, and is not returned"},
+            ),
+            (
+                "--predictions",
+                {"metavar": "TOPIC", "help": "where answers go, too, with their version"},
+            ),
+        ),
+    ),
 }
 
 
@@ -73,15 +94,17 @@ def command_line(service: str, arguments: Sequence[str] | None = None) -> argpar
     Raises:
         SystemExit: If it asks for help, or makes no sense.
     """
-    description, example, job = SERVICES[service]
+    description, example, job, options = SERVICES[service]
     parser = argparse.ArgumentParser(
         prog=f"python -m services.{service}", description=description, epilog=f"example: {example}"
     )
     if job:
         parser.add_argument("--job", help=job)
-    name, explained = socket.gethostname(), "for people; default: the host"
+    for option, explained in options:
+        parser.add_argument(option, **explained)  # type: ignore[arg-type]  # texts alone
+    name, called = socket.gethostname(), "for people; default: the host"
     if service == "worker":
         name = f"{name}-{os.getpid()}"
-        explained = "unique among the job's workers; default: host and process"
-    parser.add_argument("--name", default=name, help=explained)
+        called = "unique among the job's workers; default: host and process"
+    parser.add_argument("--name", default=name, help=called)
     return parser.parse_args(arguments)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
 
-Kind: TypeAlias = Literal["worker", "coordinator", "provisioner", "evaluator", "admin"]
+Kind: TypeAlias = Literal["worker", "coordinator", "provisioner", "evaluator", "admin", "serve"]
 
 _OURS = "DOLL_"  # variables of our settings begin so
 _STOP_GRACE_S = 10.0  # a worker finishes its gradient, a coordinator its last checkpoint

@@ -32,10 +32,11 @@ def task_of(spec: JobSpec, allowed: Collection[str]) -> Task:
     return task
 
 
-def codec_of(spec: JobSpec) -> Codec:
-    """Make the codec of the job's records."""
-    hashed = spec.records.hashed
-    return make_codec(spec.records.codec, spec.records.described(), hashed.buckets if hashed else 0)
+def codec_of(spec: JobSpec, wanted: Collection[str] | None = None) -> Codec:
+    """Make the codec of the job's records; of some of their fields, where it says which."""
+    records = spec.records
+    buckets = records.hashed.buckets if records.hashed else 0
+    return make_codec(records.codec, records.described(), buckets, wanted)
 
 
 def optimizer_of(spec: JobSpec) -> OptimizerSettings:

@@ -6,7 +6,6 @@ skips the same ones.
 
 from __future__ import annotations
 
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, overload
 
@@ -21,7 +20,9 @@ from common.learning.fields import Decoded, Field, Keys, check_columns
 from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from common.core.schemas import SchemaKind
 
 
 class Codec(Protocol):
@@ -143,12 +144,15 @@ class JsonCodec:
 class HashedJsonCodec:
     """As `JsonCodec`; keys that no field names are features, hashed into `index` and `value`."""
 
-    def __init__(self, fields: Sequence[Field], buckets: int) -> None:
+    def __init__(
+        self, fields: Sequence[Field], buckets: int, wanted: Collection[str] | None = None
+    ) -> None:
         """Prepare.
 
         Args:
             fields: Among them index, whole numbers of shape (m,), and value, float32 alike.
             buckets: How many the features are hashed into.
+            wanted: See `make_codec`.
         """
         named = {field.name: field for field in fields}
         self._index = named.pop("index")
@@ -156,7 +160,7 @@ class HashedJsonCodec:
         self._most = self._index.shape[0]
         columns = [Column(field) for field in named.values()]
         self._named = {keys[0] for column in columns for keys in column.source.paths}
-        self._codec = JsonCodec(tuple(named.values()))
+        self._codec = JsonCodec(_wanted(tuple(named.values()), wanted))
         self._buckets = buckets
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
@@ -199,26 +203,26 @@ class HashedJsonCodec:
             yield bucket_of(key, text, self._buckets), np.nan if text else float(cell)
 
 
-_CODECS: dict[str, Callable[[Sequence[Field]], Codec]] = {
-    "tensor": TensorCodec,
-    "json": JsonCodec,
-    "avro": partial(RegisteredCodec, kind="AVRO"),
-}
-CODEC_NAMES = tuple(_CODECS)
+_REGISTERED: dict[str, SchemaKind] = {"avro": "AVRO"}  # as a registry calls them
+CODEC_NAMES = ("tensor", "json", *_REGISTERED)
 
 
-def make_codec(name: str, fields: Sequence[Field], buckets: int = 0) -> Codec:
+def make_codec(
+    name: str, fields: Sequence[Field], buckets: int = 0, wanted: Collection[str] | None = None
+) -> Codec:
     """Make a codec by name.
 
     Args:
         name: `tensor`, `json` or `avro`.
         fields: What a record consists of.
         buckets: Of `json`: how many its other keys are hashed into; 0: they are ignored.
+        wanted: Fields that are read, of records that may lack the others. None: all; those of
+            `tensor` always have all.
 
     Raises:
         UserError: If there is no such codec, no field, or a field's name stands twice.
     """
-    if name not in _CODECS:
+    if name not in CODEC_NAMES:
         raise UserError(f"codec {name!r} is none of {', '.join(CODEC_NAMES)}")
     names = [field.name for field in fields]
     if not names:
@@ -226,7 +230,16 @@ def make_codec(name: str, fields: Sequence[Field], buckets: int = 0) -> Codec:
     for field in names:
         if names.count(field) > 1:
             raise UserError(f"field {field!r} is described twice")
-    return HashedJsonCodec(fields, buckets) if buckets else _CODECS[name](fields)
+    if buckets:
+        return HashedJsonCodec(fields, buckets, wanted)
+    if name == "tensor":
+        return TensorCodec(fields)
+    read = _wanted(fields, wanted)
+    return RegisteredCodec(read, _REGISTERED[name]) if name in _REGISTERED else JsonCodec(read)
+
+
+def _wanted(fields: Sequence[Field], wanted: Collection[str] | None) -> Sequence[Field]:
+    return [field for field in fields if wanted is None or field.name in wanted]
 
 
 _FRAME = 5  # bytes of a schema registry's header: 0, with which no JSON begins, and the schema's id

@@ -257,7 +257,7 @@ class Leadership:
         """
         agreed = self._agreed(found, ends)
         lost = dict[tuple[int, int, int], str]()
-        for title, snapshot, _ in found:
+        for title, snapshot, *_ in found:
             for name, own, held in self._own_logs(snapshot):
                 reached = agreed[own, held.topic_id, held.epoch]
                 if reached < held.offset:

@@ -39,7 +39,7 @@ WITH_SERVERS = ("start/your-task.md",)  # whose reader starts the services
 WITH_CONTAINERS = ("start/compose.md",)  # who has the containers' servers: test_compose.py
 # Whose reader has a stack that runs; one goes on where another ends.
 WITH_A_STACK = (
-    ("howto/evaluation.md",),
+    ("howto/evaluation.md", "howto/serving.md"),
     ("howto/operating.md", "howto/alerts.md"),
     ("howto/security.md",),
     ("reference/api.md",),

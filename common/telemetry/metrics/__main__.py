@@ -18,6 +18,7 @@ _SERVICES: tuple[tuple[Service, str], ...] = (
     ("evaluator", "Evaluators"),
     ("joiner", "Joiners"),
     ("admin", "Admin services"),
+    ("serve", "Model servers"),
 )
 _HEAD = """\
 # Metrics

@@ -19,7 +19,7 @@ BUILD = gauge(
     "1",
     ("service", "version"),
     "Always 1: which service and version answers.",
-    *("worker", "coordinator", "provisioner", "evaluator", "joiner", "admin"),
+    *("worker", "coordinator", "provisioner", "evaluator", "joiner", "admin", "serve"),
 )
 
 # --- processes that have many jobs: what is said of each, whatever becomes of it ---------------
@@ -457,6 +457,58 @@ JOIN_RECORDS = counter(
 )
 JOIN_WAITING = gauge(
     "doll_join_waiting_records", "records", ("to", "side"), "In open windows.", "joiner"
+)
+
+# --- model servers ---------------------------------------------------------------------------
+
+SERVED_VERSION = gauge(
+    "doll_served_version", "updates", _JOB, "J of the version that answers; -1: none yet.", "serve"
+)
+SERVED_BEHIND = gauge(
+    "doll_served_behind_seconds",
+    "seconds",
+    _JOB,
+    "How long there may have been a newer one: since it was last seen to be what is wanted.",
+    "serve",
+)
+PREDICTIONS = counter(
+    "doll_predictions_total",
+    "requests",
+    ("job_name", "status"),
+    "Requests for predictions, by the status of the answer.",
+    "serve",
+)
+PREDICTION_SECONDS = Metric(
+    "doll_prediction_seconds",
+    "histogram",
+    "seconds",
+    _JOB,
+    "From a request's arrival to its answer.",
+    ("serve",),
+    SECONDS,
+)
+PREDICTION_BATCH = Metric(
+    "doll_prediction_batch_records",
+    "histogram",
+    "records",
+    _JOB,
+    "Answered in one pass of the network.",
+    ("serve",),
+    (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0),
+)
+SHADOW_DIFFERENCE = gauge(
+    "doll_shadow_difference",
+    "mean per output",
+    _JOB,
+    "Absolute difference between the answers of the last batch and the shadow's.",
+    "serve",
+)
+PREDICTIONS_NOT_WRITTEN = counter(
+    "doll_predictions_not_written_total",
+    "records",
+    _JOB,
+    "Answered, and not written to the topic of predictions: Kafka was unavailable.",
+    "serve",
 )
 
 # --- the admin service -----------------------------------------------------------------------

@@ -151,7 +151,8 @@ def test_a_variable_of_ours_is_a_setting(name: str) -> None:
 def test_a_service_of_ours_is_nobody_who_runs_one_command(name: str) -> None:
     service = SERVICES[name]
     assert service["user"] == "10001:10001"
-    assert service["command"] == [name.removesuffix("-gpu")]
+    job = ["digits"] if name == "serve" else []
+    assert service["command"] == [name.removesuffix("-gpu"), *job]
     assert service["build"]["dockerfile"] == "deploy/Dockerfile"
     assert service["image"].startswith(f"doll-{service['build']['target']}:")
     assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "common.runtime.healthcheck"]
@@ -190,7 +191,7 @@ def test_what_is_scaled_publishes_nothing_and_has_no_volume(name: str) -> None:
 
 
 def test_gpu_workers_are_asked_for_by_profile_and_reserve_a_device() -> None:
-    assert {name for name in NAMES if "profiles" in SERVICES[name]} == {"worker-gpu"}
+    assert {name for name in NAMES if "profiles" in SERVICES[name]} == {"serve", "worker-gpu"}
     worker = SERVICES["worker-gpu"]
     assert worker["profiles"] == ["gpu"]
     [device] = worker["deploy"]["resources"]["reservations"]["devices"]
@@ -200,7 +201,7 @@ def test_gpu_workers_are_asked_for_by_profile_and_reserve_a_device() -> None:
 
 def test_only_who_reads_checkpoints_gets_the_key_of_storage() -> None:
     holders = {name for name in NAMES if "s3_credentials" in SERVICES[name].get("secrets", ())}
-    assert holders == {"s3", "admin", "coordinator"}
+    assert holders == {"s3", "admin", "coordinator", "serve"}
 
 
 def test_our_images_have_the_version_of_the_product_and_kafka_that_of_the_tests() -> None:

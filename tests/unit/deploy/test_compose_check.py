@@ -47,8 +47,8 @@ def said(*command: str) -> str:
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--env-file", str(EXAMPLE)), ("--profile", "gpu")],
-    ids=["as it is", "with the example of .env", "with GPUs"],
+    [(), ("--env-file", str(EXAMPLE)), ("--profile", "gpu"), ("--profile", "serve")],
+    ids=["as it is", "with the example of .env", "with GPUs", "with a model server"],
 )
 def test_docker_compose_reads_the_file(program: str, options: tuple[str, ...]) -> None:
     read: dict[str, Any] = yaml.safe_load(said(program, *options, "config"))

@@ -119,7 +119,7 @@ def test_an_image_has_what_its_services_need_and_service_never_torch() -> None:
         "optional-dependencies"
     ]
     assert extras("service") == {"admin", "cli", "provisioner", "registry", "tracing"}
-    trained = {"coordinator", "evaluator", "provisioner", "registry", "tracing", "worker"}
+    trained = {"coordinator", "evaluator", "provisioner", "registry", "serve", "tracing", "worker"}
     assert extras("worker") == trained  # its provisioner: one whose machines are processes
     assert not [extra for extra in extras("service") if "torch" in known[extra]]
     packages = [s for s in needed(STAGES, "service") for i in s.instructions if " torch" in i.text]

@@ -30,6 +30,7 @@ OPENED = {  # what a service loads only when it needs it
         *("common.adapters.ec2.fleet", "common.adapters.ec2.prices"),
         *("common.adapters.local.fleet", "common.adapters.prices"),
     ),
+    "serve": STORAGE,
     "admin": (*STORAGE, "common.adapters.ec2.prices", "common.planning.apart"),
     "cli": (
         *STORAGE,

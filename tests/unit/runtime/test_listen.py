@@ -7,13 +7,13 @@ import socket
 import pytest
 
 from common.config.settings import Settings
-from services.admin.__main__ import STALLED_S, _listen
+from common.runtime.listen import STALLED_S, listen
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
 def test_a_connection_that_takes_nothing_is_dropped_by_the_system() -> None:
     with (
-        _listen(Settings(api_port=0)) as listening,
+        listen(Settings(api_port=0)) as listening,
         socket.create_connection(listening.getsockname()),
     ):
         accepted, _ = listening.accept()

@@ -1,0 +1,169 @@
+"""The Open Inference Protocol over HTTP: what is served, whether it is there, and its answers."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as version_of
+from time import perf_counter, time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Route
+
+from common.errors import UnavailableError, UserError
+from common.learning.errors import TaskError
+from services.serve import protocol
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from common.config.settings import Settings
+    from common.telemetry.metrics.serve import ServeMetrics
+    from services.serve.batching import Batches
+    from services.serve.protocol import Inputs
+    from services.serve.served_model import ServedModel, Version
+
+_JSON = "application/json"
+
+
+class ModelServer:
+    """The routes of one served model.
+
+    Args:
+        job: Its name.
+        model: What is served.
+        inputs: How its requests are read.
+        batches: Who computes.
+        metrics: Where requests are counted.
+        settings: Of the process.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        model: ServedModel,
+        inputs: Inputs,
+        batches: Batches,
+        metrics: ServeMetrics,
+        settings: Settings,
+    ) -> None:
+        self._job = job
+        self._model = model
+        self._inputs = inputs
+        self._batches = batches
+        self._metrics = metrics
+        self._body_bytes = settings.api_body_bytes
+
+    def app(self) -> Starlette:
+        """The application."""
+        model = "/v2/models/{name}"
+        versioned = model + "/versions/{version}"
+        routes = [
+            Route("/v2", self._server),
+            Route("/v2/health/live", self._live),
+            Route("/v2/health/ready", self._ready),
+        ]
+        for path in (model, versioned):
+            routes += [
+                Route(path, self._metadata),
+                Route(f"{path}/ready", self._ready),
+                Route(f"{path}/infer", self._infer, methods=["POST"]),
+            ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+
+    async def _server(self, _: Request) -> Response:
+        told = {"name": "doll", "version": version_of("doll"), "extensions": list[str]()}
+        return _answer(told)
+
+    async def _live(self, _: Request) -> Response:
+        return _answer({"live": True})
+
+    async def _ready(self, request: Request) -> Response:
+        """Whether there is a version that answers; and how old it is."""
+        version = self._model.version
+        if "name" in request.path_params and version is not None:
+            self._check(request, str(version.made.version))
+        told: dict[str, Any] = {"ready": version is not None}
+        if version is not None:
+            told |= {"version": str(version.made.version), **self._parameters(version)}
+        return _answer(told, 200 if version is not None else 503)
+
+    async def _metadata(self, request: Request) -> Response:
+        version = self._model.version
+        made = "" if version is None else str(version.made.version)
+        self._check(request, made)
+        output = protocol.Described(
+            protocol.OUTPUT, "FP32", (-1, *self._model.forward.output_shape)
+        )
+        return _answer(
+            protocol.Metadata(
+                self._job,
+                [made] if made else [],
+                "pytorch",
+                self._inputs.described(),
+                [output],
+            )
+        )
+
+    async def _infer(self, request: Request) -> Response:
+        began = perf_counter()
+        try:
+            answer = await self._predicted(request)
+        except HTTPException as error:
+            self._metrics.answered(error.status_code, perf_counter() - began)
+            raise
+        self._metrics.answered(200, perf_counter() - began)
+        return answer
+
+    async def _predicted(self, request: Request) -> Response:
+        self._check(request)
+        body = bytearray()
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > self._body_bytes:
+                    most = f"{self._body_bytes} bytes (DOLL_API_BODY_BYTES)"
+                    raise HTTPException(413, f"the body is larger than {most}")
+            columns, name = self._inputs.read(body)
+            found = await self._batches.predict(columns, name)
+        except (UserError, TaskError) as error:
+            raise HTTPException(400, str(error)) from error
+        except ClientDisconnect as error:
+            raise HTTPException(400, "nobody listens any more") from error
+        except UnavailableError as error:
+            raise HTTPException(503, str(error)) from error
+        made = str(found.version.made.version)
+        self._check(request, made)
+        outputs = found.outputs
+        output = protocol.Output(protocol.OUTPUT, "FP32", outputs.shape, outputs.ravel().tolist())
+        return _answer(
+            protocol.Response(self._job, made, [output], self._parameters(found.version), name)
+        )
+
+    def _check(self, request: Request, made: str | None = None) -> None:
+        """Refuse what names another model, or another version than the one that answers."""
+        name, version = request.path_params["name"], request.path_params.get("version")
+        if name != self._job:
+            raise HTTPException(404, f"there is no model {name!r} here, only {self._job!r}")
+        if made is not None and version not in (None, made):
+            raise HTTPException(404, f"version {version} is not served, but {made or 'none yet'}")
+
+    def _parameters(self, version: Version) -> dict[str, Any]:
+        """What else there is to say of the version that answers."""
+        return {
+            "epoch": version.made.epoch,
+            "age_s": round(max(0.0, time() - version.made_at_s), 3),
+            "behind_s": round(self._model.behind_s(), 3),
+        }
+
+
+def _answer(told: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(told), status, media_type=_JSON)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 -- it is registered for these
+    return _answer({"error": error.detail}, error.status_code)

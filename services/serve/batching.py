@@ -1,0 +1,193 @@
+"""Requests that wait are answered together, in one pass of the network, by a thread of its own.
+
+While it computes, others come: so batches are as large as the load makes them, and nobody waits for
+a batch to fill up. Requests that cannot be answered spoil nobody else's answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from common.errors import DollError, UnavailableError
+from common.learning.fields import concatenate
+from services.serve.served_model import Predicted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from common.learning.fields import Columns
+    from common.telemetry.metrics.serve import ServeMetrics
+    from common.telemetry.metrics.serving import Watchdog
+    from services.serve.served_model import ServedModel
+
+ROWS = 256  # of one pass, unless a single request has more: bounds the memory
+MOST_WAITING = 1000  # requests: others are told to come again
+_BEAT_S = 1.0
+
+
+class _Waiting(NamedTuple):
+    """A request that is not answered yet."""
+
+    columns: Columns
+    rows: int
+    name: str  # its id
+    future: asyncio.Future[Predicted]
+
+
+class Answered(NamedTuple):
+    """A request that was answered."""
+
+    name: str  # its id
+    answer: Predicted
+    shadow: Predicted | None  # what the other model says, which is not returned
+
+
+class Batches:
+    """The thread that computes.
+
+    Args:
+        model: Whose answers are returned.
+        shadow: Another, which answers the same after it; None: there is none.
+        metrics: Where batches are counted.
+        watchdog: Of the thread.
+        note: Told of each batch that was answered, in the thread; must be quick.
+        ended: Called at the end, of a fault too.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        shadow: ServedModel | None = None,
+        *,
+        metrics: ServeMetrics,
+        watchdog: Watchdog,
+        note: Callable[[Sequence[Answered]], None] | None = None,
+        ended: Callable[[], object],
+    ) -> None:
+        self._model = model
+        self._shadow = shadow
+        self._metrics = metrics
+        self._watchdog = watchdog
+        self._note = note
+        self._ended = ended
+        self._waiting = queue.SimpleQueue[_Waiting | None]()
+        self._left: _Waiting | None = None  # taken, and too large for the batch before
+        self._thread = threading.Thread(target=self._run, name="predictions", daemon=True)
+        self.fault: BaseException | None = None
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return self._waiting.qsize()
+
+    async def predict(self, columns: Columns, name: str = "") -> Predicted:
+        """Answer for the records of a request.
+
+        Raises:
+            UnavailableError: If there is no version yet, or too many requests wait.
+            TaskError: If the task raises on some of them.
+        """
+        if self.waiting > MOST_WAITING:
+            raise UnavailableError("too many requests wait: come again")
+        if self.fault is not None:
+            raise UnavailableError("this process ends")
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.put(_Waiting(columns, len(next(iter(columns.values()))), name, future))
+        answer: Predicted = await future
+        return answer
+
+    def close(self) -> None:
+        """Answer what waits, then end."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (batch := self._next()) is not None:
+                self._watchdog.beat()
+                if batch:
+                    self._answer(batch)
+        except BaseException as fault:  # noqa: BLE001 -- the process ends with it
+            self.fault = fault
+        self._ended()
+
+    def _next(self) -> list[_Waiting] | None:
+        """The requests of one pass; none after a while without any, None at the end."""
+        first, self._left = self._left, None
+        if first is None:
+            try:
+                first = self._waiting.get(timeout=_BEAT_S)
+            except queue.Empty:
+                return []
+            if first is None:
+                return None
+        batch, rows = [first], first.rows
+        while rows < ROWS:
+            try:
+                more = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                self._waiting.put(None)
+                break
+            if rows + more.rows > ROWS:
+                self._left = more
+                break
+            batch.append(more)
+            rows += more.rows
+        return batch
+
+    def _answer(self, batch: Sequence[_Waiting]) -> None:
+        columns = concatenate([each.columns for each in batch])
+        try:
+            found = self._model.predict(columns)
+        except DollError as error:
+            if len(batch) > 1:  # one of them is to blame: the others have their answers
+                for each in batch:
+                    self._answer([each])
+            else:
+                _tell(batch, [error])
+            return
+        self._metrics.computed(len(found.outputs))
+        answers = _split(found, batch)
+        _tell(batch, answers)
+        shadows: Sequence[Predicted | None] = [None] * len(batch)
+        if self._shadow is not None:
+            try:
+                shadow = self._shadow.predict(columns)
+            except DollError:
+                pass  # it has no version yet
+            else:
+                difference = float(np.abs(found.outputs - shadow.outputs).mean())
+                self._metrics.shadowed(difference)
+                shadows = _split(shadow, batch)
+        if self._note is not None:
+            told = zip(batch, answers, shadows, strict=True)
+            self._note([Answered(asked.name, answer, other) for asked, answer, other in told])
+
+
+def _split(found: Predicted, batch: Sequence[_Waiting]) -> list[Predicted]:
+    """The answer of each request."""
+    ends = np.cumsum([each.rows for each in batch])[:-1]
+    return [Predicted(part, found.version) for part in np.split(found.outputs, ends)]
+
+
+def _tell(batch: Sequence[_Waiting], answers: Sequence[Predicted | DollError]) -> None:
+    """Hand the answers to the loop that waits for them, all at once."""
+
+    def deliver() -> None:
+        for each, answer in zip(batch, answers, strict=True):
+            if each.future.done():  # whoever asked has gone
+                continue
+            if isinstance(answer, DollError):
+                each.future.set_exception(answer)
+            else:
+                each.future.set_result(answer)
+
+    batch[0].future.get_loop().call_soon_threadsafe(deliver)

@@ -1,0 +1,137 @@
+"""Keeps what is served up to date: from hot snapshots on the board, or from checkpoints.
+
+Only versions that a snapshot holds are served: whoever leads next goes on from the best of these.
+While servers are away, the last version goes on to answer.
+"""
+
+from __future__ import annotations
+
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+from common.checkpoints.find import find_model, heads_on_board
+from common.checkpoints.snapshot_file import from_bytes, in_hand
+from common.checkpoints.store import CheckpointStore
+from common.errors import DollError, NotFoundError
+from common.learning.checkpoint import weights_in
+from common.telemetry.logging import Changes, Outage
+from services.serve.served_model import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.config.servers import Outside
+    from common.core.messages import Vector
+    from common.core.snapshots import Snapshot
+    from common.ports.servers import Board
+    from common.telemetry.logging import EventLogger
+    from services.serve.served_model import ServedModel
+
+LOOK_S = 0.1  # between looks at the board: a few kilobytes, unless there is something new
+STORAGE_S = 2.0  # between looks at which checkpoints there are, likewise
+
+
+class Follower:
+    """Follows a job for one served model.
+
+    Args:
+        job: Its name.
+        model: What is served.
+        outside: Its servers.
+        logger: Bound to the job and the alias.
+    """
+
+    def __init__(self, job: str, model: ServedModel, outside: Outside, logger: EventLogger) -> None:
+        self._job = job
+        self._model = model
+        self._outside = outside
+        self._log = logger
+        self._board_away, self._storage_away = Outage(logger, "board"), Outage(logger, "storage")
+        self._told = Changes()
+        self._board: Board | None = None
+        self._rank: tuple[int, int, int] | None = None  # of the snapshot that is served
+        self._found: object = None  # what storage held when it was looked into last
+        self._storage_at = 0.0  # when to look there again
+
+    def look(self) -> None:
+        """Look once, and serve what is better."""
+        alias = self._model.alias
+        if alias == "newest" and self._tried(self._look_at_board, self._board_away):
+            return
+        pinned = isinstance(alias, int) and self._rank is not None
+        if not pinned and monotonic() >= self._storage_at:
+            self._tried(self._look_into_storage, self._storage_away)
+            self._storage_at = monotonic() + STORAGE_S
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._board is not None:
+            self._board.close()
+
+    def _tried(self, look: Callable[[], bool], outage: Outage) -> bool:
+        """Whether one could look there, and what is served is there."""
+        try:
+            found = look()
+        except DollError as error:
+            outage.met(error)
+            return False
+        outage.over()
+        return found
+
+    def _look_at_board(self) -> bool:
+        if self._board is None:
+            self._board = self._outside.open_board(self._job)
+        heads = heads_on_board(self._board, self._passed_over)
+        best = max((each.snapshot for each in heads), key=lambda each: each.rank, default=None)
+        if best is None:
+            return False
+        for data in self._board.snapshots(best.by) if self._is_better(best) else ():
+            saved = from_bytes(data)
+            weights, _ = weights_in(saved.trainer)
+            self._take(saved.snapshot, weights, in_hand(saved).title, time())
+        self._model.confirm()
+        return True
+
+    def _look_into_storage(self) -> bool:
+        """Look for what is wanted, where the board has not got it: slow, if there is news."""
+        if self._outside.settings.blobs:
+            store = CheckpointStore(self._outside.open_blobs(), self._job)
+            found = store.latest(), store.best()
+            if found == self._found:
+                self._model.confirm()
+                return True
+        else:
+            found = None
+        try:
+            log = self._outside.open_log()
+            model = find_model(self._job, self._model.alias, self._outside, log, self._passed_over)
+        except NotFoundError as error:
+            if isinstance(self._model.alias, int):
+                self._passed_over(str(error))
+            return False
+        kept = model.kept
+        if self._model.alias != "newest" or self._is_better(kept.snapshot):
+            self._take(kept.snapshot, model.weights, kept.title, kept.made_at_s or time())
+        self._found = found
+        self._model.confirm()
+        return True
+
+    def _is_better(self, snapshot: Snapshot) -> bool:
+        return self._rank is None or snapshot.rank > self._rank
+
+    def _take(self, snapshot: Snapshot, weights: Vector, title: str, made_at_s: float) -> None:
+        """Serve a snapshot.
+
+        Raises:
+            CorruptError: If it is not this model's.
+        """
+        version = Version(snapshot.made, title, made_at_s)
+        before = self._model.version
+        self._model.load(version, weights)
+        self._rank = snapshot.rank
+        if before is None or before.made.epoch != version.made.epoch:
+            self._log.info("version_served", version=version.made.version, epoch=version.made.epoch)
+
+    def _passed_over(self, reason: str) -> None:
+        if self._told(reason, reason):
+            self._log.warning("model_passed_over", reason=reason)

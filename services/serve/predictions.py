@@ -1,0 +1,72 @@
+"""Writes predictions to a topic, each with its version; answers wait for none of it."""
+
+from __future__ import annotations
+
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from common.errors import OutsideError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.errors import DeliveryError
+    from common.ports.servers import Log
+    from common.telemetry.metrics.serve import ServeMetrics
+    from services.serve.batching import Answered
+    from services.serve.served_model import Predicted
+
+
+class PredictionWriter:
+    """A topic's writer, for the thread that computes.
+
+    Args:
+        log: Kafka.
+        topic: Where predictions go.
+        job: Whose model it is.
+        metrics: Where those are counted that were not written.
+
+    Raises:
+        UnknownTopicError: If there is no such topic.
+        UnavailableError: If Kafka is unavailable.
+    """
+
+    def __init__(self, log: Log, topic: str, job: str, metrics: ServeMetrics) -> None:
+        log.partitions(topic)
+        self._topic = topic
+        self._job = job
+        self._metrics = metrics
+        self._writer = log.writer(waits=False)
+
+    def write(self, answered: Sequence[Answered]) -> None:
+        """Write the answers of a batch, as far as Kafka takes them."""
+        for each in answered:
+            rows = len(each.answer.outputs)
+
+            def lost(_: DeliveryError, rows: int = rows) -> None:
+                self._metrics.not_written(rows)
+
+            told = {"id": each.name, "job": self._job, "at_s": time(), **as_data(each.answer)}
+            if each.shadow is not None:
+                told["shadow"] = as_data(each.shadow)
+            try:
+                value = msgspec.json.encode(told)
+                self._writer.append(self._topic, value, partition=None, on_failed=lost)
+            except OutsideError:
+                self._metrics.not_written(rows)
+        try:
+            self._writer.poll()
+        except OutsideError:  # each record has been told to `lost`
+            return
+
+    def close(self) -> None:
+        """Write what waits, if that is soon done."""
+        self._writer.close()
+
+
+def as_data(predicted: Predicted) -> dict[str, Any]:
+    """An answer, and by which version."""
+    epoch, version = predicted.version.made
+    return {"version": version, "epoch": epoch, "outputs": predicted.outputs.tolist()}

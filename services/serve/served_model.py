@@ -1,0 +1,144 @@
+"""The version that answers: weights are swapped between batches, and no request waits for it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from common.errors import UnavailableError
+from common.jobs.build import task_of
+from common.learning.errors import TaskError, WrongTaskError, what_was_raised
+from common.learning.gradients import resolve_device
+from common.learning.inputs import forward_of
+from common.learning.outputs import check_outputs
+from common.learning.parameters import FlatModel
+from common.learning.tasks import build_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from common.checkpoints.find import Wish
+    from common.config.settings import Settings
+    from common.core.messages import ModelId, Vector
+    from common.jobs.spec import JobSpec
+    from common.learning.fields import Columns
+
+
+class Version(NamedTuple):
+    """A version that a snapshot holds."""
+
+    made: ModelId
+    title: str  # of the snapshot, for people
+    made_at_s: float  # since 1970
+
+
+class Predicted(NamedTuple):
+    """What a version says of some records."""
+
+    outputs: npt.NDArray[np.float32]  # (n, ...)
+    version: Version
+
+
+@dataclass(slots=True)
+class _Buffer:
+    model: FlatModel
+    version: Version | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)  # computes, or is written
+
+
+class ServedModel:
+    """What one alias stands for; may be shared between threads.
+
+    Args:
+        spec: The job.
+        settings: Of the process.
+        alias: Which version is wanted.
+
+    Raises:
+        UserError: If the task cannot be made, or there is no such device.
+    """
+
+    def __init__(self, spec: JobSpec, settings: Settings, alias: Wish) -> None:
+        self.alias = alias
+        self._task = task_of(spec, settings.tasks)
+        self._device = resolve_device(settings.device or spec.device)
+        self._current, self._spare = (
+            _Buffer(FlatModel(build_model(self._task, spec.seed).to(self._device).eval()))
+            for _ in range(2)
+        )
+        module = self._current.model.module
+        self.forward = forward_of(self._task, module, spec.records.described())
+        self._confirmed_at = monotonic()
+
+    @property
+    def version(self) -> Version | None:
+        """The one that answers now; None: there is none yet."""
+        return self._current.version
+
+    @property
+    def number(self) -> int:
+        """J of the version that answers now; -1: there is none yet."""
+        return -1 if self.version is None else self.version.made.version
+
+    def behind_s(self) -> float:
+        """How long there may have been a newer one; of a version that is wanted by number: 0."""
+        return 0.0 if isinstance(self.alias, int) else monotonic() - self._confirmed_at
+
+    def confirm(self) -> None:
+        """It was the one that is wanted, just now."""
+        self._confirmed_at = monotonic()
+
+    def load(self, version: Version, weights: Vector) -> None:
+        """Let another version answer from now on; waits for a batch that still computes on it.
+
+        Raises:
+            CorruptError: If the weights are not this model's.
+        """
+        spare = self._spare
+        with spare.lock:
+            spare.model.load(weights)
+            spare.version = version
+        self._current, self._spare = spare, self._current
+        self.confirm()
+
+    def predict(self, columns: Columns) -> Predicted:
+        """Answer for records, all by one version.
+
+        Raises:
+            UnavailableError: If there is no version yet.
+            TaskError: If the task raises on some of them.
+        """
+        buffer, count = self._current, len(next(iter(columns.values())))
+        if buffer.version is None:
+            raise UnavailableError("there is no snapshot of the model yet")
+        tensors = {name: torch.from_numpy(each).to(self._device) for name, each in columns.items()}
+        with buffer.lock, torch.inference_mode():
+            outputs = self._forward(buffer.model, tensors)
+            version = buffer.version
+        if len(outputs) != count:
+            what = f"forward returned {len(outputs)} outputs for {count} records"
+            raise WrongTaskError(self._task, "forward", what)
+        return Predicted(outputs, version)
+
+    def _forward(
+        self, model: FlatModel, tensors: Mapping[str, torch.Tensor]
+    ) -> npt.NDArray[np.float32]:
+        try:
+            outputs = self._task.forward(model.module, tensors)
+            check_outputs(self._task, outputs)
+            found: npt.NDArray[Any] = outputs.to("cpu", torch.float32).numpy()
+        except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
+            raise  # the machine failed, not the data
+        except TaskError:
+            raise  # what it returned was looked at already
+        except Exception as error:  # the task is the user's code and may raise anything
+            raise TaskError(0, what_was_raised(error, self._task, __name__)) from error
+        return found

@@ -1,0 +1,527 @@
+"""A model server answers by the protocol, by the version that it says, whatever else is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+
+from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
+from common.checkpoints.store import CheckpointStore
+from common.config.servers import Outside
+from common.config.settings import Settings
+from common.core.messages import (
+    GENESIS,
+    AttemptId,
+    Batch,
+    Lead,
+    ModelId,
+    UpdateApplied,
+    WorkerId,
+)
+from common.core.snapshots import Snapshot
+from common.core.spans import Span
+from common.errors import UnavailableError
+from common.jobs.build import optimizer_of, task_of
+from common.jobs.spec import JobSpec, parse_job
+from common.learning.errors import Origin, Raised, TaskError
+from common.learning.parameters import FlatModel, layout_of
+from common.learning.tasks import build_model
+from common.learning.trainer import Trainer
+from common.ports.servers import NewTopic
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.serve import ServeMetrics
+from common.telemetry.metrics.serving import Watchdog
+from common.testing.blobs import MemoryBlobs
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.log import MemoryLog
+from common.topics.names import updates_topic
+from common.topics.read import read_decoded
+from common.wire.messages import encode_audit
+from services.serve import batching, follower
+from services.serve.__main__ import inputs_of
+from services.serve.app import ModelServer
+from services.serve.batching import Batches
+from services.serve.follower import Follower
+from services.serve.predictions import PredictionWriter
+from services.serve.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.checkpoints.find import Wish
+    from common.learning.fields import Columns
+    from services.serve.served_model import Predicted
+
+DIGITS = parse_job(
+    """
+name: digits
+streams: [clinic-a]
+records: {codec: tensor, fields: {image: {dtype: uint8, shape: [1, 8, 8]}, label: {dtype: int64}}}
+task: {name: image-classifier, classes: 10}
+batch_size: 2
+group_size: 1
+optimizer: {name: sgd, learning_rate: 0.1}
+"""
+)
+CLICKS = parse_job(
+    """
+name: clicks
+streams: [clicks]
+records:
+  codec: json
+  fields:
+    features: {dtype: float32, shape: [2], from: [spent, visits], scale: 0.5}
+    label: {dtype: int64, from: bought}
+task: {name: logistic-regression, classes: 2}
+batch_size: 2
+group_size: 1
+optimizer: {name: sgd, learning_rate: 0.1}
+"""
+)
+IMAGES = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
+
+
+def trained(spec: JobSpec, seed: int) -> bytes:
+    """A trainer's snapshot of random weights."""
+    flat = FlatModel(build_model(task_of(spec, ()), seed))
+    layout, count = layout_of(flat.module), flat.parameter_count
+    return Trainer(flat.vector, count, optimizer_of(spec), spec.reduction, layout).snapshot()
+
+
+def asked(images: np.ndarray[Any, Any] = IMAGES, **others: object) -> dict[str, Any]:
+    shape, data = list(images.shape), images.ravel().tolist()
+    return {
+        "inputs": [{"name": "image", "datatype": "UINT8", "shape": shape, "data": data}]
+    } | others
+
+
+@dataclass
+class World:
+    """A model server and the servers behind it."""
+
+    spec: JobSpec = DIGITS
+    alias: Wish = "newest"
+    shadow_alias: Wish | None = None
+    predictions: str = ""
+    log: MemoryLog = field(default_factory=MemoryLog)
+    redis: MemoryRedis = field(default_factory=MemoryRedis)
+    blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+    ended: threading.Event = field(default_factory=threading.Event)
+    settings: Settings = field(default_factory=lambda: Settings(blobs="s3://memory"))
+
+    @cached_property
+    def models(self) -> list[ServedModel]:
+        """What is served, and its shadow."""
+        wishes = [self.alias] + [self.shadow_alias] * (self.shadow_alias is not None)
+        return [ServedModel(self.spec, self.settings, wish) for wish in wishes if wish is not None]
+
+    @cached_property
+    def followers(self) -> list[Follower]:
+        """One for each."""
+        outside = Outside(self.settings, lambda: self.log, self.board, lambda: self.blobs)
+        logger = event_logger("serve")
+        return [Follower(self.spec.name, each, outside, logger) for each in self.models]
+
+    @cached_property
+    def metrics(self) -> ServeMetrics:
+        """Of the process."""
+        return ServeMetrics(self.spec.name, self.models[0])
+
+    @cached_property
+    def writer(self) -> PredictionWriter | None:
+        """Of the topic of predictions."""
+        if not self.predictions:
+            return None
+        return PredictionWriter(self.log, self.predictions, self.spec.name, self.metrics)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """The thread that computes."""
+        return Batches(
+            *self.models,
+            metrics=self.metrics,
+            watchdog=Watchdog(),
+            note=self.writer.write if self.writer else None,
+            ended=self.ended.set,
+        )
+
+    @cached_property
+    def app(self) -> Any:  # noqa: ANN401 -- Starlette's
+        """The application."""
+        inputs = inputs_of(self.spec, self.models[0])
+        server = ModelServer(
+            self.spec.name, self.models[0], inputs, self.batches, self.metrics, self.settings
+        )
+        return server.app()
+
+    def board(self, _job: str = "") -> MemoryBoard:
+        """The job's notice board."""
+        return MemoryBoard(self.redis, self.spec.name)
+
+    def lead(self, after: int, base: ModelId, *versions: int) -> int:
+        """A Lead and updates; returns its epoch."""
+        topic, writer = updates_topic(self.spec.name), self.log.writer()
+        self.log.create_topics([NewTopic(topic)])
+        delivered = list[int | None]()
+        lead = encode_audit(Lead(after, base, "c1"))
+        writer.append(topic, lead, on_delivered=delivered.append)
+        assert writer.flush(1.0)
+        [epoch] = delivered
+        assert epoch is not None
+        for version in versions:
+            span = Span(self.spec.streams[0], 0, version - 1, version)
+            batch = Batch(version - 1, WorkerId("w1"), (span,), 1)
+            writer.append(topic, encode_audit(UpdateApplied(epoch, version, (batch,), 1, 0.0)))
+        assert writer.flush(1.0)
+        return epoch
+
+    def kept(
+        self, by: int, made: ModelId, seed: int, position: int, *losses: float
+    ) -> SnapshotFile:
+        """A snapshot."""
+        snapshot = Snapshot(by, made, position, 0, {}, losses=losses)
+        return SnapshotFile(snapshot, trained(self.spec, seed))
+
+    def publish(self, epoch: int, version: int, seed: int) -> None:
+        """A hot snapshot of a leader."""
+        kept = self.kept(epoch, ModelId(epoch, version), seed, epoch + version + 1)
+        self.board().put_snapshot(epoch, to_bytes(kept))
+
+    def store(self, kept: SnapshotFile) -> None:
+        """A checkpoint."""
+        store = CheckpointStore(self.blobs, self.spec.name)
+        store.save(kept.name, to_parts(kept), 0.0, loss=kept.snapshot.loss)
+        store.keep(10)
+
+    def look(self) -> None:
+        """Let each follower look once."""
+        for each in self.followers:
+            each.look()
+
+    def ask(self, path: str, body: object = None) -> httpx2.Response:
+        """POST where there is a body."""
+        return self.runner.run(self._asked(path, body))
+
+    async def _asked(self, path: str, body: object) -> httpx2.Response:
+        transport = httpx2.ASGITransport(self.app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://doll.test") as client:
+            if body is None:
+                return await client.get(path)
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return await client.post(path, content=content)
+
+    async def ask_all(self, bodies: list[object]) -> list[httpx2.Response]:
+        """Ask all of these at once."""
+        infer = f"/v2/models/{self.spec.name}/infer"
+        return await asyncio.gather(*(self._asked(infer, body) for body in bodies))
+
+    def infer(self, body: object, status: int = 200, path: str = "infer") -> dict[str, Any]:
+        """Ask for predictions; the answer."""
+        answer = self.ask(f"/v2/models/{self.spec.name}/{path}", body)
+        assert answer.status_code == status, answer.text
+        told: dict[str, Any] = answer.json()
+        return told
+
+    def error(self, body: object, status: int = 400) -> str:
+        """Ask for predictions; why there are none."""
+        told: str = self.infer(body, status)["error"]
+        return told
+
+    def close(self) -> None:
+        """End the thread."""
+        if "batches" in vars(self):
+            self.batches.close()
+        self.runner.close()
+
+
+@pytest.fixture
+def made() -> Iterator[list[World]]:
+    worlds = list[World]()
+    yield worlds
+    for world in worlds:
+        world.close()
+
+
+@pytest.fixture
+def world(made: list[World]) -> World:
+    """Version 1 of leader 0 is hot."""
+    made.append(World())
+    made[0].publish(0, 1, seed=1)
+    made[0].look()
+    return made[0]
+
+
+def expected(spec: JobSpec, seed: int, columns: dict[str, np.ndarray[Any, Any]]) -> list[float]:
+    task = task_of(spec, ())
+    module = build_model(task, seed).eval()
+    with torch.inference_mode():
+        outputs = task.forward(module, {k: torch.from_numpy(v) for k, v in columns.items()})
+    found: list[float] = outputs.ravel().tolist()
+    return found
+
+
+def test_an_answer_is_the_networks_and_says_which_version_it_is(world: World) -> None:
+    told = world.infer(asked(id="mine"))
+    assert (told["model_name"], told["model_version"], told["id"]) == ("digits", "1", "mine")
+    assert told["parameters"]["epoch"] == 0
+    assert 0 <= told["parameters"]["behind_s"] < 60
+    [output] = told["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("output", "FP32", [3, 10])
+    assert output["data"] == pytest.approx(expected(DIGITS, 1, {"image": IMAGES}), abs=1e-5)
+    nested = asked() | {"inputs": [asked()["inputs"][0] | {"data": IMAGES.tolist()}]}
+    assert world.infer(nested)["outputs"] == told["outputs"]
+    assert world.infer(asked(), path="versions/1/infer")["outputs"] == told["outputs"]
+    assert (
+        "version 7 is not served, but 1" in world.infer(asked(), 404, "versions/7/infer")["error"]
+    )
+
+
+def test_what_is_served_is_described_as_the_protocol_says(world: World) -> None:
+    assert world.ask("/v2").json()["name"] == "doll"
+    assert world.ask("/v2/health/live").json() == {"live": True}
+    assert world.ask("/v2/health/ready").json()["version"] == "1"
+    assert world.ask("/v2/models/digits/versions/1/ready").status_code == 200
+    assert world.ask("/v2/models/digits/versions/2/ready").status_code == 404
+    assert "only 'digits'" in world.ask("/v2/models/letters").json()["error"]
+    assert world.ask("/v2/models/digits").json() == {
+        "name": "digits",
+        "versions": ["1"],
+        "platform": "pytorch",
+        "inputs": [{"name": "image", "datatype": "UINT8", "shape": [-1, 1, 8, 8]}],
+        "outputs": [{"name": "output", "datatype": "FP32", "shape": [-1, 10]}],
+    }
+
+
+def test_without_a_snapshot_nobody_is_answered(made: list[World]) -> None:
+    world = World()
+    made.append(world)
+    world.look()
+    assert world.ask("/v2/health/ready").status_code == 503
+    assert "no snapshot" in world.error(asked(), 503)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "not an inference request"),
+        ({"inputs": []}, "inputs"),
+        (asked(IMAGES[:0]), "not UINT8"),
+        ({"inputs": [asked()["inputs"][0] | {"name": "x"}]}, "input 'image' is missing"),
+        ({"inputs": [asked()["inputs"][0] | {"datatype": "FP32"}]}, "FP32, expected UINT8"),
+        ({"inputs": [asked()["inputs"][0] | {"shape": [3, 64]}]}, "shape (3, 64), expected"),
+        ({"inputs": [asked()["inputs"][0] | {"data": [0.5] * 192}]}, "its data are not UINT8"),
+        ({"inputs": [asked()["inputs"][0] | {"data": [256] * 192}]}, "a number is not UINT8"),
+        ({"inputs": [asked()["inputs"][0] | {"data": [1] * 191}]}, "reshape"),
+        ({"inputs": [asked()["inputs"][0] | {"data": ["x"] * 192}]}, "its data are not UINT8"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_its_reason(
+    world: World, body: object, said: str
+) -> None:
+    assert said in world.error(body)
+
+
+def test_a_body_that_is_too_large_is_refused(world: World) -> None:
+    world.settings = Settings(api_body_bytes=1024)
+    assert "DOLL_API_BODY_BYTES" in world.error(b" " * 1025, 413)
+
+
+def test_records_are_read_as_in_the_streams_and_need_no_label(made: list[World]) -> None:
+    world = World(CLICKS)
+    made.append(world)
+    world.publish(0, 1, seed=1)
+    world.look()
+    records = [{"spent": 2, "visits": 4.5, "bought": 1}, {"spent": -1.5, "visits": 0, "name": "x"}]
+    features = np.array([[1, 2.25], [-0.75, 0]], np.float32)
+    for data in (records, [json.dumps(each) for each in records]):
+        tensor = {"name": "record", "datatype": "BYTES", "shape": [2], "data": data}
+        [output] = world.infer({"inputs": [tensor]})["outputs"]
+        assert output["data"] == pytest.approx(expected(CLICKS, 1, {"features": features}))
+    columns = {"name": "features", "datatype": "FP32", "shape": [2, 2], "data": features.tolist()}
+    assert world.infer({"inputs": [columns]})["outputs"] == [output]
+    tensor["data"] = [records[0], {"spent": "much", "visits": 1}]
+    assert "record 1: " in world.error({"inputs": [tensor]})
+    tensor["shape"] = [3]
+    assert "2 records in shape (3,)" in world.error({"inputs": [tensor]})
+
+
+def test_a_newer_snapshot_answers_from_then_on_and_none_is_taken_back(world: World) -> None:
+    #  leader 0:  1 hot, 2 hot, wiped        leader 9, from version 1:  its 1, and its 2
+    world.publish(0, 2, seed=2)
+    world.look()
+    assert world.infer(asked())["model_version"] == "2"
+    world.redis.kill()
+    world.look()
+    assert world.infer(asked())["model_version"] == "2"
+    world.redis.restart()
+    world.board().wipe()
+    world.look()
+    assert world.infer(asked())["model_version"] == "2"
+    world.publish(9, 1, seed=1)
+    world.look()
+    told = world.infer(asked())
+    assert (told["model_version"], told["parameters"]["epoch"]) == ("1", 9)
+    world.publish(0, 3, seed=3)  # it woke up from a freeze
+    world.look()
+    assert world.infer(asked())["parameters"]["epoch"] == 9
+
+
+def test_a_snapshot_that_is_another_models_or_a_groups_is_passed_over(world: World) -> None:
+    torn = SnapshotFile(Snapshot(0, ModelId(0, 2), 3, 0, {}), trained(CLICKS, 1))
+    world.board().put_snapshot(0, to_bytes(torn))
+    world.look()
+    held = Snapshot(3, ModelId(3, 1), 3, 0, {}, attempt=AttemptId(3, 1, 1))
+    world.board().put_snapshot(3, to_bytes(SnapshotFile(held, b"")))
+    world.look()
+    assert world.infer(asked())["model_version"] == "1"
+
+
+@pytest.mark.parametrize(("alias", "version"), [("best", 1), (2, 2), ("newest", 2)])
+def test_an_alias_is_found_among_checkpoints(
+    made: list[World], monkeypatch: pytest.MonkeyPatch, alias: Wish, version: int
+) -> None:
+    monkeypatch.setattr(follower, "STORAGE_S", 0.0)
+    world = World(alias=alias)
+    made.append(world)
+    epoch = world.lead(-1, GENESIS, 1, 2, 3)
+    for made_version, loss in ((1, 0.1), (2, 0.5)):
+        made_model = ModelId(epoch, made_version)
+        world.store(world.kept(epoch, made_model, made_version, made_version + 1, loss))
+    world.look()
+    assert world.infer(asked())["model_version"] == str(version)
+    world.store(world.kept(epoch, ModelId(epoch, 3), 3, 4, 0.05))
+    world.look()
+    assert world.infer(asked())["model_version"] == ("2" if alias == 2 else "3")
+
+
+def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, passes = world.models[0], list[int]()
+    whole = model.predict
+    entered, go = threading.Event(), threading.Event()
+
+    def predict(columns: Columns) -> Predicted:
+        entered.set()
+        go.wait(30.0)
+        passes.append(len(columns["image"]))
+        if (columns["image"] == 255).all(axis=(1, 2, 3)).any():
+            raise TaskError(0, Raised("it raised", Origin("", "", 0, ""), ""))
+        return whole(columns)
+
+    monkeypatch.setattr(model, "predict", predict)
+    monkeypatch.setattr(batching, "ROWS", 8)
+    bad = np.full((1, 1, 8, 8), 255, np.uint8)
+    bodies: list[object] = [asked(IMAGES[:1], id=str(n)) for n in range(10)]
+    bodies[5] = asked(bad)
+
+    async def together() -> list[httpx2.Response]:
+        first = asyncio.create_task(world.ask_all([asked()]))
+        await asyncio.to_thread(entered.wait, 30.0)
+        answers = asyncio.create_task(world.ask_all(bodies))
+        while world.batches.waiting < len(bodies):  # noqa: ASYNC110 -- a queue between threads
+            await asyncio.sleep(0.001)
+        go.set()
+        assert [each.status_code for each in await first] == [200]
+        return await answers
+
+    answers = world.runner.run(together())
+    codes = [each.status_code for each in answers]
+    assert codes == [200] * 5 + [400] + [200] * 4
+    assert passes == [3, 8, *[1] * 8, 2]  # the second is made again, each request alone
+    assert [each.json()["id"] for n, each in enumerate(answers) if n != 5] == [
+        str(n) for n in range(10) if n != 5
+    ]
+
+
+def test_the_shadow_answers_the_same_and_is_written_and_not_returned(made: list[World]) -> None:
+    world = World(shadow_alias=1, predictions="predicted")
+    made.append(world)
+    world.log.create_topics([NewTopic("predicted")])
+    epoch = world.lead(-1, GENESIS, 1, 2)
+    world.store(world.kept(epoch, ModelId(epoch, 1), 1, 2, 0.1))
+    world.publish(epoch, 2, seed=2)
+    world.look()
+    [output] = world.infer(asked(id="mine"))["outputs"]
+    world.close()
+    assert world.writer is not None
+    world.writer.close()
+    [(_, told)] = cast("list[tuple[int, Any]]", read_decoded(world.log, "predicted", json.loads))
+    assert (told["id"], told["job"], told["version"], told["epoch"]) == ("mine", "digits", 2, epoch)
+    assert np.ravel(told["outputs"]).tolist() == output["data"]
+    assert told["shadow"]["version"] == 1
+    shadow = np.ravel(told["shadow"]["outputs"])
+    assert shadow == pytest.approx(expected(DIGITS, 1, {"image": IMAGES}), abs=1e-5)
+    difference = np.abs(shadow - output["data"]).mean()
+    sample = world.metrics.meters.registry.get_sample_value
+    job = {"job_name": "digits"}
+    assert sample("doll_shadow_difference", job) == pytest.approx(difference)
+    assert sample("doll_predictions_total", job | {"status": "200"}) == 1
+    assert sample("doll_prediction_batch_records_sum", job) == 3
+    assert sample("doll_served_version", job) == 2
+
+
+def test_kafka_that_is_away_costs_predictions_in_their_topic_and_no_answer(
+    made: list[World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(predictions="predicted")
+    made.append(world)
+    world.log.create_topics([NewTopic("predicted")])
+    world.publish(0, 1, seed=1)
+    world.look()
+
+    def append(*_given: object, **_others: object) -> None:
+        raise UnavailableError("its queue is full")
+
+    monkeypatch.setattr(world.writer, "_writer", SimpleNamespace(append=append, poll=lambda: None))
+    assert world.infer(asked())["model_version"] == "1"
+    world.close()
+    sample = world.metrics.meters.registry.get_sample_value
+    assert sample("doll_predictions_not_written_total", {"job_name": "digits"}) == 3
+
+
+def test_a_fault_in_the_thread_that_computes_ends_the_process(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predict(_columns: Columns) -> Predicted:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(world.models[0], "predict", predict)
+
+    async def asked_once() -> None:
+        task = asyncio.create_task(world.batches.predict({"image": IMAGES}))
+        await asyncio.to_thread(world.ended.wait, 30.0)
+        task.cancel()
+
+    world.runner.run(asked_once())
+    assert isinstance(world.batches.fault, MemoryError)
+    assert "ends" in world.error(asked(), 503)
+
+
+def test_swapping_weights_under_load_never_mixes_two_versions(world: World) -> None:
+    """Each answer is the network's of the version that it names, whatever is loaded meanwhile."""
+    weights = {version: expected(DIGITS, version, {"image": IMAGES}) for version in range(1, 9)}
+    found = list[dict[str, Any]]()
+    for version in range(2, 9):
+        bodies: list[object] = [asked() for _ in range(4)]
+        world.publish(0, version, seed=version)
+        looking = threading.Thread(target=world.look)
+        looking.start()
+        found += [each.json() for each in world.runner.run(world.ask_all(bodies))]
+        looking.join()
+    found.append(world.infer(asked()))
+    for told in found:
+        right = weights[int(told["model_version"])]
+        assert told["outputs"][0]["data"] == pytest.approx(right, abs=1e-5)
+    assert found[-1]["model_version"] == "8"
