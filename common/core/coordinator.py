@@ -97,6 +97,8 @@ class Coordinator:
         if self.finished:
             return ()
         commands = list(self._on(event, now))
+        if self._leader is not None and self._leader.trouble:
+            commands += self._hold(self._leader.trouble, "")
         if self._leader is not None and self._leader.fallback is not None:
             commands += self._fall_back(self._leader.fallback, now)
         if do.Finish in map(type, commands):
@@ -216,6 +218,9 @@ class Coordinator:
                 self._searching_since = None
                 self._history = history
                 if self._settings.aggregation is not None:
+                    if self._limit is None and self._wish.after_loss > history.after_loss:
+                        # Of what came after it, the claims may be lost.
+                        self._limit = snapshot.made
                     rolled = roll_forward(snapshot, history, found.updates, self._limit)
                     # Else it would be put back again, by each who falls back.
                     returned = tuple(sorted({*rolled.returned, *self._returned}))

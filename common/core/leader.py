@@ -74,6 +74,12 @@ NO_STRIKES: Mapping[int, int] = {}
 DIVERGED = (
     "diverged: a sum of finite gradients is not finite; lower the learning rate and start again"
 )
+CLAIMS_LOST = (
+    "the control topic lost records that Kafka had acknowledged: the batch at {:,}, of which an"
+    " update was made, is not there any more; `doll job resume --after-loss` goes on from the best"
+    " snapshot that the control and the updates topic still cover: what was learned since is read"
+    " and learned again"
+)
 STOPPED = "stopped by its owner"
 OVER = "its round is over"
 DIED = "poison: its workers died of it"
@@ -117,6 +123,8 @@ class Leader:
         # Claims above the snapshot's control position are replayed, of batches that its weights
         # contain, too. An operator took some of those back before they were used.
         self._used = {batch.offset: batch for batch in snapshot.used or ()}
+        self._unclaimed = max(self._used, default=-1)  # until the claims up to there are replayed
+        self.trouble = ""  # why no machine may go on
         requeued = {o: batch for o, batch in history.requeued.items() if o not in self._used}
         # Their claims may lie above the snapshot's control position and be replayed only now. What
         # this leader publishes before that must name them: its successor's history begins later.
@@ -253,6 +261,10 @@ class Leader:
             self._control = LogPosition(offset + 1, topic_id, epoch)
             decision = self._ledger.decide(offset, record)
             self._check_quarantine(offset, decision.batch)
+            if offset in self._used and (
+                decision.batch is None or not self._is_used(decision.batch)
+            ):
+                self.trouble = CLAIMS_LOST.format(offset)
             if not decision.accepted:
                 continue
             self._moved_at = now
@@ -273,6 +285,8 @@ class Leader:
 
     def why_lost(self, seen: StreamsSeen) -> str:
         """Why the job must be held, by what is seen of its streams; empty where it goes on."""
+        if self._ledger.position <= self._unclaimed and seen.control_end <= self._unclaimed:
+            return CLAIMS_LOST.format(self._unclaimed)
         lost = self._lost(seen)
         if all(self._wish.opening(place, lost[place], seen.number) for place in lost):
             return ""
@@ -577,6 +591,8 @@ class Leader:
         synchrony = mode.synchrony(workers)
         if self._wanted != "running" or self._publisher.unread > self._aggregation.unread_audits:
             return False
+        if self._ledger.position <= self._unclaimed:
+            return False  # what updates used may be claimed a second time, if that was lost
         waiting = len(self._grouper)
         if waiting < synchrony.group_size and not (waiting and self._lingered(now)):
             return False

@@ -92,8 +92,9 @@ class SnapshotSearch:
         whole = [snapshot for snapshot in whole if snapshot.rank not in self._torn]
         if self._limit is not None:
             whole = [each for each in whole if each.made.version <= self._limit.version]
-        lost = [(each, found.lost[each.rank]) for each in whole if each.rank in found.lost]
-        choice = choose([each for each in whole if each.rank not in found.lost], found.updates)
+        why = {each.rank: _why_lost(each, found, wish) for each in whole}
+        lost = [(each, why[each.rank]) for each in whole if why[each.rank]]
+        choice = choose([each for each in whole if not why[each.rank]], found.updates)
         if found.source == "hot":
             if lost or found.end == 0:  # or nobody ever led
                 return self._look("all")
@@ -146,6 +147,17 @@ class SnapshotSearch:
         if until is None or now > until + LATE * self._lease_ttl_s:
             self._waits_until = until = now + self._lease_ttl_s
         return now >= until
+
+
+def _why_lost(snapshot: Snapshot, found: SnapshotsFound, wish: WantedChanged) -> str:
+    """Of which topic records are lost that it contains; empty where none are known to be.
+
+    Claims of what updates used above its control position are known to be there once a leader has
+    replayed them: where its owner says that something was lost, they may be what that was.
+    """
+    if snapshot.used and wish.after_loss > snapshot.after_loss:
+        return "the control topic lost records of updates that it contains"
+    return found.lost.get(snapshot.rank, "")
 
 
 def _in_topics_of(snapshot: Snapshot, found: SnapshotsFound) -> Snapshot:

@@ -246,6 +246,7 @@ class GroupLoop:
         while not self._over.is_set():
             with self._changed:
                 self._orders.listen(self._stream())
+                self._replica.listen(self._orders.heard)
                 heard, stream = self._orders.heard, self._orders.stream
             try:
                 triggers = self._board.triggers(heard, LISTEN_S, stream)

@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "a snapshot of which a topic lost records is no base",
         100,
-        (Edit(CORE + "snapshot_search.py", "if each.rank not in found.lost]", "]"),),
+        (Edit(CORE + "snapshot_search.py", "if not why[each.rank]]", "]"),),
     ),
     Mutant(
         "a candidate goes on in the topics that it judged",
@@ -897,6 +897,17 @@ GROUP_MUTANTS = (
         "a batch that killed all members is suspected by who falls back",
         80,
         (Edit(CORE + "leader.py", "self._suspects.restore(strikes)", "pass"),),
+    ),
+    Mutant(
+        "where claims were lost, only what a snapshot contains is believed",
+        20,
+        (
+            Edit(
+                CORE + "coordinator.py",
+                "if self._limit is None and self._wish.after_loss > history.after_loss:",
+                "if False:",
+            ),
+        ),
     ),
     Mutant(
         "a result is applied by the attempt that the audit names",

@@ -137,6 +137,10 @@ class Replica:
             and (self.made != GENESIS or self.origin == orders.origin)
         )
 
+    def listen(self, heard: TriggerId) -> None:
+        """Go on after what was heard of the leader's triggers: see `Assignments.listen`."""
+        self._heard = min(self._heard, heard)
+
     def hear(self, trigger: UpdateTrigger) -> tuple[ReplicaCommand, ...]:
         """Take in the next trigger; one that is older than the newest does nothing."""
         if trigger.group is UNSET or trigger.id <= self._heard:
@@ -147,7 +151,9 @@ class Replica:
         first = trigger.id.epoch != self._heard.epoch
         self._heard, self._model, self._orders = trigger.id, trigger.model, orders
         place = (trigger.id.epoch, orders.membership.number)
-        if self._attempt is not None and self._attempt[:2] < place:
+        if self._last is not None and self._last.epoch > place[0]:
+            self._last = None  # of a leader whose record was lost
+        if self._attempt is not None and self._attempt[:2] != place:
             yield Leave()
             yield from self._break_off("left")
         if self._prepared is not None and self._prepared == orders.by and self._base == self.made:
@@ -157,19 +163,22 @@ class Replica:
         another = named.get(self._member.worker, self._member.life) != self._member.life
         if orders.reduce is not None and self._member in orders.membership.members:
             yield from self._enter(orders.membership, orders.reduce)
+        yield from self._hear_copies(trigger.id, orders)
+        if orders.store == self._member and self.whole:
+            yield StoreState(orders.made)
+        if orders.report or first or another:
+            yield self._report()
+
+    def _hear_copies(self, ordered: TriggerId, orders: GroupOrders) -> Iterator[ReplicaCommand]:
         for copy in orders.copies:
             if copy.member == self._member and self._copying is None:
                 if self.whole:
                     yield self._report()
                 else:
                     self._copying = copy
-                    yield CopyState(copy.source, orders.made, trigger.id)
+                    yield CopyState(copy.source, orders.made, ordered)
             elif copy.source == self._member and self.whole:
-                yield OfferState(copy.member, trigger.id)
-        if orders.store == self._member and self.whole:
-            yield StoreState(orders.made)
-        if orders.report or first or another:
-            yield self._report()
+                yield OfferState(copy.member, ordered)
 
     def _hold(self, made: ModelId | None, origin: int) -> None:
         if (made, origin) != (self.made, self.origin):

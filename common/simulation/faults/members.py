@@ -72,6 +72,7 @@ class SimulatedMember(SimulatedWorker):
         if not self._up() or self._redis_away:
             return
         self.orders.listen(self.machine.triggers)
+        self.replica.listen(self.orders.heard)
         triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
         for trigger in triggers:
             self._carry_out(self.replica.hear(trigger))

@@ -356,13 +356,8 @@ def from_seed(seed: int) -> Scenario:
 
 
 def grouped(scenario: Scenario) -> Scenario:
-    """The same world, but that members hold the weights; with what may befall these.
-
-    What Kafka loses of the control and the updates topic it keeps here: a leader that rolls a
-    snapshot forward trusts both.
-    """
+    """The same world, but that members hold the weights; with what may befall these."""
     draw = random.Random(f"group of {scenario.seed}")  # noqa: S311 -- likewise
-    kept = tuple(fault for fault in scenario.faults if fault.kind not in LOSSES)
     more = tuple(
         Fault(
             draw.uniform(0, scenario.calm_at),
@@ -377,7 +372,7 @@ def grouped(scenario: Scenario) -> Scenario:
         group=True,
         overflows=draw.random() < OVERFLOWING,
         changes=False,
-        faults=tuple(sorted(kept + more, key=lambda fault: fault.at)),
+        faults=tuple(sorted(scenario.faults + more, key=lambda fault: fault.at)),
         way=None if scenario.way is None else scenario.way.of_group(),
         workers=draw.randint(1, MOST_WORKERS),
     )

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from common.core import commands as do
 from common.core import events
@@ -26,9 +28,11 @@ from common.core.group.replica import (
 from common.core.group.state_reports import StateReports
 from common.core.messages import (
     GENESIS,
+    Broken,
     GradientReady,
     Lead,
     Member,
+    Membership,
     ModelId,
     StateReport,
     TriggerId,
@@ -37,13 +41,13 @@ from common.core.messages import (
 )
 from common.core.settings import AggregationSettings
 from tests.unit.core.bench import Bench, changed
-from tests.unit.core.examples import SAMPLES, A, B, C, of_kind, the
+from tests.unit.core.examples import SAMPLES, A, B, C, P, of_kind, the
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.core.group.replica import ReplicaCommand
-    from common.core.messages import AuditRecord, UpdateTrigger
+    from common.core.messages import AuditRecord, ControlRecord, UpdateTrigger
 
 GROUP = changed(aggregation=AggregationSettings(), group_size=3)
 DIGEST = 7
@@ -288,6 +292,63 @@ def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() 
     group.finish(B)
     group.read_back()
     assert group.weights == {B: (0, 1, 2)}
+
+
+def succeeded(group: _Group, *claims: ControlRecord | None) -> Bench:
+    """A successor, of an update whose claims the control topic may have lost; and these instead."""
+    group.finish(A, B)
+    group.read_back()
+    before = group.bench
+    later = Bench(GROUP, updates=before.updates, control=list(claims), name="c2")
+    later.lead(*before.published[:1])  # nothing was claimed yet
+    later.see(A, B)
+    return later
+
+
+def test_a_successor_waits_until_all_that_updates_used_is_claimed() -> None:
+    group = begun(A, B)
+    claims = group.bench.control
+    later = succeeded(group, *claims[:2])
+    later.read_control()
+    assert not of_kind(later.said, do.Hold)
+    later.read_control(*claims[2:])
+    assert later.leader_status.waiting == 0  # each of them was used
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_job_is_held_where_claims_of_an_update_are_lost(anew: bool) -> None:  # noqa: FBT001 -- both ways
+    group = begun(A, B)
+    claims = group.bench.control
+    later = succeeded(group, *claims[:2])
+    if anew:  # another claim stands where the third one was
+        later.read_control(*claims[:1])
+    else:
+        later.read_control()
+        later.feed(events.StreamsSeen({P: ""}, 1, control_end=2))
+    reason = the(later.said, do.Hold).reason
+    assert "the control topic lost records that Kafka had acknowledged: the batch at 2" in reason
+
+    # Its owner lets it go on: of what came after the snapshot nothing is believed.
+    later.feed(events.WantedChanged("running", after_loss=1))
+    later.lead(*group.bench.published[:1])
+    lead = of_kind(later.updates, Lead)[-1]
+    assert (lead.base, lead.exact) == (GENESIS, UNSET)
+
+
+def test_a_member_hears_a_leader_of_a_lower_epoch_where_the_record_of_the_last_was_lost() -> None:
+    group = begun(A, B)
+    replica = group.of[A].replica
+    trigger = of_kind(group.bench.said, do.PostTrigger)[-1].trigger
+    assert trigger.group is not UNSET
+    model = ModelId(0, trigger.model.version)
+    orders = replace(trigger.group, membership=Membership(1), reduce=None)
+    earlier = replace(trigger, id=TriggerId(0, 1), model=model, group=orders)
+    assert replica.hear(earlier) == ()
+
+    replica.listen(TriggerId(-1, 0))
+    said = [each for each in replica.hear(earlier) if isinstance(each, Say)]
+    assert [type(each.reply) for each in said] == [Broken, StateReport]
+    assert replica.heard == TriggerId(0, 1)
 
 
 def test_a_sum_that_is_not_finite_holds_the_job() -> None:
