@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from common.config.synchronisation import MOST, Count, Part, Positive
 from common.core.settings import AggregationSettings
 
 _Several = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MOST})]
+# Apart by type: what makes clients of the API's document knows no words and numbers in one list.
+_STAGES = WithJsonSchema({"anyOf": [{"const": "auto"}, {"enum": [1, 2, 3]}]})
 _OF_SLICES = ("stage", "servers", "owners", "backup")
 
 
@@ -28,7 +30,7 @@ class AggregationSpec(Part):
     themselves, who must reach each other (not offered by this version yet)."""
     layout: Literal["replicas", "slices"] = "replicas"
     """Of `group`: every worker holds all weights and optimizer state, or slices have owners."""
-    stage: Literal["auto", 1, 2, 3] = "auto"
+    stage: Annotated[Literal["auto", 1, 2, 3], _STAGES] = "auto"
     """Of `slices`: owners are reliable machines (1), half of the spot machines (2), likewise while
     reliable ones only keep backups (3); `auto`: by the ratio of spot to reliable ones."""
     servers: (

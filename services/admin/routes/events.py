@@ -139,7 +139,7 @@ class EventStream(StreamingResponse):
         },
     },
 )
-async def events(
+async def stream_events(
     service: Answering,
     caller: Viewer,
     job: JobName,

@@ -41,7 +41,7 @@ _NOT_READY.pop("$defs")  # parts of the document already
 
 
 @router.get("/healthz")
-async def healthz() -> Health:
+async def get_health() -> Health:
     """Say that the process answers; needs no key."""
     return Health(ok=True)
 
@@ -56,7 +56,7 @@ async def healthz() -> Health:
         },
     },
 )
-async def readyz(service: Answering, request: Request) -> Readiness | Response:
+async def get_readiness(service: Answering, request: Request) -> Readiness | Response:
     """Say whether Kafka, Redis and object storage answer; needs no key.
 
     They are asked at most every few seconds, however often this is.
@@ -83,6 +83,6 @@ async def readyz(service: Answering, request: Request) -> Readiness | Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     dependencies=[VIEWER],
 )
-async def metrics(service: Answering) -> Response:
+async def get_metrics(service: Answering) -> Response:
     """Metrics of this process, for Prometheus."""
     return Response(service.metrics.meters.exposed(), media_type=EXPOSITION)

@@ -149,7 +149,7 @@ class JobPatch(TypedDict, total=False):
         201: {"headers": {"Location": {"schema": {"type": "string"}}}},
     },
 )
-async def create(
+async def create_job(
     service: Answering,
     caller: Operator,
     spec: Annotated[JobSpec, strictly(JobSpec, file=True), Body(openapi_examples=_EXAMPLES)],
@@ -204,14 +204,14 @@ async def list_jobs(
 
 
 @router.get("/{job}", response_model=JobAnswer, responses=documented(404))
-async def show(service: Answering, job: JobName) -> Response:
+async def get_job(service: Answering, job: JobName) -> Response:
     """Show a job and how far it is."""
     follower = await service.followers.ready(job)
     return Response(follower.told(service.job(job)), media_type="application/json")
 
 
 @router.patch("/{job}", response_model=JobAnswer, responses=documented(404, 409, 502))
-async def change(
+async def change_job(
     service: Answering,
     caller: Operator,
     job: JobName,
@@ -233,13 +233,13 @@ async def change(
 @router.delete(
     "/{job}", status_code=204, responses=documented(404, 409, 502), dependencies=[OPERATOR]
 )
-async def delete(service: Answering, job: JobName) -> None:
+async def delete_job(service: Answering, job: JobName) -> None:
     """Take a stopped job out of the list; its history and its checkpoints stay."""
     await service.books.write(lambda book: _delete(book, service.log(), job))
 
 
 @router.get("/{job}/updates", responses=documented(404))
-async def updates(
+async def list_updates(
     service: Answering,
     job: JobName,
     after: Annotated[
@@ -254,7 +254,7 @@ async def updates(
 
 
 @router.get("/{job}/workers", responses=documented(404))
-async def workers(service: Answering, job: JobName) -> WorkersAnswer:
+async def list_workers(service: Answering, job: JobName) -> WorkersAnswer:
     """List workers by name: who sends heartbeats, and whose machine runs without any."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
@@ -262,7 +262,7 @@ async def workers(service: Answering, job: JobName) -> WorkersAnswer:
 
 
 @router.get("/{job}/streams", responses=documented(404))
-async def streams(service: Answering, job: JobName) -> StreamsAnswer:
+async def list_streams(service: Answering, job: JobName) -> StreamsAnswer:
     """List the job's datastreams: arrival rate, lag, dead letters."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
@@ -270,7 +270,7 @@ async def streams(service: Answering, job: JobName) -> StreamsAnswer:
 
 
 @router.get("/{job}/curves", responses=documented(404), response_model=CurvesAnswer)
-async def curves(service: Answering, job: JobName) -> Response:
+async def get_curves(service: Answering, job: JobName) -> Response:
     """Show everything over time, in some 2,000 points however long the job has run."""
     follower = await service.followers.ready(job)
     # Thousands of points take tens of milliseconds, in which nobody else would be answered.

@@ -70,7 +70,7 @@ _IfNoneMatch: TypeAlias = Annotated[
 
 
 @router.get("", response_class=Response, responses=_ANSWERS)
-async def show(
+async def get_model(
     service: Answering,
     job: JobName,
     version: _Version = "newest",
@@ -94,7 +94,7 @@ async def show(
 
 
 @router.head("", response_class=Response, responses=_ANSWERS)
-async def look(
+async def head_model(
     service: Answering,
     job: JobName,
     version: _Version = "newest",

@@ -39,7 +39,7 @@ class PlanBody(PlanRequest):
 
 
 @router.post("/provisioning/plan", response_model=ToldPlan, responses=documented(404, 502))
-async def plan(service: Answering, asked: PlanBody) -> Response:
+async def plan_workers(service: Answering, asked: PlanBody) -> Response:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 
     That no mix meets it is an answer, too: `feasible` is false, and `reason` says why.
@@ -56,7 +56,7 @@ async def plan(service: Answering, asked: PlanBody) -> Response:
 
 
 @router.post("/provisioning/simulate")
-async def simulate(
+async def simulate_policies(
     service: Answering,
     asked: Annotated[SimulateRequest, strictly(SimulateRequest), Body()],
 ) -> Response:
@@ -73,7 +73,7 @@ async def simulate(
 
 
 @router.get("/provisioning/prices", responses=documented(404, 502))
-async def prices(service: Answering) -> PricesAnswer:
+async def list_prices(service: Answering) -> PricesAnswer:
     """Tell what machines of the market's pools cost, as of a few seconds ago at most."""
     return await service.prices.now()
 
@@ -87,7 +87,7 @@ class ReplanBody(BaseModel, frozen=True, extra="forbid"):
 
 
 @router.get("/jobs/{job}/provisioning", responses=documented(404))
-async def show(
+async def get_provisioning(
     service: Answering,
     job: JobName,
     limit: Annotated[
@@ -109,7 +109,7 @@ async def show(
     status_code=202,
     responses=documented(404, 409, 502),
 )
-async def replan(
+async def replan_job(
     service: Answering,
     caller: Operator,
     job: JobName,

@@ -35,7 +35,7 @@ class RequeueBody(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 @router.get("/quarantine", responses=documented(404, 409, 502))
-async def show(
+async def list_quarantine(
     service: Answering,
     job: JobName,
     after: Annotated[
@@ -55,7 +55,7 @@ async def show(
 
 
 @router.post("/requeue", responses=documented(404, 409, 502))
-async def requeue(
+async def requeue_batches(
     service: Answering,
     caller: Operator,
     job: JobName,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -151,6 +152,13 @@ def test_every_route_documents_how_it_refuses() -> None:
             for status, answer in operation["responses"].items():
                 if status >= "400":
                     assert list(answer["content"]) == ["application/problem+json"], path
+
+
+def test_every_operation_has_a_name_that_a_person_can_read() -> None:
+    names = [each["operationId"] for path in DOCUMENT["paths"].values() for each in path.values()]
+    assert len(set(names)) == len(names)
+    assert {"create_job", "list_jobs", "get_model", "stream_events"} < set(names)
+    assert not [name for name in names if not re.fullmatch("[a-z]+_[a-z]+", name)]
 
 
 def test_every_field_of_every_request_has_its_range() -> None:
