@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import AuditRecord, Synchrony
     from common.provisioning.records import PlanRecord
+    from common.topics.dead_letters import Letter
     from load.page.world import World
     from services.admin.service import Service
 
@@ -53,6 +54,7 @@ class PageService:
         app: What `served` serves.
         keys: That it knows.
         key: A viewer's.
+        operator: An operator's key.
     """
 
     def __init__(self, worlds: Mapping[str, World]) -> None:
@@ -63,6 +65,7 @@ class PageService:
         self._board = partial(MemoryBoard, self._redis)
         self.keys = KeyStore(self._log)
         self.key, _ = self.keys.create("page", "viewer")
+        self.operator, _ = self.keys.create("olga", "operator")
         self._ends = {
             Partition(stream, index): _RECORDS for stream in STREAMS for index in range(3)
         }
@@ -87,6 +90,13 @@ class PageService:
     def plan(self, job: str, record: PlanRecord) -> None:
         """The job's provisioner decides."""
         self._append(topics.plans_topic(job), encode_plan(record))
+
+    def letter(self, letter: Letter) -> None:
+        """A record cannot be used."""
+        self._log.create_topics([NewTopic(letter.topic)])
+        with closing(self._log.writer()) as writer:
+            writer.append(letter.topic, letter.value, key=letter.key, headers=letter.headers)
+            writer.flush(_PATIENCE_S)
 
     def next_update(self, job: str, **changed: float | Synchrony) -> UpdateApplied:
         """Make the update that comes next, like one of late."""

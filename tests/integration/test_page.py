@@ -20,11 +20,13 @@ from common.core.messages import (
     Quarantined,
     Replayed,
     Requeued,
+    Skipped,
     Synchrony,
     WorkerId,
 )
 from common.core.spans import Span
 from common.provisioning.records import LaunchRequested, Planned, Started
+from common.topics.dead_letters import letter_of
 from load.page.pictures import browser, chromium
 from load.page.service import PageService, served
 from load.page.world import AGE_S, World, make_record, make_world
@@ -39,6 +41,21 @@ if TYPE_CHECKING:
 SOON_MS = 60_000.0
 HOSTILE = '<img src=x onerror="window.harmed = 1"><script>window.harmed = 1</script>&lt;b&gt; $&'
 LAPTOP, PHONE = (1280, 800), (390, 844)
+
+FILE = """\
+name: letters
+streams: [payments-eu]
+records:
+  codec: tensor
+  fields: {features: {dtype: float32, shape: [41]}, label: {dtype: int64}}
+task: {name: logistic-regression, classes: 2}
+batch_size: 64
+group_size: 4
+optimizer: {name: adam, learning_rate: 2.0e-3}
+"""
+MODULE = """async () => {
+  const page = document.querySelector('script[type="module"]').src;
+  const load = name => import(page.replace("main.js", name));"""
 
 expect.set_options(timeout=SOON_MS)
 
@@ -95,8 +112,14 @@ def opened() -> Iterator[Browser]:
 def site(opened: Browser) -> Iterator[Site]:
     now_s = time.time()
     by_hand = World(make_record("clicks", now_s, "paused", HOSTILE, rented=False))
-    held = make_held("orders", now_s)
-    service = PageService({"clicks": by_hand, "fraud": make_world("fraud", now_s), "orders": held})
+    service = PageService(
+        {
+            "clicks": by_hand,
+            "fraud": make_world("fraud", now_s),
+            "orders": make_held("orders", now_s),
+            "spam": make_done("spam", now_s),
+        }
+    )
     with served(service) as address:
         yield Site(service, address, opened)
 
@@ -398,9 +421,9 @@ def test_what_is_not_there_is_a_plain_sentence(site: Site) -> None:
 
     page.goto(f"{site.address}/#/jobs/clicks")
 
-    expect(page.get_by_text("No machines are rented for this job")).to_be_visible()
     expect(page.get_by_text("Nobody works for this job")).to_be_attached()
-    expect(page.get_by_role("heading", name="Cost so far")).to_be_hidden()
+    for name in ("Machines", "Cost so far", "Stability ratio", "The plan in force", "Plans"):
+        expect(page.get_by_role("heading", name=name, exact=True)).to_be_hidden()
 
 
 def test_without_any_job_the_page_says_how_to_submit_one(empty_site: Site) -> None:
@@ -428,7 +451,7 @@ def test_a_page_that_loses_its_service_says_so_and_comes_back(site: Site) -> Non
 def test_the_page_can_be_used_by_keyboard_alone(site: Site) -> None:
     page = site.open()
     page.get_by_role("link", name="fraud").wait_for()
-    for _ in range(4):  # skip link, home, clicks, fraud
+    for _ in range(18):  # skip link, home, filter, 14 columns, fraud
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="fraud").wait_for()
@@ -443,6 +466,182 @@ def test_the_page_can_be_used_by_keyboard_alone(site: Site) -> None:
         " return axis && axis.r2l(axis.range[1]) - axis.r2l(axis.range[0]) === 3600000; }"
     )
     expect(chart).to_have_attribute("aria-label", re.compile("Loss over time"))
+
+
+def test_running_jobs_come_first_and_the_list_is_sorted_and_filtered_as_one_likes(
+    site: Site,
+) -> None:
+    page = site.open()
+    rows = page.locator(".jobs tbody tr:visible th a")
+    expect(page.locator('td[data-name="Version"]').last).to_have_text(re.compile("[0-9]"))
+    expect(rows).to_have_text(["fraud", "orders", "clicks", "spam"])
+
+    page.get_by_role("button", name="Job", exact=True).click()
+    expect(rows).to_have_text(["clicks", "fraud", "orders", "spam"])
+    page.get_by_role("button", name="Version").click()
+    expect(rows.first).to_have_text("fraud")
+    expect(page.get_by_role("columnheader", name="Version")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    page.get_by_role("searchbox").fill("PAUSED")
+    expect(rows).to_have_text(["clicks"])
+
+
+def test_the_time_axis_of_a_job_that_is_over_ends_with_it(site: Site) -> None:
+    page = site.open("/jobs/spam")
+    drawn(page, ".chart.loss")
+    at_s = site.get("/v1/jobs/spam/curves")["update_at_s"]
+
+    page.wait_for_function(
+        "long => { const axis = document.querySelector('.chart.loss')._fullLayout.xaxis;"
+        " return Math.abs(axis.r2l(axis.range[1]) - axis.r2l(axis.range[0]) - long) < 2; }",
+        arg=(at_s[-1] - at_s[0]) * 1000,
+    )
+
+
+def test_pictures_of_the_whole_page_and_paper_have_every_chart(site: Site) -> None:
+    page = site.open("/jobs/fraud")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.chart')]"
+        ".every(chart => chart.querySelector('.main-svg'))"
+    )
+    assert page.evaluate("scrollY") == 0
+
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+
+    expect(page.get_by_role("table").filter(has_text="fraud-12")).to_be_visible()
+    plans = page.locator(".scroll").first
+    assert plans.evaluate("box => box.scrollHeight <= box.clientHeight")
+
+
+def test_times_of_which_nothing_is_known_are_gaps(site: Site) -> None:
+    page = site.open("/jobs/fraud")
+    times = [*range(100), *range(400, 500)]
+
+    shown = page.evaluate(
+        MODULE
+        + """
+        const at_s = TIMES, loss = at_s.map(() => 0.5), palette = { blue: "#0072b2" };
+        const { data } = (await load("figures.js")).loss({ at_s, loss }, palette, { fromS: 0 });
+        return data[1];
+        }""".replace("TIMES", str(times))
+    )
+
+    assert [at for at, y in zip(shown["x"], shown["y"], strict=True) if y is None] == [249_500]
+    assert len(shown["x"]) == len(times) + 1
+
+
+def test_labels_of_drifts_cover_neither_each_other_nor_the_edge(site: Site) -> None:
+    page = site.open("/jobs/fraud")
+    found = page.evaluate(
+        MODULE
+        + """
+        const marks = [1, 2, 3, 50, 52, 98, 99].map(atS => ({ atS, text: `payments-${atS}` }));
+        marks.push({ atS: 99.5, text: "a-stream-with-a-name".repeat(20) });
+        const ruler = document.createElement("canvas").getContext("2d");
+        ruler.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+        const { labels } = await load("charts.js");
+        const placed = labels(marks, { fromS: 0, toS: 100 }, { width: 400, height: 150 });
+        return placed.map(({ x, y, text }) => ({
+          from: x / 250, to: x / 250 + ruler.measureText(text).width, y }));
+        }"""
+    )
+
+    assert len(found) > 4
+    assert all(each["from"] >= 0 and each["to"] <= 400 for each in found), found
+    for one in found:
+        for other in found:
+            apart = one["to"] <= other["from"] or other["to"] <= one["from"]
+            assert one is other or apart or one["y"] != other["y"]
+
+
+def test_an_operator_submits_changes_and_stops_a_job(site: Site) -> None:
+    page = site.open(key=site.service.operator)
+    page.get_by_role("link", name="Submit a job").click()
+    text = page.get_by_role("textbox", name="Job file")
+    text.fill(FILE.replace("group_size: 4", "group_size: -4"))
+    page.get_by_role("button", name="Submit").click()
+    mistake = page.get_by_role("alert", name="What is wrong").get_by_role("listitem")
+    expect(mistake).to_have_text("Line 8 group_size: must be at least 1, got -4")
+    expect(page.locator(".editor .wrong")).to_have_text("8")
+    mistake.get_by_role("button").click()
+    assert page.evaluate("getSelection().toString()") == "group_size: -4"
+
+    text.fill(FILE)
+    page.get_by_role("button", name="Submit").click()
+    expect(page.get_by_role("heading", name="letters", level=1)).to_be_visible()
+
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator(".badge")).to_have_text("paused")
+    page.get_by_role("button", name="Change").click()
+    page.get_by_label("K, batches per update").fill("6")
+    page.get_by_label("Learning rate").fill("0.004")
+    page.get_by_label("Why").fill("larger steps")
+    page.get_by_role("button", name="Change", exact=True).click()
+    expect(page.locator(".log")).to_contain_text("group size is 6, learning rate is 0.004. larger")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".badge")).to_have_text("waiting for a coordinator")
+    page.get_by_role("link", name="newest").click()
+    expect(page.locator(".actions")).to_contain_text("There is none yet.")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Stop it").click()
+    expect(page.locator(".badge")).to_have_text("stopped")
+    told = site.get("/v1/jobs/letters")
+    assert (told["wanted"], told["spec"]["group_size"], told["spec"]["batch_size"]) == (
+        *("stopped", 6),
+        64,
+    )
+
+
+def test_dead_letters_are_told_by_reason(site: Site) -> None:
+    for offset, reason in ((17, HOSTILE), (18, "too short"), (19, "too short")):
+        skipped = Skipped("payments-eu", 0, offset, reason)
+        site.service.letter(letter_of("clicks", skipped, offset, b"?"))
+    page = site.open("/jobs/clicks")
+
+    page.get_by_text("Dead letters by reason").click()
+
+    rows = page.locator(".letters tbody tr")
+    expect(rows.nth(0)).to_contain_text("too short")
+    expect(rows.nth(0)).to_contain_text("0@19, 0@18")
+    expect(rows.nth(1)).to_contain_text(HOSTILE)
+
+
+def test_a_viewer_is_offered_no_change(site: Site) -> None:
+    page = site.open("/jobs/fraud")
+    expect(page.get_by_role("link", name="newest")).to_be_visible()
+    for name in ("Pause", "Change", "Stop"):
+        expect(page.get_by_role("button", name=name)).to_be_hidden()
+    page.goto(f"{site.address}/#/")
+    page.get_by_role("link", name="fraud").wait_for()
+    expect(page.get_by_role("link", name="Submit a job")).to_be_hidden()
+
+
+def test_a_page_of_another_site_changes_nothing_with_the_key_that_a_browser_knows(
+    site: Site,
+) -> None:
+    page = site.open("/jobs/orders", key=site.service.operator)
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    elsewhere = site.address.replace("127.0.0.1", "localhost")  # another origin to a browser
+    page.goto(f"{elsewhere}/healthz")
+
+    with page.expect_response(lambda answer: answer.url.endswith("/requeue")) as refused:
+        page.evaluate(
+            """url => { const form = Object.assign(document.createElement("form"),
+              { method: "post", enctype: "text/plain", action: url });
+              document.body.append(form); form.submit(); }""",
+            f"{site.address}/v1/jobs/orders/requeue",
+        )
+
+    assert refused.value.status == 403
+
+
+def make_done(name: str, now_s: float) -> World:
+    """A job that was stopped long ago."""
+    done = make_world(name, now_s, seed=5, rented=False)
+    record = done.record._replace(wanted="stopped", reason="enough")
+    return World(record, updates=done.updates[:300])
 
 
 def poison(offset: int) -> Batch:

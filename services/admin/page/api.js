@@ -3,14 +3,16 @@
 /** An answer that is not what was asked for. */
 export class Refusal extends Error {
   /**
-   * @param {"key"|"role"|"missing"|"away"} kind
+   * @param {"key"|"role"|"missing"|"wrong"|"away"} kind
    * @param {string} sentence for people
    * @param {number} [againS] when it makes sense to ask again
+   * @param {Array<{field: string, detail: string, line?: number}>} [errors] of what was sent
    */
-  constructor(kind, sentence, againS = 5) {
+  constructor(kind, sentence, againS = 5, errors = []) {
     super(sentence);
     this.kind = kind;
     this.againS = againS;
+    this.errors = errors;
   }
 }
 
@@ -32,36 +34,55 @@ export function jobPath(job, part = "") {
  * @throws {Refusal} for every answer but 200, and for none
  */
 export async function ask(path, signal) {
+  const answer = await fetched(path, { signal: signal ?? null }, " This page tries again by itself.");
+  return answer.json();
+}
+
+/**
+ * Have something done, once: whoever wants it again asks again.
+ * @param {string} method of HTTP
+ * @param {string} path
+ * @param {object|string} [body] what is not text is sent as JSON
+ * @param {Object<string, string>} [headers]
+ * @returns {Promise<object|null>} null: there is nothing to say
+ * @throws {Refusal} if it was not done, or nobody knows
+ */
+export async function send(method, path, body, headers = { "Content-Type": "application/json" }) {
+  const sent = body === undefined ? {} : { body: typeof body === "string" ? body : JSON.stringify(body), headers };
+  const answer = await fetched(path, { method, ...sent }, "");
+  return method === "HEAD" ? null : answer.json();
+}
+
+/** As whom this page asks. @returns {Promise<{name: string, role: string}>} */
+export function me() {
+  asked ??= ask("/v1/me").catch((refusal) => {
+    asked = null;
+    throw refusal;
+  });
+  return asked;
+}
+
+let asked = null;
+
+async function fetched(path, request, again) {
   let answer;
   try {
-    answer = await fetch(address(path), {
-      signal: signal ?? null,
-      headers: { Accept: "application/json" },
-      cache: "no-store",
-    });
+    const headers = { Accept: "application/json", ...request.headers };
+    answer = await fetch(address(path), { ...request, headers, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal("away", "The service does not answer. This page tries again by itself.");
+    throw new Refusal("away", `The service does not answer.${again}`);
   }
-  if (answer.ok) return answer.json();
-  throw refusal(answer.status, await detail(answer), Number(answer.headers.get("Retry-After")));
+  if (answer.ok) return answer;
+  const { detail = "", errors = [] } = await answer.json().catch(() => ({}));
+  throw refusal(answer.status, detail, errors, Number(answer.headers.get("Retry-After")), again);
 }
 
-async function detail(answer) {
-  try {
-    const problem = await answer.json();
-    return String(problem.detail ?? problem.title ?? "");
-  } catch {
-    return "";
-  }
-}
-
-function refusal(status, told, retryAfterS) {
+function refusal(status, told, errors, retryAfterS, again) {
   if (status === 401) return new Refusal("key", "The API key is missing, wrong or no longer valid.");
-  if (status === 403) return new Refusal("role", `This key may not see this. ${told}`);
-  if (status === 404) return new Refusal("missing", told);
-  if (status === 429) {
-    return new Refusal("away", "Too many requests with this key. This page tries again by itself.", retryAfterS || 5);
-  }
-  return new Refusal("away", `The service cannot answer now. ${told} This page tries again by itself.`);
+  if (status === 403) return new Refusal("role", `This key may not do this. ${told}`);
+  if (status === 404) return new Refusal("missing", told || "There is none yet.");
+  if (status < 500 && status !== 429) return new Refusal("wrong", told, 5, errors);
+  const what = status === 429 ? "Too many requests with this key." : `The service cannot answer now. ${told}`;
+  return new Refusal("away", what + again, retryAfterS || 5);
 }

@@ -5,6 +5,8 @@ import { colours, onScheme } from "./theme.js";
 
 const SHORTEST_MS = 1000; // between two drawings
 const SHARE = 10; // a drawing may take one part in so many of the time
+const UNSEEN_MS = 15000; // between drawings of what is out of sight, for pictures of the whole page
+const MARGIN = { l: 50, r: 14, t: 10, b: 26 };
 const OPTIONS = { displayModeBar: false, doubleClick: false, showTips: false, scrollZoom: false };
 const fine = matchMedia("(pointer: fine)");
 
@@ -32,6 +34,42 @@ export function upright(atS, colour, width = 1, more = {}) {
   return { type: "line", xref: "x", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: colour, width, dash: "dot" }, ...more };
 }
 
+const ruler = document.createElement("canvas").getContext("2d"); // says how wide a text is
+const LABEL_PX = 14; // a line of labels is high
+const MOST_ROWS = 5; // of labels, one above the other
+
+/**
+ * What upright lines say: beside them and above each other, so that none covers another or leaves
+ * the chart. What finds no room, the oldest first, is not written.
+ * @param {Array<{atS: number, text: string, colour: string}>} marks oldest first
+ * @param {{fromS: number, toS: number}} span what the axis shows
+ * @param {{width: number, height: number}} plot in pixels
+ */
+export function labels(marks, span, plot) {
+  ruler.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  const secondsOfPx = (span.toS - span.fromS) / plot.width;
+  const ends = []; // of each row, how far to the left it is taken
+  const found = [];
+  for (const { atS, text, colour } of marks.toReversed()) {
+    const shown = shortened(text, plot.width);
+    const wide = ruler.measureText(shown).width + 8;
+    const at = (atS - span.fromS) / secondsOfPx;
+    const left = at >= wide ? at - wide : Math.max(0, Math.min(at + 3, plot.width - wide));
+    const row = Array.from({ length: MOST_ROWS }, (_, each) => each).find((each) => (ends[each] ?? Infinity) >= left + wide);
+    if (row === undefined) continue;
+    ends[row] = left;
+    const place = { x: onAxis(span.fromS + left * secondsOfPx), xanchor: "left", yref: "paper", yanchor: "bottom" };
+    found.push({ ...place, y: (row * LABEL_PX + 2) / plot.height, showarrow: false, text: plain(shown), font: { color: colour, size: 11 } });
+  }
+  return found;
+}
+
+function shortened(text, width) {
+  let shown = text;
+  for (let kept = text.length; kept > 1 && ruler.measureText(shown).width + 8 > width; kept -= 1) shown = `${text.slice(0, kept - 1)}…`;
+  return shown;
+}
+
 /** All charts of a view; they share the span of time that they show. */
 export class Charts {
   /**
@@ -48,17 +86,19 @@ export class Charts {
     this.nextMs = 0;
     this.seen = new IntersectionObserver((entries) => this.#inSight(entries), { rootMargin: "200px" });
     this.sized = new ResizeObserver(() => this.#sized());
+    this.print = () => this.#drawEach(globalThis.Plotly, true);
+    addEventListener("beforeprint", this.print);
     onScheme(() => this.touch());
   }
 
   /**
    * Add a chart.
    * @param {HTMLElement} element where it is drawn
-   * @param {(palette: object, span: {fromS: number, toS: number}) => object|null} build gives
-   *   `data`, perhaps `layout`, and `summary`, what the chart says in words; null: there is nothing to draw
+   * @param {(palette: object, span: {fromS: number, toS: number}, plot: {width: number, height: number})
+   *   => object|null} build is told how large the plot is in pixels, and gives `data`, perhaps `layout`, and `summary`, what the chart says in words; null: there is nothing to draw
    */
   add(element, build) {
-    this.panels.set(element, { build, near: false, due: true, width: 0 });
+    this.panels.set(element, { build, near: false, due: true, width: 0, drawnMs: -Infinity });
     element.setAttribute("role", "img");
     this.seen.observe(element);
     this.sized.observe(element);
@@ -88,6 +128,7 @@ export class Charts {
   /** Take everything back. */
   close() {
     clearTimeout(this.timer);
+    removeEventListener("beforeprint", this.print);
     this.seen.disconnect();
     this.sized.disconnect();
     for (const element of this.panels.keys()) globalThis.Plotly?.purge(element);
@@ -126,20 +167,31 @@ export class Charts {
       for (const element of this.panels.keys()) element.replaceChildren(error.message);
       return;
     }
+    this.#drawEach(drawing, false);
+    this.nextMs = began + Math.max(SHORTEST_MS, SHARE * (performance.now() - began));
+  }
+
+  #drawEach(drawing, all) {
     const palette = colours();
     const span = this.span();
     for (const [element, panel] of this.panels) {
-      if (!panel.due || !panel.near || element.clientWidth === 0) continue;
+      const wanted = panel.due && (all || panel.near || performance.now() - panel.drawnMs > UNSEEN_MS);
+      if (!drawing || !wanted || element.clientWidth === 0) continue;
       panel.due = false;
+      panel.drawnMs = performance.now();
       panel.width = element.clientWidth;
-      const figure = panel.build(palette, span);
+      element.closest("figure")?.removeAttribute("data-empty"); // or it would have no height
+      const plot = { width: element.clientWidth - MARGIN.l - MARGIN.r, height: element.clientHeight - MARGIN.t - MARGIN.b };
+      const figure = panel.build(palette, span, plot);
       element.closest("figure")?.toggleAttribute("data-empty", figure === null);
       if (figure === null) continue;
       element.setAttribute("aria-label", figure.summary);
       drawing.react(element, figure.data, layout(element, figure.layout ?? {}, palette, span), OPTIONS);
+      for (const svg of element.querySelectorAll(".main-svg")) { // so that paper of any width shows it whole
+        svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
+      }
       if (!panel.heard) this.#listen(element, panel);
     }
-    this.nextMs = began + Math.max(SHORTEST_MS, SHARE * (performance.now() - began));
   }
 
   #listen(element, panel) {
@@ -183,7 +235,7 @@ function layout(element, own, palette, span) {
     hoverlabel: { bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink, size: 12 } },
     dragmode: fine.matches ? "zoom" : false, // a finger scrolls the page
     ...own,
-    margin: { l: 50, r: 14, t: 10, b: 26, ...own.margin },
+    margin: { ...MARGIN, ...own.margin },
     xaxis: {
       ...axis,
       type: "date",

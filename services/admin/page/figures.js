@@ -1,13 +1,30 @@
 /** What the line charts of a job show: answers in, figures for `charts.js` out. */
 
-import { plain, upright } from "./charts.js";
+import { labels, plain, upright } from "./charts.js";
 import { count, money, onAxis, percent, short } from "./format.js";
 import { series } from "./theme.js";
 
 const SMOOTHED = 0.02; // of the points in sight, on both sides, make a smoothed value
 
-function line(x, y, name, colour, more = {}) {
+const LEAST_GAP_S = 20;
+const GAP = 5; // times as long as nine of ten steps between points
+
+// Without a value between points that lie far apart: nothing is known of the time between them.
+function gapped(x, y) {
+  const steps = x.slice(1).map((atS, at) => atS - x[at]);
+  const usual = steps.toSorted((one, other) => one - other)[Math.floor(steps.length * 0.9)] ?? 0;
+  const longest = Math.max(LEAST_GAP_S, GAP * usual);
+  const gaps = steps.flatMap((stepS, at) => (stepS > longest ? [at + 1] : []));
+  if (gaps.length === 0) return [x, y];
+  const edges = [0, ...gaps, x.length];
+  const joined = (column, between) =>
+    edges.slice(1).flatMap((to, at) => [...(at > 0 ? [between(edges[at])] : []), ...column.slice(edges[at], to)]);
+  return [joined(x, (at) => (x[at - 1] + x[at]) / 2), joined(y, () => null)];
+}
+
+function line(atS, values, name, colour, more = {}) {
   const { width = 2, dash = "solid", ...others } = more;
+  const [x, y] = gapped(atS, values);
   return {
     type: "scatter",
     mode: "lines",
@@ -64,7 +81,7 @@ export function loss(curves, palette, span) {
 
 /** A metric of each update before it was made, and of versions on the test set; shares in percent. */
 export function metric(name) {
-  return (curves, palette, span, evaluation) => {
+  return (curves, palette, span, plot, evaluation) => {
     const values = curves.metrics[name] ?? [];
     const test = evaluation?.test[name] ?? [];
     if (newest(values) === null && newest(test) === null) return null;
@@ -72,12 +89,12 @@ export function metric(name) {
     const form = share ? "%{y:.1%}" : "%{y:.4g}";
     const drawn = noisy(curves.at_s, values, name, palette.green, span, form);
     const layout = { yaxis: share ? { tickformat: ".0%", rangemode: "normal" } : {} };
-    if (evaluation) tested(drawn, layout, test, evaluation, palette, span, form);
+    if (evaluation) tested(drawn, layout, test, evaluation, palette, span, plot, form);
     return { ...drawn, layout };
   };
 }
 
-function tested(drawn, layout, test, { at_s: at, drifts }, palette, span, form) {
+function tested(drawn, layout, test, { at_s: at, drifts }, palette, span, plot, form) {
   if (test.length > 0) {
     const [x, y] = ofInterest(at, [test], span);
     const marks = { mode: "lines+markers", marker: { symbol: "circle", size: 5, color: palette.orange } };
@@ -86,11 +103,10 @@ function tested(drawn, layout, test, { at_s: at, drifts }, palette, span, form) 
   }
   const shown = drifts.filter((drift) => drift.at_s >= span.fromS && drift.at_s <= span.toS);
   layout.shapes = shown.map((drift) => upright(drift.at_s, palette.red, 1.5));
-  layout.annotations = shown.slice(-MOST_NAMED).map(({ at_s: atS, stream }) => beside(atS, `${plain(stream)} drifts`, palette.red));
+  const marks = shown.map(({ at_s: atS, stream }) => ({ atS, text: `${stream} drifts`, colour: palette.red }));
+  layout.annotations = labels(marks, span, plot);
   if (shown.length > 0) drawn.summary += `; ${count(shown.length)} drifts, the last of ${shown.at(-1).stream}`;
 }
-
-const MOST_NAMED = 3; // drifts: the names of more would cover each other
 
 /** How many updates are made in a second. */
 export function rate(curves, palette, span) {
@@ -165,12 +181,6 @@ export function stability(curves, palette, span) {
   };
 }
 
-// What an upright line says, at its left.
-function beside(atS, text, colour) {
-  const place = { x: onAxis(atS), xanchor: "right", yref: "paper", y: 0.02, yanchor: "bottom", showarrow: false };
-  return { ...place, text: `${text} `, font: { color: colour, size: 11 } };
-}
-
 function across(shape) {
   return { xref: "paper", x0: 0, x1: 1, yref: "y", ...shape };
 }
@@ -181,7 +191,7 @@ function across(shape) {
  * @param {{plan: object|null, deadlineS: number|null}} ahead of a job that is not over
  * @param {boolean} whole the chart may reach into the future
  */
-export function cost(curves, { plan, deadlineS }, palette, span, whole) {
+export function cost(curves, { plan, deadlineS }, palette, span, plot, whole) {
   if (curves.cost_at_s.length === 0) return null;
   const [x, spent, other] = ofInterest(curves.cost_at_s, [curves.spent_usd, curves.on_demand_only_usd], span);
   const form = { hovertemplate: "$%{y:,.4~f}" };
@@ -190,7 +200,7 @@ export function cost(curves, { plan, deadlineS }, palette, span, whole) {
     line(x, spent, "spent", palette.blue, { width: 2.5, ...form }),
   ];
   const shapes = [];
-  const annotations = [];
+  const marks = [];
   let toS = span.toS;
   if (plan && whole && Number.isFinite(plan.expected_runtime_s)) {
     const endS = plan.at_s + plan.expected_runtime_s;
@@ -203,7 +213,7 @@ export function cost(curves, { plan, deadlineS }, palette, span, whole) {
     );
     if (deadlineS !== null) {
       shapes.push(upright(deadlineS, palette.quiet));
-      annotations.push(beside(deadlineS, "deadline", palette.quiet));
+      marks.push({ atS: deadlineS, text: "deadline", colour: palette.quiet });
     }
     toS += (toS - span.fromS) * 0.02;
   }
@@ -215,7 +225,7 @@ export function cost(curves, { plan, deadlineS }, palette, span, whole) {
       xaxis: { range: [onAxis(span.fromS), onAxis(toS)] },
       yaxis: { tickprefix: "$" },
       shapes,
-      annotations,
+      annotations: labels(marks, { fromS: span.fromS, toS }, plot),
     },
     summary:
       `Cost over time: ${money(now)} spent, ${money(against)} with on-demand machines alone` +

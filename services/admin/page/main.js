@@ -1,8 +1,9 @@
-/** Which view the address asks for: `#/` all jobs, `#/jobs/NAME` one of them. */
+/** Which view the address asks for: `#/` all jobs, `#/jobs/NAME` one, `#/submit` a new one. */
 
 import { h, say } from "./dom.js";
 import { jobView } from "./views/job.js";
 import { jobsView } from "./views/jobs.js";
+import { submitView } from "./views/submit.js";
 
 const main = document.getElementById("main");
 const crumbs = document.getElementById("crumbs");
@@ -27,9 +28,11 @@ function route() {
   close();
   state("connecting");
   main.replaceChildren();
-  crumbs.replaceChildren(...(job === null ? [] : [h("a", { href: "#/" }, "Jobs"), h("span", {}, job)]));
-  document.title = job === null ? "DOLL" : `${job} · DOLL`;
-  close = job === null ? jobsView(main, state) : jobView(main, job, state);
+  const place = section === "submit" ? "Submit a job" : job;
+  crumbs.replaceChildren(...(place === null ? [] : [h("a", { href: "#/" }, "Jobs"), h("span", {}, place)]));
+  document.title = place === null ? "DOLL" : `${place} · DOLL`;
+  if (section === "submit") close = submitView(main, state);
+  else close = job === null ? jobsView(main, state) : jobView(main, job, state);
   scrollTo(0, 0);
 }
 

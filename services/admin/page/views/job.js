@@ -1,6 +1,6 @@
 /** One job: puts the parts of its page together and keeps them up to date. */
 
-import { jobPath } from "../api.js";
+import { jobPath, me } from "../api.js";
 import { Charts } from "../charts.js";
 import { copy, h, say, show } from "../dom.js";
 import * as figures from "../figures.js";
@@ -9,6 +9,7 @@ import { follow } from "../live.js";
 import { JobStore } from "../store.js";
 import { series, colours, onScheme } from "../theme.js";
 import { MOST_LANES, tally, timeline } from "../timeline.js";
+import { actionBar, deadLetters } from "./actions.js";
 import { Headline, mainMetric } from "./headline.js";
 import { legend, marksLegend, metricLegend } from "./legend.js";
 import { happened, logList } from "./log.js";
@@ -32,14 +33,17 @@ export function jobView(main, name, state) {
   let shut = null; // ends the event stream, once there is a job to hear of
   let stopped = false;
   let stream = "connecting";
+  let bar = null; // of actions, once it is known who looks
   let troubled = false; // the last question about the job was not answered
 
   function whole() {
-    const { update_at_s: at, cost_at_s: cost } = store.curves ?? {};
-    const toS = store.nowS || Date.now() / 1000;
-    const firsts = [at?.[0], cost?.[0], ...(store.curves?.lives ?? []).map((life) => life.from_s)];
-    const fromS = Math.min(...firsts.filter(Number.isFinite), toS - 10);
-    return { fromS, toS };
+    const { update_at_s: at, cost_at_s: cost, lives = [], evaluation } = store.curves ?? {};
+    const now = store.nowS || Date.now() / 1000;
+    const lasts = [at?.at(-1), cost?.at(-1), evaluation?.at_s.at(-1), store.newest?.at_s, ...lives.map((life) => life.to_s ?? now)];
+    const toS = over(store) ? Math.max(...lasts.filter(Number.isFinite), -Infinity) : now;
+    const firsts = [at?.[0], cost?.[0], ...lives.map((life) => life.from_s)];
+    const endS = Number.isFinite(toS) ? toS : now;
+    return { fromS: Math.min(...firsts.filter(Number.isFinite), endS - 10), toS: endS };
   }
 
   function changed(part) {
@@ -71,6 +75,10 @@ export function jobView(main, name, state) {
     if (!stopped) state(troubled ? "disconnected" : stream);
   }
 
+  function printed() {
+    view.workersBox.open = true;
+  }
+
   function looked() {
     store.refresh("job"); // the network went, or came back
   }
@@ -79,6 +87,7 @@ export function jobView(main, name, state) {
     due = 0;
     if (store.job === null) return;
     headline.tell(store);
+    bar?.tell(store.job);
     const { job, curves, provisioning } = store;
     const progress = job.progress;
     show(view.badge, job.state, () => badge(job));
@@ -86,11 +95,11 @@ export function jobView(main, name, state) {
     view.detail.hidden = !job.detail;
     show(view.subtitle, [job.spec, progress.synchrony.group_size, progress.learning_rate, job.submitted_s, Math.floor(Date.now() / 60000)], () => subtitle(job));
     show(view.warnings, warnings(store), () => banners(warnings(store)));
-    show(view.plan, provisioning?.plan ?? provisioning, () => (provisioning ? planInForce(provisioning) : unprovisioned(store)));
+    show(view.plan, provisioning?.plan ?? provisioning, () => (provisioning ? planInForce(provisioning) : []));
     show(view.believed, provisioning?.believed ?? null, () => (provisioning ? estimates(provisioning.believed) : []));
     show(view.pools, provisioning?.plan ?? null, () => (provisioning?.plan ? pools(provisioning.plan) : []));
     show(view.history, provisioning?.plans ?? null, () => (provisioning ? history(provisioning.plans) : []));
-    for (const part of view.root.querySelectorAll("[data-rented]")) part.hidden = store.absent.provisioning !== undefined;
+    for (const part of view.root.querySelectorAll("[data-rented]")) part.hidden = !job.spec.provisioning || store.absent.provisioning !== undefined;
     const workers = store.workers?.workers ?? [];
     say(view.workersTitle, store.workers?.board_away || inWords(workers));
     show(view.workers, workers, () => workersTable(workers));
@@ -105,10 +114,8 @@ export function jobView(main, name, state) {
     const counted = tally(curves.lives);
     say(
       view.machinesNote,
-      counted.slots === 0
-        ? "No machines were rented for this job."
-        : `${count(counted.running)} run in ${count(counted.slots)} slots; ${count(counted.preempted)} preemptions so far` +
-            (counted.slots > MOST_LANES ? `; the first ${MOST_LANES} slots are drawn` : ""),
+      `${count(counted.running)} run in ${count(counted.slots)} slots; ${count(counted.preempted)} preemptions so far` +
+        (counted.slots > MOST_LANES ? `; the first ${MOST_LANES} slots are drawn` : ""),
     );
     const evaluation = curves.evaluation;
     const told = [metric, evaluation?.test[metric]?.at(-1), evaluation?.drifts.length];
@@ -143,15 +150,16 @@ export function jobView(main, name, state) {
     store.close();
     charts.close();
     cancelAnimationFrame(due);
+    removeEventListener("beforeprint", printed);
     removeEventListener("online", looked);
     removeEventListener("offline", looked);
     state("stopped");
   }
 
-  const metricFigure = (palette, span) => {
+  const metricFigure = (palette, span, plot) => {
     const updates = store.updates();
     const metric = mainMetric(store.job?.progress.metrics) ?? Object.keys(updates.metrics)[0];
-    return metric === undefined ? null : figures.metric(metric)(updates, palette, span, store.known.evaluation);
+    return metric === undefined ? null : figures.metric(metric)(updates, palette, span, plot, store.known.evaluation);
   };
   charts.add(view.loss, (palette, span) => figures.loss(store.updates(), palette, span));
   charts.add(view.metric, metricFigure);
@@ -160,8 +168,8 @@ export function jobView(main, name, state) {
   );
   charts.add(view.rate, (palette, span) => figures.rate(store.updates(), palette, span));
   charts.add(view.lag, (palette, span) => figures.lag(store.known, palette, span));
-  charts.add(view.cost, (palette, span) =>
-    figures.cost(store.known, future(store), palette, span, charts.lastS === null && charts.zoom === null),
+  charts.add(view.cost, (palette, span, plot) =>
+    figures.cost(store.known, future(store), palette, span, plot, charts.lastS === null && charts.zoom === null),
   );
   charts.add(view.stability, (palette, span) => figures.stability(store.known, palette, span));
   view.ranges.addEventListener("change", ({ target }) => {
@@ -171,6 +179,13 @@ export function jobView(main, name, state) {
   say(view.name, name);
   say(view.foot, `Times in ${zone}.`);
   onScheme(tell);
+  deadLetters(view.lettersBox, view.letters, name);
+  me().then(({ role }) => {
+    bar = actionBar(store, role === "operator");
+    view.bar.replaceChildren(bar.root);
+    tell();
+  }, () => {}); // without a key, or a service: the job is not shown either, and says why
+  addEventListener("beforeprint", printed);
   addEventListener("online", looked);
   addEventListener("offline", looked);
 
@@ -178,11 +193,15 @@ export function jobView(main, name, state) {
   return stop;
 }
 
+function over(store) {
+  return Boolean(store.job?.progress.done || store.job?.wanted === "stopped");
+}
+
 function future(store) {
-  const over = store.job?.progress.done || store.provisioning?.settled;
+  const ended = over(store) || store.provisioning?.settled;
   return {
-    plan: over ? null : (store.provisioning?.plan ?? null),
-    deadlineS: over ? null : (store.job?.deadline_s ?? null),
+    plan: ended ? null : (store.provisioning?.plan ?? null),
+    deadlineS: ended ? null : (store.job?.deadline_s ?? null),
   };
 }
 
@@ -196,10 +215,4 @@ function subtitle(job) {
     `submitted ${clock(job.submitted_s)}, ${duration(Date.now() / 1000 - job.submitted_s)} ago`,
   ];
   return parts.filter(Boolean).map((text) => h("span", {}, text));
-}
-
-function unprovisioned(store) {
-  const why = store.absent.provisioning;
-  if (why === undefined) return [];
-  return [h("p", { class: "quiet" }, "No machines are rented for this job: its workers are started by hand, so that there is no plan and no cost.")];
 }

@@ -1,6 +1,6 @@
-/** The list of jobs: how each is, what it costs, and the way to it. */
+/** The list of jobs: how each is, what it costs, and the way to it; sorted and filtered as one likes. */
 
-import { ask, jobPath } from "../api.js";
+import { ask, jobPath, me } from "../api.js";
 import { copy, h, say, show } from "../dom.js";
 import { atLeast, count, money, percent, short } from "../format.js";
 import { badge, banners, noJobs, refused } from "./notices.js";
@@ -8,6 +8,12 @@ import { badge, banners, noJobs, refused } from "./notices.js";
 const EVERY_S = 5;
 const JOBS_PER_S = 8; // asked about by one page, however many there are
 const AT_ONCE = 4;
+const STATES = [ // in the order of the list
+  ...["running", "degraded", "waiting for workers", "waiting for a coordinator", "held"],
+  ...["waiting for records", "drained", "paused", "finished", "stopped"],
+];
+let order = { by: "state", down: false }; // as it was left
+let wanted = "";
 
 /**
  * Show the list until closed.
@@ -18,19 +24,24 @@ const AT_ONCE = 4;
 export function jobsView(main, state) {
   const closing = new AbortController();
   const rows = new Map();
-  const { root, title, trouble, unreadable, table, body, notice } = copy("jobs");
+  const { root, title, submit, filter, trouble, unreadable, table, head, body, notice } = copy("jobs");
   main.append(root);
+  filter.value = wanted;
   let timer = 0;
+  let operator = false;
 
   async function turn() {
     let againS = EVERY_S;
     try {
       const [jobs, records] = await all(closing.signal);
+      operator = (await me()).role === "operator";
+      submit.hidden = !operator;
       list(jobs);
       show(unreadable, records, () => banners(records.map(broken)));
       state("live");
       trouble.hidden = true;
       await details(jobs);
+      arrange();
       againS = Math.max(EVERY_S, jobs.length / JOBS_PER_S);
     } catch (refusal) {
       if (refusal.name === "AbortError") return;
@@ -55,18 +66,40 @@ export function jobsView(main, state) {
 
   function list(jobs) {
     title.hidden = table.hidden = jobs.length === 0;
-    show(notice, jobs.length === 0, () => (jobs.length === 0 ? noJobs() : []));
+    show(notice, jobs.length === 0, () => (jobs.length === 0 ? noJobs(operator) : []));
     for (const [id, row] of rows) {
       if (jobs.some((job) => job.id === id)) continue;
       row.root.remove();
       rows.delete(id);
     }
-    jobs.forEach((job, place) => {
+    for (const job of jobs) {
       if (!rows.has(job.id)) rows.set(job.id, newRow(job));
       const row = rows.get(job.id);
+      row.values.state = STATES.indexOf(job.state);
+      row.text = [job.id, job.state, job.task, ...job.streams].join(" ").toLowerCase();
       tellState(row, job);
-      if (body.children[place] !== row.root) body.insertBefore(row.root, body.children[place] ?? null);
+    }
+    table.toggleAttribute("data-unrented", !jobs.some((job) => job.provisioned));
+    arrange();
+  }
+
+  // By what was chosen, then by name; what is not known comes last either way.
+  function arrange() {
+    const { by, down } = order;
+    const sorted = [...rows.values()].sort((one, other) => {
+      const [a, b] = [one.values[by] ?? null, other.values[by] ?? null];
+      const between = a === null || b === null ? (a === null) - (b === null) : (down ? -1 : 1) * compared(a, b);
+      return between || compared(one.values.id, other.values.id);
     });
+    sorted.forEach(({ root: row, text }, place) => {
+      row.hidden = !text.includes(wanted);
+      if (body.children[place] !== row) body.insertBefore(row, body.children[place] ?? null);
+    });
+    for (const button of head.querySelectorAll("button")) {
+      const cell = button.parentElement;
+      if (button.dataset.sort === by) cell.setAttribute("aria-sort", down ? "descending" : "ascending");
+      else cell.removeAttribute("aria-sort");
+    }
   }
 
   async function details(jobs) {
@@ -85,6 +118,18 @@ export function jobsView(main, state) {
     const row = rows.get(summary.id);
     if (job !== null && row !== undefined) tell(row, job, provisioning);
   }
+
+  filter.addEventListener("input", () => {
+    wanted = filter.value.trim().toLowerCase();
+    arrange();
+  });
+  head.addEventListener("click", ({ target }) => {
+    const by = target.closest("button")?.dataset.sort;
+    if (by === undefined) return;
+    const first = by !== "id" && by !== "state"; // of numbers, the largest
+    order = { by, down: order.by === by ? !order.down : first };
+    arrange();
+  });
 
   turn();
   return () => {
@@ -116,7 +161,7 @@ function broken({ id, offset, reason }) {
 }
 
 function newRow(job) {
-  const row = copy("jobs-row");
+  const row = { ...copy("jobs-row"), values: { id: job.id }, text: "" };
   row.link.href = `#/jobs/${encodeURIComponent(job.id)}`;
   say(row.link, job.id);
   say(row.under, `${job.task} · ${streams(job.streams)}`);
@@ -136,16 +181,28 @@ function tellState(row, { state, why }) {
 }
 
 function tell(row, job, provisioning) {
-  const progress = job.progress;
+  const { progress } = job;
   const cost = provisioning?.cost ?? null;
+  const counts = ["skipped", "quarantined", "expired", "lost"];
+  Object.assign(row.values, {
+    ...{ state: STATES.indexOf(job.state), version: progress.version, loss: progress.loss, lag: progress.lag },
+    ...{ accuracy: progress.metrics.accuracy ?? null, rate: progress.updates_per_s, workers: progress.workers },
+    ...{ cost: cost?.spent_usd ?? null, ratio: cost?.ratio_to_on_demand ?? null },
+    ...Object.fromEntries(counts.map((name) => [name, progress[name]])),
+  });
+  const { version, loss, accuracy, rate, lag, workers, ratio } = row.values;
   tellState(row, job);
-  say(row.version, count(progress.version));
-  say(row.loss, short(progress.loss));
-  say(row.accuracy, percent(progress.metrics.accuracy ?? null));
-  say(row.rate, short(progress.updates_per_s));
-  say(row.lag, count(progress.lag));
-  for (const name of ["skipped", "quarantined", "expired", "lost"]) say(row[name], atLeast(progress[name], progress.whole));
-  say(row.workers, count(progress.workers));
-  say(row.cost, money(cost?.spent_usd ?? null));
-  say(row.ratio, percent(cost?.ratio_to_on_demand ?? null));
+  say(row.version, count(version));
+  say(row.loss, short(loss));
+  say(row.accuracy, percent(accuracy));
+  say(row.rate, short(rate));
+  say(row.lag, count(lag));
+  for (const name of counts) say(row[name], atLeast(progress[name], progress.whole));
+  say(row.workers, count(workers));
+  say(row.cost, job.spec.provisioning ? money(row.values.cost) : "");
+  say(row.ratio, job.spec.provisioning ? percent(ratio) : "");
+}
+
+function compared(one, other) {
+  return one < other ? -1 : Number(one > other);
 }

@@ -25,9 +25,10 @@ export function noJob(job) {
   return notice.root;
 }
 
-/** No jobs at all: how to submit one. @returns {Node} */
-export function noJobs() {
+/** No jobs at all: how to submit one. @param {boolean} operator @returns {Node} */
+export function noJobs(operator) {
   const notice = copy("no-jobs");
+  notice.here.hidden = !operator;
   say(notice.command, `doll job submit docs/examples/digits.yaml --api ${location.origin}`);
   return notice.root;
 }

@@ -1,0 +1,129 @@
+/** What an operator does to a job: pause, resume, change, stop; and what anybody takes out of it. */
+
+import { ask, jobPath, send } from "../api.js";
+import { copy, h, say, show } from "../dom.js";
+import { clock, count } from "../format.js";
+
+const DOES = {
+  pause: { wanted: "paused", done: "Paused." },
+  resume: { wanted: "running", done: "It goes on." },
+  stop: { wanted: "stopped", done: "Stopped." },
+};
+const SETTINGS = ["group_size", "batch_size", "learning_rate"];
+
+/**
+ * The bar of a job.
+ * @param {import("../store.js").JobStore} store
+ * @param {boolean} operator whether changes are offered
+ */
+export function actionBar(store, operator) {
+  const bar = copy("actions");
+  const path = jobPath(store.name);
+
+  async function tried(work, done) {
+    say(bar.said, "");
+    bar.root.inert = true;
+    try {
+      await work();
+      say(bar.said, done);
+      store.refresh("job");
+    } catch (refusal) {
+      say(bar.said, refusal.message);
+    } finally {
+      bar.root.inert = false;
+    }
+  }
+
+  function want(name) {
+    const { wanted, done } = DOES[name];
+    return tried(() => send("PATCH", path, { wanted }), done);
+  }
+
+  bar.pause.addEventListener("click", () => want("pause"));
+  bar.resume.addEventListener("click", () => want("resume"));
+  bar.stop.addEventListener("click", () => bar.stopping.showModal());
+  bar.stopNo.addEventListener("click", () => bar.stopping.close());
+  bar.stopYes.addEventListener("click", () => {
+    bar.stopping.close();
+    want("stop");
+  });
+  bar.change.addEventListener("click", () => {
+    const { spec } = store.job;
+    const now = [spec.group_size, spec.batch_size, spec.optimizer.learning_rate];
+    SETTINGS.forEach((name, place) => (bar[name].value = bar[name].defaultValue = now[place]));
+    bar.reason.value = "";
+    bar.changing.revision = store.job.revision; // what is changed is what was seen
+    bar.changing.showModal();
+  });
+  bar.changeNo.addEventListener("click", () => bar.changing.close());
+  bar.form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const given = SETTINGS.filter((name) => bar[name].value !== bar[name].defaultValue);
+    const patch = Object.fromEntries(given.map((name) => [name, bar[name].valueAsNumber]));
+    const { revision } = bar.changing;
+    bar.changing.close();
+    if (given.length > 0) tried(() => send("PATCH", path, { ...patch, reason: bar.reason.value, revision }), "Changed.");
+  });
+  for (const link of [bar.newest, bar.best]) {
+    link.href = `${path}/model?version=${link.dataset.version}`;
+    link.addEventListener("click", async (event) => {
+      event.preventDefault();
+      await tried(() => send("HEAD", link.getAttribute("href")), ""); // a browser tells no reason
+      if (bar.said.textContent === "") location.assign(link.href);
+    });
+  }
+
+  return {
+    root: bar.root,
+    tell(job) {
+      const [runs, over] = [job.wanted === "running", job.wanted === "stopped"];
+      bar.pause.hidden = !operator || !runs;
+      bar.resume.hidden = !operator || runs;
+      bar.stop.hidden = !operator || over;
+      bar.change.hidden = !operator;
+    },
+  };
+}
+
+/**
+ * Dead letters by reason, asked for when they are looked at: a topic is read whole for them.
+ * @param {HTMLDetailsElement} details
+ * @param {HTMLElement} place where they are listed
+ * @param {string} job
+ */
+export function deadLetters(details, place, job) {
+  details.addEventListener("toggle", async () => {
+    if (!details.open) return;
+    try {
+      const found = await ask(jobPath(job, "/dead-letters"));
+      show(place, found, () => lettersTable(found));
+    } catch (refusal) {
+      show(place, refusal.message, () => h("p", { class: "quiet" }, refusal.message));
+    }
+  });
+}
+
+function lettersTable({ reasons, others }) {
+  if (reasons.length === 0) return [h("p", { class: "quiet" }, `There are none, as of ${clock(Date.now() / 1000)}.`)];
+  const columns = ["Stream", "Records", "Batches", "Replayed", "Reason", "Newest"];
+  const numbers = new Set(["Records", "Batches", "Replayed"]);
+  const rows = reasons.map((each) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, each.stream),
+      ["records", "batches", "replayed"].map((name) => h("td", { class: "number" }, count(each[name]))),
+      h("td", {}, each.reason),
+      h("td", { class: "quiet" }, each.newest.map(address).join(", ")),
+    ),
+  );
+  const head = columns.map((name) => h("th", { scope: "col", class: numbers.has(name) ? "number" : null }, name));
+  return [
+    h("table", { class: "letters" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)),
+    others > 0 ? h("p", { class: "quiet" }, `and ${count(others)} for rarer reasons`) : null,
+  ];
+}
+
+function address({ partition, offset, end }) {
+  return `${partition}@${offset}${end > offset + 1 ? `:${end}` : ""}`;
+}
