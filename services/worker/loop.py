@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.settings import WorkerSettings
 from common.jobs.build import codec_of, task_of, trainer_of
 from common.learning.gradients import GradientComputer, resolve_device
+from common.learning.optimizers import STATE_NAMES
 from common.learning.tasks import build_model
 from common.telemetry.metrics.serving import Watchdog
 from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
+from services.worker.memory import check_group_memory
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.stream import Stream
 from services.worker.traces import BatchTraces
@@ -144,6 +146,8 @@ class JobWorker:
             if access is None:
                 self._desk = GradientLoop(worker, compute, shell, sparse=spec.sparse_messages)
             else:
+                states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
+                check_group_memory(len(computer.model.vector), states, settings)
                 make = partial(_trainer, spec, settings)
                 self._desk = GroupLoop(worker, compute, shell, access, make)
             undo.pop_all()
