@@ -45,7 +45,13 @@ from load.faults.pauses import CarriedOut, read_events
 from load.faults.report import Outcome, Pace
 from load.faults.schedule import KINDS, LOSSES, Fault, draw
 from load.harness import report
-from load.harness.counting import BATCH_SIZE, CountingJob, counting_job, synchronised
+from load.harness.counting import (
+    BATCH_SIZE,
+    Aggregation,
+    CountingJob,
+    counting_job,
+    synchronised,
+)
 from load.harness.outside import Outside
 from load.harness.producers import Producers
 from load.harness.stack import NotMeasuredError
@@ -94,6 +100,7 @@ class Plan:
     saturated: bool = False  # a backlog always waits
     burn: int = 0  # processes of others that use the processor
     synchronisation: SynchronisationMode | Literal["switching"] = "synchronous"
+    aggregation: Aggregation = "board"
 
     @property
     def switching(self) -> bool:
@@ -142,7 +149,7 @@ class Run:
         self._plan = plan
         self._outside = outside
         log = open_log(outside.settings, "chaos")
-        spec = counting_job(_JOB, plan.records, plan.gradient_s, plan.mode)
+        spec = counting_job(_JOB, plan.records, plan.gradient_s, plan.mode, plan.aggregation)
         self._job = CountingJob(spec, outside.settings, log, _PARTITIONS)
         self._watch = UpdatesWatch(log, _JOB)
         stack.callback(self._watch.stop)
@@ -397,6 +404,12 @@ def main() -> int:
         default="synchronous",
         help=f"the job's mode, or all in turn for {SWITCH_S:g} s each; default %(default)s",
     )
+    parser.add_argument(
+        "--aggregation",
+        choices=get_args(Aggregation),
+        default="board",
+        help="replicas: workers hold the weights and add up among themselves; default %(default)s",
+    )
     parser.add_argument("--logs", type=Path, help="keep data and logs here; default: if it fails")
     given = parser.parse_args()
     plan = Plan(
@@ -410,6 +423,7 @@ def main() -> int:
         saturated=given.saturated,
         burn=given.burn,
         synchronisation=given.synchronisation,
+        aggregation=given.aggregation,
     )
     folder = given.logs or Path(tempfile.mkdtemp(prefix="doll-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,9 +27,10 @@ class AggregationSpec(Part):
 
     mode: Literal["board", "group"] = "board"
     """`board`: the coordinator, from gradients that pass through Redis; `group`: workers among
-    themselves, who must reach each other (not offered by this version yet)."""
+    themselves, who must reach each other on a private network: see docs/howto/choosing.md."""
     layout: Literal["replicas", "slices"] = "replicas"
-    """Of `group`: every worker holds all weights and optimizer state, or slices have owners."""
+    """Of `group`: every worker holds all weights and optimizer state, or slices have owners (not
+    offered by this version yet)."""
     stage: Annotated[Literal["auto", 1, 2, 3], _STAGES] = "auto"
     """Of `slices`: owners are reliable machines (1), half of the spot machines (2), likewise while
     reliable ones only keep backups (3); `auto`: by the ratio of spot to reliable ones."""
@@ -49,7 +50,7 @@ class AggregationSpec(Part):
     leave_s: Positive = 5.0
     """So long a worker that leaves may be needed for what it holds."""
     transport: Literal["gloo", "nccl"] = "gloo"
-    """Of `group`: what carries the numbers."""
+    """Of `group`: what carries the numbers (`nccl`: not offered by this version yet)."""
 
     @property
     def core(self) -> AggregationSettings:

@@ -208,6 +208,9 @@ class Settings(BaseModel):
     """Of a coordinator, in MiB: for one job's updates in flight, where they are several, and for
     what its workers know with `compression`. Of `asynchronous` jobs that say neither `staleness`
     nor `provisioning.workers` eight are counted."""
+    group_memory_mib: int = Field(default=0, ge=0)
+    """Of a worker, in MiB, for the weights of a job with `aggregation: {mode: group}` and all that
+    goes with them; 0: half of what the machine or its container has."""
     device: Literal["auto", "cpu", "cuda"] | None = None
     """`auto`, `cpu` or `cuda`, whatever the job says; by default the job's."""
     threads: int = Field(default=0, ge=0)

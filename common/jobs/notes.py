@@ -19,6 +19,11 @@ def notes_on(spec: JobSpec) -> tuple[str, ...]:
             "sync: {mode: k-sync} was read as `synchronisation: {mode: synchronous}`, the default;"
             " the next version refuses it: leave it out"
         )
+    if spec.grouped:
+        notes.append(
+            "aggregation.mode: workers add up among themselves over connections that are neither"
+            " encrypted nor authenticated: they need a private network, and DOLL_BLOBS"
+        )
     stalest = max((mode.fixed_staleness for mode, _ in _stale(spec)), default=0)
     if stalest > FRESH:
         notes.append(

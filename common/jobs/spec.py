@@ -848,7 +848,8 @@ class JobSpec(Part):
 
     @model_validator(mode="after")
     def _can_be_grouped(self) -> JobSpec:
-        if not self.grouped:
+        among = self.aggregation
+        if among is None or not self.grouped:
             return self
         modes = [mode.mode for mode, _ in self.synchronised.modes(self.group_size)]
         stale = next((mode for mode in modes if mode in {"stale", "asynchronous"}), None)
@@ -863,10 +864,16 @@ class JobSpec(Part):
                 "aggregation.mode: workers of a group are told no changes, they make them: leave"
                 " compression out, or take mode: board"
             )
-        raise ValueError(
-            "aggregation.mode: group is not offered by this version yet: leave it out, or take"
-            " mode: board"
-        )
+        if among.layout == "slices":
+            raise ValueError(
+                "aggregation.layout: slices is not offered by this version yet: take replicas"
+            )
+        if among.transport == "nccl":
+            raise ValueError(
+                "aggregation.transport: nccl is not offered by this version yet: take gloo, which"
+                " adds up in the machine's memory what a GPU has computed"
+            )
+        return self
 
     @model_validator(mode="after")
     def _can_be_tuned(self) -> JobSpec:

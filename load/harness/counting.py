@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from confluent_kafka.admin import AdminClient
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.ports.servers import Log
 
+Aggregation: TypeAlias = Literal["board", "replicas"]
 BATCH_SIZE = 8  # b of `counting_job`
 _SNAPSHOT_S = 60.0
 _GROW_S = 30.0
@@ -66,7 +67,11 @@ def counting_spec(records: int, gradient_s: float, **more: object) -> JobSpec:
 
 
 def counting_job(
-    name: str, records: int, gradient_s: float, mode: SynchronisationMode = "synchronous"
+    name: str,
+    records: int,
+    gradient_s: float,
+    mode: SynchronisationMode = "synchronous",
+    aggregation: Aggregation = "board",
 ) -> JobSpec:
     """A counting job that drains by itself, and is quick to notice what is overdue.
 
@@ -83,7 +88,8 @@ def counting_job(
         group_linger_s=0.5,
         deadline_floor_s=0.3,
         hot_snapshot={"every_s": 0.3},
-        checkpoint={"every_updates": 25},
+        checkpoint={"every_updates": 25} | ({} if aggregation == "board" else {"every_s": 5}),
+        aggregation=None if aggregation == "board" else {"mode": "group"},
         strikes=1000,  # no batch is poison here, however many hold it when they die
         synchronisation=synchronised(mode),
     )

@@ -21,6 +21,7 @@ from common.checkpoints.snapshot_file import (
 from common.core.messages import ModelId
 from common.core.snapshots import genesis
 from common.errors import CorruptError, DollError
+from common.learning.checkpoint import weights_in
 from common.telemetry.logging import Outage
 
 if TYPE_CHECKING:
@@ -255,6 +256,7 @@ class SnapshotStore:
             saved, name = made.saved, made.saved.name
             if self._record.spec.grouped:  # a worker has stored what it holds
                 saved = saved._replace(trainer=self._checkpoints.state(saved.snapshot.made))
+                self._offer(saved)
             self._checkpoints.save(
                 name,
                 to_parts(saved),
@@ -267,3 +269,9 @@ class SnapshotStore:
         kept = self._checkpoints.keep(self._record.spec.checkpoint.keep, self._begun)
         if kept:
             self._newest_s = kept[0].manifest.created_s
+
+    def _offer(self, saved: SnapshotFile) -> None:
+        """Leave its weights for evaluators: no other version of members comes by here."""
+        if self._record.spec.evaluation is not None:
+            weights, _ = weights_in(saved.trainer)
+            self._board.offer_model(saved.snapshot.made, weights.data.cast("B"))

@@ -130,6 +130,7 @@ def _work_for(
 
     board = boards.board(job.spec.name)
     name, settings, logger = WorkerId(process.name), process.settings, process.logger
+    access: GroupAccess | None = None
     try:
         access = _access(job, settings, boards) if job.spec.grouped else None
         parts = name, job.spec, settings, log, board, observers, logger
@@ -137,6 +138,8 @@ def _work_for(
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this job here alone
         selector.failed(job.spec.name, error)
     finally:
+        if access is not None:
+            access.groups.close()
         board.close()
         gc.collect()  # the model: objects that name each other may hold on to it for minutes
 
@@ -152,7 +155,7 @@ def _access(job: JobRecord, settings: Settings, boards: Boards) -> GroupAccess:
         open_groups(settings, boards.rendezvous(name)),
         CheckpointStore(open_blobs(settings), name),
         "" if origin is None else origin.sha256,
-        0.0 if among is None else among.leave_s,
+        0.0 if among is None else min(among.leave_s, settings.leave_s),
     )
 
 

@@ -112,7 +112,7 @@ class GroupLoop:
         self._make_trainer = make_trainer
         self._board, self._log = shell.board, shell.logger
         self._measures, self._traces = shell.measures, shell.traces
-        self._watchdog, self._wait = shell.watchdog, shell.wait
+        self._watchdog = shell.watchdog
         self._round_began, self._stream = shell.round_began, shell.stream
         self._numbers = len(compute.computer.model.vector)
         self._member = Member(worker, randbits(LIFE_BITS))
@@ -191,7 +191,6 @@ class GroupLoop:
         for thread in self._threads if self._begun else ():
             thread.join(JOIN_S)
         self._compute.close()
-        self._access.groups.close()
         self._compute.times.tell(self._log)
 
     @property
@@ -253,7 +252,7 @@ class GroupLoop:
                 self._board_outage.quiet()
             except UnavailableError as error:
                 self._board_outage.met(error)
-                self._wait(LISTEN_S)
+                self._over.wait(LISTEN_S)
                 continue
             if triggers:
                 self._hear(triggers)

@@ -12,6 +12,7 @@ from common.core.settings import WorkerSettings
 from common.jobs.build import codec_of, task_of, trainer_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.registered import RegisteredCodec
+from common.learning.optimizers import STATE_NAMES
 from common.learning.tasks import build_model
 from common.runtime.connect import open_registry
 from common.telemetry.metrics.serving import Watchdog
@@ -19,6 +20,7 @@ from common.topics.schemas import JobSchemas
 from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
+from services.worker.memory import check_group_memory
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.schemas import SchemaFinder
 from services.worker.stream import Stream
@@ -153,6 +155,8 @@ class JobWorker:
             if access is None:
                 self._desk = GradientLoop(worker, compute, shell, sparse=spec.sparse_messages)
             else:
+                states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
+                check_group_memory(len(computer.model.vector), states, settings)
                 make = partial(_trainer, spec, settings)
                 self._desk = GroupLoop(worker, compute, shell, access, make)
             undo.pop_all()

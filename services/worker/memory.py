@@ -1,4 +1,6 @@
-"""Keep freed memory in the process: a gradient frees and takes the same megabytes at each batch.
+"""Memory of a worker: what is freed is kept, and no more weights are held than there is room for.
+
+A gradient frees and takes the same megabytes at each batch.
 
 By default the allocator gives large blocks back to the system at once and takes them anew, page by
 page: 20-29 % of the time of a small CNN's gradient went into that. Only the main arena can do
@@ -9,9 +11,22 @@ all threads share it. The gradient thread took 81 ms for a batch with an arena o
 from __future__ import annotations
 
 import ctypes
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.config.settings import Settings
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)
 KEPT_BYTES = 1 << 30  # freed memory that the process keeps at the top of its heap
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+# Numbers that a member holds for each of the model's: in the trainer weights and a sum, of the
+# module weights and gradient, a gradient that waits, what is added up in place, a copy on its way.
+_HELD = 7
 LARGEST_BYTES = 32 << 20  # the largest that glibc lets the heap serve; above it maps anyway
 
 
@@ -25,3 +40,31 @@ def keep_freed_memory() -> bool:
         return False
     advice = {M_MMAP_THRESHOLD: LARGEST_BYTES, M_TRIM_THRESHOLD: KEPT_BYTES, M_ARENA_MAX: 1}
     return all(mallopt(parameter, value) for parameter, value in advice.items())
+
+
+def check_group_memory(numbers: int, states: int, settings: Settings) -> None:
+    """Refuse weights for which a member of a group has no room.
+
+    Args:
+        numbers: P + B, of the model.
+        states: How many the optimizer keeps for each.
+        settings: Of the process.
+
+    Raises:
+        UserError: If they are too many.
+    """
+    needed = 4 * numbers * (_HELD + 2 * states) >> 20  # a copy has the optimizer's state, too
+    allowed = settings.group_memory_mib or _machine_bytes() >> 21
+    if needed > allowed:
+        raise UserError(
+            f"aggregation.mode: the weights of this job take {needed:,} MiB of each worker, more"
+            f" than the {allowed:,} that DOLL_GROUP_MEMORY_MIB allows (by default half of the"
+            " machine): take larger machines, or mode: board"
+        )
+
+
+def _machine_bytes() -> int:
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no cgroup, or "max"
+        machine = min(machine, int(_CGROUP.read_text()))
+    return machine

@@ -34,6 +34,11 @@ def test_the_block_of_before_is_read_with_a_word_until_it_is_stored() -> None:
     assert notes_on(JobSpec.model_validate_json(old.model_dump_json())) == ()
 
 
+def test_workers_that_add_up_among_themselves_are_told_to_have_a_network_of_their_own() -> None:
+    [note] = notes_on(job("aggregation: {mode: group}\n"))
+    assert "neither encrypted nor authenticated: they need a private network" in note
+
+
 def test_a_large_staleness_is_let_through_with_a_word() -> None:
     [note] = notes_on(job("synchronisation: {mode: stale, staleness: 3}\n"))
     assert note.startswith("synchronisation.staleness: above 2 ")

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.settings import Mode, Rule
+from common.core.settings import AggregationSettings, Mode, Rule
 from common.errors import UserError
 from common.jobs.spec import JobSpec, job_from_json, parse_job
 
@@ -111,7 +111,12 @@ def test_a_worker_that_is_never_asked_for_several_batches_cannot_walk() -> None:
         (
             {"mode": "group", "layout": "slices", "servers": 3, "backup": {"every_updates": 5}},
             {},
-            "aggregation.mode: group is not offered by this version yet",
+            "aggregation.layout: slices is not offered by this version yet",
+        ),
+        (
+            {"mode": "group", "transport": "nccl"},
+            {},
+            "aggregation.transport: nccl is not offered by this version yet",
         ),
     ],
 )
@@ -120,6 +125,14 @@ def test_aggregation_that_cannot_be_is_refused(
 ) -> None:
     text = yaml.safe_dump(yaml.safe_load(TEXT) | {"aggregation": block} | other)
     assert refusal(text).startswith(f"job file: {message}")
+
+
+def test_workers_may_add_up_among_themselves() -> None:
+    block = {"mode": "group", "heal_s": 3.0}
+    found = parse_job(yaml.safe_dump(yaml.safe_load(TEXT) | {"aggregation": block}))
+    assert found.grouped
+    assert found.aggregation is not None
+    assert found.aggregation.core == AggregationSettings(copies=2, heal_s=3.0)
 
 
 def test_the_board_may_be_named() -> None:

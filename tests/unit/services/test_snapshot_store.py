@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
@@ -17,6 +18,7 @@ from common.core.spans import Partition
 from common.errors import CorruptError, FutureFormatError, UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, Origin
+from common.learning.checkpoint import pack
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
@@ -30,6 +32,7 @@ from tests.unit.cli.test_job import JOB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from common.jobs.spec import JobSpec
     from common.ports.servers import Blobs
 
 FIRST = {Partition("clinic-a", 0): 5}
@@ -64,9 +67,11 @@ class Bench:
         self.steps = Supervisor(None, Watchdogs(), event_logger("test"), threads=2)
         self._stores = list[SnapshotStore]()
 
-    def store(self, blobs: Blobs | None, origin: Origin | None = None) -> SnapshotStore:
+    def store(
+        self, blobs: Blobs | None, origin: Origin | None = None, spec: JobSpec = SPEC
+    ) -> SnapshotStore:
         """A replica's store."""
-        record = JobRecord(SPEC, "running", FIRST, "", 0.0, origin)
+        record = JobRecord(spec, "running", FIRST, "", 0.0, origin)
         self._stores.append(
             SnapshotStore(
                 record,
@@ -361,3 +366,26 @@ def test_a_job_does_not_begin_with_other_weights_than_it_was_given(bench: Bench)
         bench.store(blobs, origin).first(FIRST)
     with pytest.raises(CorruptError, match="the weights of letters@400, which are in object stor"):
         bench.store(None, origin).first(FIRST)
+
+
+def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) -> None:
+    blobs, weights = MemoryBlobs(), np.arange(3, dtype=np.float32)
+    checkpoints, made = CheckpointStore(blobs, "digits"), ModelId(2, 7)
+    data = pack({"weights": weights}, {})
+    for version in (4, 7):
+        checkpoints.put_state(ModelId(2, version), data)
+    options = "aggregation: {mode: group}\nevaluation: {stream: clinic-test}\n"
+    store = bench.store(blobs, spec=parse_job(JOB + options))
+    snapshot = Snapshot(3, made, 9, 0, FIRST, stored=(made,))
+
+    store.put(SnapshotFile(snapshot, b""), checkpoint=True)
+
+    until(lambda: store.all_uploaded, "it is there")
+    [found] = store.lasting()
+    assert (found.snapshot.made, found.trainer()) == (made, data)
+    assert blobs.names("digits/states/") == ["digits/states/2-7.safetensors"]
+    offered = bench.board.offered_model()
+    assert offered == (made, weights.tobytes())
+    [hot] = store.hot()
+    with pytest.raises(CorruptError, match="its weights are with the workers alone"):
+        hot.trainer()
