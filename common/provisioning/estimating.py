@@ -88,7 +88,8 @@ class Estimator:
         self._batches = 0
         self._arrived: int | None = None  # records, by the streams' ends
         self._availability = Availability()
-        self._running = 0  # machines
+        self._running = 0  # machines that serve: under `hold`, with a slot
+        self._speeds: dict[str, float] = {}  # of workers on machines that ran, by name
         self._round_times = RoundTimes()
         self._group_size = settings.group_size  # K, of the last update
         self._on: dict[int, int] = {}  # likewise, by slot
@@ -131,7 +132,10 @@ class Estimator:
                 batches = len(record.batches)
                 if record.gradient_s > 0 and batches:
                     self._timed = True
-                    self._gradients.add(now_s, record.gradient_s * batches, batches)
+                    # mu_C is that of the first pool: a machine of speed 2 takes half of it.
+                    each = [1 / self._speeds.get(batch.worker, 1.0) for batch in record.batches]
+                    gradients_s = record.gradient_s * batches / float(np.mean(each))
+                    self._gradients.add(now_s, gradients_s, batches)
             elif isinstance(record, Lead):
                 self._take_back(record.base)
             self._history.forget_before(self._made[0].version)
@@ -309,17 +313,19 @@ class Estimator:
 
     def _heard_of(self, record: Started | Seated | Ended, instance: Instance) -> None:
         """Silence of a stream that nobody reads says nothing; its records come all the same."""
-        if instance.started_s is None:
-            return  # it never ran
+        spare = instance.slot is None and self.settings.on_preemption == "hold"
+        if instance.started_s is None or spare:
+            return  # it never ran, or reads nothing yet
+        speeds = {pool.name: pool.speed for pool in self.settings.pools}
+        self._speeds[instance.member] = speeds.get(instance.pool, 1.0)
         step = -1 if isinstance(record, Ended) else 1
-        before = self._running
-        self._running += 0 if isinstance(record, Seated) else step
+        before, self._running = self._running, self._running + step
         if bool(before) != bool(self._running):
             change = StreamTally.returned if self._running else StreamTally.gone
             for each in self._by_place.values():
                 change(each, record.at_s)
         if instance.slot is None:
-            return  # it reads nothing yet
+            return
         on_slot = self._on[instance.slot] = self._on.get(instance.slot, 0) + step
         tally = self._by_slot.get(instance.slot)
         if tally is not None:

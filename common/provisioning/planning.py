@@ -111,6 +111,8 @@ def stability_of_plan(decision: Decision, situation: Situation) -> Stability:
     if not spot.size:
         return _stability(situation, np.array([float(fixed)]), np.array([1.0]))
     machines = fixed + float(speeds.mean()) * np.arange(spot.size + 1.0)
+    most = situation.work.workers * max(pool.speed for pool in pools)
+    machines = np.minimum(machines, most)  # of more than there are slots the others are spares
     chances = np.asarray(distribution_of_running(int(spot.size), float(shares.mean())))
     return _stability(situation, machines, chances)
 

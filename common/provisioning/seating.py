@@ -6,8 +6,8 @@
 A stream has one reader at a time. So a seat is given away only after the machine that had it has
 ended, and it is the ledger that says so: a `Seated` record while the holder is open does not count.
 A worker whose machine was taken for lost and lives on is fenced by the consumer group: both are the
-same static member, and only the one that joined last, or the first until its session is over,
-reads on. What it still announces is settled as any zombie's claim.
+same static member, of which the one that joined last reads on. What the other still announces is
+settled as any zombie's claim.
 """
 
 from __future__ import annotations

@@ -358,16 +358,17 @@ class Term:
             told["policy"] = told["policy"] or str(error)
         else:
             speeds = {pool.name: pool.speed for pool in situation.pools}
-            machines = sum(speeds.get(instance.pool, 1.0) for instance in known.ledger.running)
+            holds = known.settings.on_preemption == "hold"
+            serving = [each for each in known.ledger.running if each.slot is not None or not holds]
+            machines = sum(speeds.get(instance.pool, 1.0) for instance in serving)
             fleet = stability_of_fleet(machines, situation)
             ratio = fleet.ratio
             if known.wanted == "running":
                 told["plan"] = self._policy.warning
                 if ratio < 1 and fleet.needed is not None:
-                    count = len(known.ledger.running)
                     told["below"] = (
-                        f"machines that run: {count}, needed to keep up with arrivals (Proposition"
-                        f" 1): {fleet.needed}; {self._why_below(now_s)}"
+                        f"machines that run: {len(serving)}, needed to keep up with arrivals"
+                        f" (Proposition 1): {fleet.needed}; {self._why_below(now_s)}"
                     )
         return ratio, {kind: text for kind, text in told.items() if text}
 

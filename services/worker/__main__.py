@@ -14,7 +14,6 @@ import torch
 
 from common.checkpoints.store import CheckpointStore
 from common.config.program import command_line
-from common.core.messages import WorkerId
 from common.errors import UnavailableError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
@@ -34,6 +33,7 @@ from services.worker.group import GroupAccess
 from services.worker.loop import JobWorker, Observers
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
+from services.worker.seat import seat_of
 from services.worker.selection import JOBS_S, JobSelector, Worker
 
 if TYPE_CHECKING:
@@ -128,10 +128,19 @@ def _work_for(
     def look() -> JobSpec | None:
         return None if process.stopping.is_set() else selector.still(job)
 
+    def stays() -> bool:
+        observers.watchdog.beat()
+        return look() is not None
+
     board = boards.board(job.spec.name)
-    name, settings, logger = WorkerId(process.name), process.settings, process.logger
+    settings, logger = process.settings, process.logger
     access: GroupAccess | None = None
     try:
+        name = seat_of(job.spec, process.name, log, stays)
+        if name is None:
+            return
+        if name != process.name:
+            logger.info("slot_seated", job=job.spec.name, member=name)
         access = _access(job, settings, boards) if job.spec.grouped else None
         parts = name, job.spec, settings, log, board, observers, logger
         JobWorker(*parts, access=access).run(look)

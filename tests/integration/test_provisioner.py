@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+import signal
+import threading
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from common.adapters.local.table import Table
 from common.config.market_file import load_market
 from common.core.spans import Partition
 from common.errors import UnknownTopicError
+from common.ports.machines import Offer
+from common.provisioning import deciding
 from common.provisioning.ledger import FleetLedger
-from common.runtime.connect import open_fleet
+from common.runtime.connect import open_boards, open_fleet
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.provisioner import ProvisionerMetrics
+from common.testing.policies import Counting
 from common.topics.names import plans_topic
 from common.wire.plans import decode_plan
+from services.provisioner.__main__ import openers
+from services.provisioner.loop import JobProvisioner, Replica
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:
@@ -34,13 +45,14 @@ spot:
 process: {availability: 1.0}
 """
 OPTIONS = "provisioning: {workers: 2, policy: adaptive, review_s: 1}"
+HOLDS = "provisioning: {workers: 2}\non_preemption: hold"
 
 
 @pytest.fixture
 def cluster(
     likest_to_production: Settings, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Cluster]:
-    """A job whose machines nobody rents yet, with a coordinator."""
+    """A job whose machines nobody rents yet, with a coordinator; its job may say otherwise."""
     market = tmp_path / "market.yaml"
     market.write_text(MARKET)
     settings = likest_to_production.model_copy(
@@ -51,7 +63,11 @@ def cluster(
         }
     )
     made = Cluster(
-        settings, tmp_path, f"rented-{len(request.node.name)}", records=1000, options=OPTIONS
+        settings,
+        tmp_path,
+        f"rented-{len(request.node.name)}",
+        records=1000,
+        options=getattr(request, "param", OPTIONS),
     )
     made.start("coordinator", "c1", owner_pid=0)
     yield made
@@ -138,3 +154,83 @@ def test_machines_outlive_a_killed_provisioner_and_its_successor_finds_them(
 
     assert ledger_of(cluster).launches == 2
     assert machines_of(cluster) == [(1, "ended"), (2, "ended")]
+
+
+@contextmanager
+def provisioner_of(cluster: Cluster) -> Iterator[None]:
+    """One replica's part in the job, in a thread of this process."""
+    settings = cluster.settings
+    boards, metrics = open_boards(settings), ProvisionerMetrics()
+    market = load_market(Path(settings.market))
+    replica = Replica(
+        *("p1", market, cluster.log, boards.board, partial(openers, settings)),
+        *(metrics, event_logger("p1")),
+    )
+    over, woken, faults = threading.Event(), threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            part = JobProvisioner(replica, cluster.record, woken.set)
+            while not over.is_set() and part.turn() is not None:
+                woken.wait(0.05)
+                woken.clear()
+            part.close()
+        except BaseException as error:  # noqa: BLE001 -- raised again below
+            faults.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        boards.close()
+    if faults:
+        raise faults[0]
+
+
+def seats_of(cluster: Cluster) -> dict[int | None, int]:
+    """The launch that has each slot, of machines that run; None: a spare's, if there is one."""
+    return {machine.slot: machine.launch for machine in ledger_of(cluster).running}
+
+
+@pytest.mark.parametrize("cluster", [HOLDS], indirect=True)
+def test_the_stream_of_a_machine_that_is_killed_is_read_on_by_a_spare(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # m1  slot 0  ████████████████████████████████
+    # m2  slot 1  ████████ killed
+    # m3            spare   slot 1 ███████████████
+    # m4                      ordered in its place
+    policy = Counting(({Offer("spot"): 3},))
+    monkeypatch.setattr(deciding, "policy_of", lambda *_, **__: policy)
+    with provisioner_of(cluster):
+        await_condition(lambda: seats_of(cluster).keys() == {0, 1, None}, "two seats and a spare")
+        first = seats_of(cluster)
+        logs = Path(cluster.settings.fleet_directory) / cluster.job
+
+        def reads(slot: int) -> bool:
+            log = logs / f"{cluster.job}-m{first[slot]}.log"
+            return log.exists() and " reading_from " in log.read_text()
+
+        await_condition(lambda: reads(0) and reads(1), "both have partitions")
+        cluster.produce(500)
+        await_condition(cluster.drained, "both slots read their streams")
+        before = ledger_of(cluster).machines[first[1]]
+        table = Table(cluster.job, Path(cluster.settings.fleet_directory))
+        os.killpg(table.find()[before.machine].pid, signal.SIGKILL)
+        cluster.produce(500)
+        await_condition(cluster.drained, "the spare reads on")
+        ledger = ledger_of(cluster)
+        taken = next(machine for machine in ledger.running if machine.slot == 1)
+        assert (taken.launch, taken.member) == (first[None], before.member)
+        assert before.member == f"{cluster.job}-w1"
+        assert ledger.machines[first[1]].cause == "failed"
+        await_condition(lambda: ledger_of(cluster).launches == 4, "another spare is ordered")
+        cluster.want("stopped")
+        await_condition(lambda: ledger_of(cluster).settled is not None, "machines are given back")
+    batches = [batch for update in cluster.audit().updates for batch in update.batches]
+    assert {batch.worker for batch in batches} == {f"{cluster.job}-w{slot}" for slot in (0, 1)}
+    assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
+    assert cluster.audit().flaws == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
     prices: list[Prices] = [ConstantPrices(experiment.on_demand.usd_per_hour, runs)]
     offers: list[Offers | None] = [None]
     pools = [_on_demand(experiment)]
+    seats = math.ceil(experiment.workers * experiment.policy.spot_up_to)
     common_s = None
     if len(experiment.spot) > 1:  # what happens in several pools at once does so in each run, too
         told = [(spot.usd_per_hour, spot.availability) for spot in experiment.spot]
@@ -61,7 +63,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
     for spot in experiment.spot:
         pool_prices = prices_of(spot.usd_per_hour, folder, runs, prices_rng, common_s)
         prices.append(pool_prices)
-        shape = runs, experiment.workers
+        shape = runs, seats
         offers.append(offers_of(spot, pool_prices, folder, *shape, offers_rng, common_s))
         pools.append(_spot(spot, pool_prices, folder, experiment.workers))
     records = experiment.updates * experiment.group_size * experiment.batch_size
@@ -80,6 +82,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
         experiment.updates,
         deadline_s,
         experiment.gradient.mean_s,
+        seats,
     )
     return Draws(experiment, givens, tuple(prices), tuple(offers), folder, seed, rng)
 

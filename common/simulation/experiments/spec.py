@@ -128,6 +128,13 @@ class PolicySpec(Part):
     spot: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="static: N_s as given instead of the optimum."
     )
+    spot_up_to: float = Field(
+        default=1.0,
+        ge=1,
+        le=10,
+        description="Machines that a spot pool has at a time, over streams; more than 1 is of use"
+        " to policies that count machines.",
+    )
 
 
 class LearningSpec(Part):

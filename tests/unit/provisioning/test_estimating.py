@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as with_
 
-from common.core.messages import GENESIS, AuditRecord, Lead, ModelId, SpanExpired, UpdateApplied
+from common.core.messages import (
+    GENESIS,
+    AuditRecord,
+    Lead,
+    ModelId,
+    SpanExpired,
+    UpdateApplied,
+    WorkerId,
+)
 from common.core.stop_rule import LOSS_WINDOW
 from common.provisioning.estimating import Estimator
 from common.provisioning.ledger import FleetLedger
@@ -214,6 +222,22 @@ def test_a_single_time_is_known_as_well_as_its_size() -> None:
     gradient = audited(update(1, gradient_s=0.2)).believed(T0)["gradient_s"]
 
     assert (gradient.value, gradient.std) == (0.2, 0.2)
+
+
+def test_the_time_of_a_gradient_is_that_of_the_first_pool_whatever_made_it() -> None:
+    # 0.2 s there, half of it on a machine twice as fast, which made half of the batches.
+    fast = replace(SETTINGS.pools[1], speed=2.0)
+    estimator = Estimator(replace(SETTINGS, pools=(SETTINGS.pools[0], fast)))
+    ledger = FleetLedger()
+    records: list[PlanRecord] = [lead(), ordered(1), started(1)]
+    for offset, record in enumerate(records):
+        ledger.feed(offset, record)
+        estimator.fleet(record, ledger)
+    made = (batch(1, WorkerId("digits-w0-1")), batch(2))
+    applied = UpdateApplied(0, 1, made, 40, 1.0, gradient_s=0.15)
+    estimator.updates(enumerate((Lead(-1, GENESIS, "c"), applied)), T0)
+
+    assert estimator.gradient(T0).value == pytest.approx(0.2)
 
 
 def test_updates_that_say_no_time_leave_it_a_guess() -> None:

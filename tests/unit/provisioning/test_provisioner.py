@@ -12,6 +12,7 @@ from common.core.messages import Lead as Leads
 from common.ports.machines import LaunchRequest, Offer
 from common.provisioning import commands as do
 from common.provisioning import deciding, events
+from common.provisioning.planning import stability_of_fleet
 from common.provisioning.provisioner import CANDIDACY_S, Provisioner
 from common.provisioning.records import (
     Ended,
@@ -20,6 +21,7 @@ from common.provisioning.records import (
     OfferPrice,
     Planned,
     Priced,
+    Reviewed,
     Seated,
     Settled,
     Started,
@@ -494,3 +496,17 @@ def test_a_policy_is_told_what_runs_and_what_starts_up(
     told = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
     assert told.machines == {Offer("on-demand"): (1, 0)}
     assert told.up.tolist() == [True, False]
+
+
+def test_a_spare_does_not_count_among_the_machines_that_work(
+    street: Street, spares: ProviderThread
+) -> None:
+    spares.run(30)
+    (review, *_) = street.written(Reviewed)[::-1]
+    assert review.running == 4
+    arrivals = review.believed["arrivals_per_s"].value
+    term = spares.provisioner._term  # noqa: SLF001 -- as above
+    assert term is not None
+    situation = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
+    assert situation.work.records_per_s == pytest.approx(arrivals, rel=0.1)
+    assert review.stability == pytest.approx(stability_of_fleet(2, situation).ratio, rel=0.1)

@@ -332,6 +332,17 @@ def test_pools_see_the_same_time_of_their_recordings(tmp_path: Path) -> None:
     assert len(seen) > 4  # runs begin at places of their own
 
 
+def test_a_pool_may_have_more_machines_than_there_are_streams(tmp_path: Path) -> None:
+    policy = {"name": "static", "spot_up_to": 1.5}
+    draws = draws_of(an_experiment(policy=policy), tmp_path, 3, seed=1)
+
+    assert draws.givens.seats == 18
+    assert draws.offers[1] is not None
+    assert draws.offers[1].step(0.0).shape == (3, 18)
+    (run,) = simulate(an_experiment(policy=policy), tmp_path, 1, 0)
+    assert run.finished
+
+
 def test_pools_rent_few_machines_where_streams_are_reassigned(tmp_path: Path) -> None:
     experiment = an_experiment(on_preemption="reassign", policy={"name": "pools"})
     (run,) = simulate(experiment, tmp_path, 1, 0)

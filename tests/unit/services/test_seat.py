@@ -1,0 +1,111 @@
+"""A spare's worker works under its slot's name, from when it is seated on and no earlier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from common.errors import FutureFormatError
+from common.jobs.spec import job_from_json
+from common.ports.servers import NewTopic
+from common.provisioning.records import Ended, LaunchRequested, Lead, Seated, Started
+from common.testing.log import MemoryLog
+from common.topics.names import plans_topic
+from common.wire.plans import encode_plan
+from services.worker.seat import seat_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.jobs.spec import JobSpec
+    from common.provisioning.records import PlanRecord
+
+ORDERED: list[PlanRecord] = [
+    Lead(-1, "p1", 1.0),
+    LaunchRequested(0, 1, 1.0, 0, "spot", "digits-w0"),
+    LaunchRequested(0, 2, 1.0, None, "spot", "digits-m2"),
+    LaunchRequested(0, 3, 1.0, None, "spot", "digits-m3"),
+    Started(0, 2, 2.0, "m-2"),
+    Started(0, 3, 2.0, "m-3"),
+]
+
+
+def seat(slot: int, launch: int) -> Seated:
+    return Seated(0, 3.0, slot, launch, f"digits-w{slot}")
+
+
+def job(on_preemption: str = "hold") -> JobSpec:
+    asked = {
+        "name": "digits",
+        "streams": ["a"],
+        "records": {"codec": "tensor", "fields": {"id": {"dtype": "int64"}}},
+        "task": {"entrypoint": "common.testing.counting:CountingTask", "records": 10},
+        "batch_size": 2,
+        "group_size": 1,
+        "optimizer": {"name": "sgd", "learning_rate": 1.0},
+        "on_preemption": on_preemption,
+        "provisioning": {"workers": 2},
+    }
+    return job_from_json(msgspec.json.encode(asked))
+
+
+class Topic:
+    """A plans topic to which somebody writes while a worker waits."""
+
+    def __init__(self, records: list[PlanRecord]) -> None:
+        self.log = MemoryLog()
+        self.log.create_topics([NewTopic(plans_topic("digits"), 1)])
+        self._writer = self.log.writer()
+        self.write(*records)
+
+    def write(self, *records: PlanRecord | bytes) -> None:
+        """Append records."""
+        for record in records:
+            data = record if isinstance(record, bytes) else encode_plan(record)
+            self._writer.append(plans_topic("digits"), data)
+
+    def wait(self, name: str, *steps: Callable[[], None]) -> str | None:
+        """Let a worker wait, and do a step each time that it asks to stay; then it is to leave."""
+        left = [lambda: None, *steps]
+
+        def stays() -> bool:
+            if left:
+                left.pop(0)()
+                return True
+            return False
+
+        return seat_of(job(), name, self.log, stays)
+
+
+def test_a_spare_waits_until_it_is_seated_and_takes_the_slots_name() -> None:
+    topic = Topic(ORDERED)
+    steps = lambda: topic.write(seat(0, 3)), lambda: topic.write(seat(1, 3))
+    assert topic.wait("digits-m3", *steps[:1]) is None  # slot 0 has a machine of its own
+    assert topic.wait("digits-m3", *steps) == "digits-w1"
+    assert topic.wait("digits-m2") is None
+
+
+def test_who_is_no_spare_of_a_job_whose_streams_wait_goes_by_its_own_name() -> None:
+    topic = Topic(ORDERED)
+    for name in ("digits-w0", "digits-m9", "by-hand"):
+        assert topic.wait(name) == name
+    assert seat_of(job("reassign"), "digits-m3", topic.log, lambda: False) == "digits-m3"
+    assert seat_of(job(), "digits-m3", MemoryLog(), lambda: False) == "digits-m3"
+
+
+def test_a_machine_that_was_taken_for_lost_has_its_slot_no_longer() -> None:
+    lost = Ended(0, 2, 4.0, "lost")
+    topic = Topic([*ORDERED, seat(1, 2), lost, seat(1, 3)])
+    assert topic.wait("digits-m2") is None
+    assert topic.wait("digits-m3") == "digits-w1"
+
+
+def test_records_that_do_not_parse_are_passed_over_and_those_of_a_newer_program_are_not() -> None:
+    topic = Topic(ORDERED)
+    topic.write(b"what?", seat(1, 3))
+    assert topic.wait("digits-m3") == "digits-w1"
+    topic.write(b'{"type":"seated","format":99}')
+    with pytest.raises(FutureFormatError):
+        topic.wait("digits-m2")
