@@ -131,18 +131,6 @@ _Url = Annotated[
 _PROPERTIES = {"kafka_properties": property_of, "schema_registry": registry_property_of}
 
 
-def _check_registry(value: dict[str, str]) -> dict[str, str]:
-    url = registry_variable_of("url")
-    if value and "url" not in value:
-        raise ValueError(f"{url} is missing, but others of its variables are set")
-    if not all(_API.fullmatch(each.strip()) for each in value.get("url", "").split(",")):
-        raise ValueError(
-            f"{url} must be http://host:port or https://host:port; a password goes to"
-            f" {registry_variable_of('basic.auth.user.info')}"
-        )
-    return value
-
-
 class Settings(BaseModel):
     """Everything that a process takes from its environment; `kafka` is DOLL_KAFKA there."""
 
@@ -169,9 +157,7 @@ class Settings(BaseModel):
     kafka_properties: dict[str, str] = Field(default={}, repr=False)
     """Properties of the Kafka client by their names, DOLL_KAFKA_SASL_USERNAME for `sasl.username`:
     see [security](../howto/security.md#kafka)."""
-    schema_registry: Annotated[dict[str, str], AfterValidator(_check_registry)] = Field(
-        default={}, repr=False
-    )
+    schema_registry: dict[str, str] = Field(default={}, repr=False)
     """Where schemas of records are (`URL`), and who we are there (`BASIC_AUTH_USER_INFO`, ...): see
     [security](../howto/security.md#schema-registry)."""
     redis: Annotated[str, AfterValidator(check_redis_url)] = Field(
@@ -302,6 +288,19 @@ class Settings(BaseModel):
                 have, lack = ("CERT", "KEY") if cert else ("KEY", "CERT")
                 prefix = f"{_PREFIX}{name.upper()}"
                 raise ValueError(f"{prefix}_{lack}: is missing, but {prefix}_{have} is set")
+        return self
+
+    @model_validator(mode="after")
+    def _legal_registry(self) -> Self:
+        url, properties = registry_variable_of("url"), self.schema_registry
+        if properties and "url" not in properties:
+            raise ValueError(f"{url}: is missing, but others of the registry's variables are set")
+        if not all(_API.fullmatch(each.strip()) for each in properties.get("url", "").split(",")):
+            password = registry_variable_of("basic.auth.user.info")
+            raise ValueError(
+                f"{url}: must be http://host:port or https://host:port; a password goes to"
+                f" {password}"
+            )
         return self
 
     def environ(self) -> dict[str, str]:

@@ -376,3 +376,33 @@ def test_whatever_the_environment_holds_it_is_settings_or_refused(environ: dict[
         assert "DOLL_" in str(error)  # noqa: PT017 -- both ends are right
     else:
         assert read_settings(settings.environ()) == settings
+
+
+def test_the_registry_s_variables_are_properties_of_its_client() -> None:
+    environ = {
+        "DOLL_SCHEMA_REGISTRY_URL": "https://registry:8081,https://other:8081/api",
+        "DOLL_SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO": "doll:a-secret",
+    }
+    settings = read_settings(environ)
+    assert settings.schema_registry == {
+        "url": "https://registry:8081,https://other:8081/api",
+        "basic.auth.user.info": "doll:a-secret",
+    }
+    assert settings.environ() == environ
+    assert "a-secret" not in repr(settings)
+    assert read_settings({}).schema_registry == {}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("URL", "registry:8081", r"^DOLL_SCHEMA_REGISTRY_URL: must be http://host:port"),
+        ("URL", "http://me:a-secret@registry", r"a password goes to \S*_BASIC_AUTH_USER_INFO"),
+        ("PROXY", "http://proxy:1", "^DOLL_SCHEMA_REGISTRY_URL: is missing"),
+        ("BASIC_AUTH_USERINFO", "x", 'did you mean "DOLL_SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO"'),
+    ],
+)
+def test_a_registry_that_makes_no_sense_is_refused(variable: str, value: str, told: str) -> None:
+    with pytest.raises(UserError, match=told) as refused:
+        read_settings({f"DOLL_SCHEMA_REGISTRY_{variable}": value})
+    assert "a-secret" not in str(refused.value)

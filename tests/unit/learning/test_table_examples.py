@@ -20,13 +20,16 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
+from common.core.schemas import Schema
 from common.datasets.tables import row_records
 from common.jobs.build import codec_of, task_of, trainer_of
 from common.jobs.spec import parse_job
 from common.learning.fields import Columns, concatenate
 from common.learning.gradients import GradientComputer
 from common.learning.parameters import FlatModel
+from common.learning.registered import RegisteredCodec
 from common.learning.tasks import build_model
+from tests.unit.learning.test_registered import framed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,6 +154,28 @@ def test_connections_are_numbers_and_symbols() -> None:
     accuracy = ((found.scores > 0) == labels).mean()
     assert accuracy > 0.93
     assert best < accuracy + BETTER
+
+
+def test_connections_are_the_same_as_avro() -> None:
+    """By the same job file but for its codec: so what is learned of them is the same."""
+    table = HEADER.encode() + gzipped("streams/nsl-kdd-train-20percent.csv.gz", 500)
+    rows = [json.loads(row) for row in row_records(table, "connections", ())["row"].tolist()]
+    text = (ROOT / "docs" / "examples" / "connections.yaml").read_text()
+    expected = codec_of(parse_job(text)).decode([json.dumps(row).encode() for row in rows])
+    types = [
+        (name, "string" if isinstance(cell, str) else ["null", "double"])
+        for name, cell in rows[0].items()
+    ]
+    fields = [{"name": name, "type": type_} for name, type_ in types]
+    schema = {"type": "record", "name": "Connection", "fields": fields}
+    codec = codec_of(parse_job(text.replace("codec: json", "codec: avro")))
+    assert isinstance(codec, RegisteredCodec)
+    codec.learn(1, Schema("AVRO", json.dumps(schema)))
+    decoded = codec.decode([framed(1, schema, row) for row in rows])
+    assert decoded.skipped == expected.skipped == []
+    assert list(decoded.records) == list(expected.records)
+    for name, column in expected.records.items():
+        np.testing.assert_array_equal(decoded.records[name], column, strict=True)
 
 
 def test_clicks_are_hashed() -> None:

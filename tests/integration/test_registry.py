@@ -1,0 +1,236 @@
+"""A real schema registry, what its serializers write, and a job that trains on it with and without.
+
+One of Confluent's API, in memory: what was registered is gone with the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka.schema_registry import Schema as Registered
+from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from common.config.settings import read_settings
+from common.embedded.apache_kafka import resolve
+from common.embedded.process import Child, free_port
+from common.errors import UnavailableError, UserError
+from common.jobs.build import codec_of
+from common.jobs.spec import parse_job
+from common.jobs.store import JobStore
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_log, open_registry
+from common.topics.dead_letters import read_letters
+from common.topics.names import schemas_topic, updates_topic
+from common.topics.read import read_decoded
+from common.wire.messages import decode_audit, decode_schema
+from tests.integration.cluster import await_condition
+from tests.integration.test_oauth import answers
+from tests.servers import lacking
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.config.settings import Settings
+    from common.jobs.spec import JobSpec
+
+pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
+pytestmark = [pytest.mark.kafka, pytest.mark.nightly]
+
+FIELDS = [{"name": "a", "type": ["null", "double"]}, {"name": "label", "type": "boolean"}]
+ROW = {"type": "record", "name": "shop.Row", "fields": FIELDS}
+LATER = {**ROW, "fields": [*FIELDS, {"name": "new", "type": ["null", "string"], "default": None}]}
+VALUE = SerializationContext("rows", MessageField.VALUE)
+
+
+class RegistryProcess:
+    """The registry, at one address however often it is started."""
+
+    def __init__(self, jars: Path, folder: Path) -> None:
+        self._port, self._folder = free_port(), folder
+        self._jar = next(jars.glob("*-runner.jar"))
+        self.url = f"http://127.0.0.1:{self._port}/apis/ccompat/v7"
+        self._child: Child | None = None
+
+    def start(self) -> SchemaRegistryClient:
+        """Start it; returns a producer's client."""
+        listen = (f"-Dquarkus.http.port={self._port}", "-Dquarkus.http.host=127.0.0.1")
+        small = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+        command = ["java", *small, *listen, "-jar", str(self._jar)]
+        self._child = Child(command, self._folder / "log", dict(os.environ))
+        self._child.await_ready(lambda: answers(f"{self.url}/subjects"), 60.0)
+        return SchemaRegistryClient({"url": self.url})
+
+    def kill(self) -> None:
+        """End it, with all that it knew."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[RegistryProcess]:
+    try:
+        jars = resolve(folder=Path(__file__).parent / "registry")
+    except UserError as error:
+        lacking(str(error))
+    process = RegistryProcess(jars, tmp_path)
+    yield process
+    process.kill()
+
+
+def job(name: str, codec: str) -> JobSpec:
+    return parse_job(
+        f"""
+name: {name}
+streams: [{name}-rows]
+records:
+  codec: {codec}
+  fields:
+    a: {{dtype: float32, default: 0}}
+    label: {{dtype: int64}}
+task: {{name: logistic-regression, classes: 2, inputs: [a]}}
+batch_size: 16
+group_size: 2
+optimizer: {{name: sgd, learning_rate: 0.1}}
+batch_linger_s: 0.3
+group_linger_s: 0.3
+"""
+    )
+
+
+class Training:
+    """A coordinator, workers that come and go, and a topic."""
+
+    def __init__(self, spec: JobSpec, settings: Settings, folder: Path) -> None:
+        self.spec, self._folder = spec, folder
+        self._environ = {**os.environ, **settings.environ()}
+        self._children = dict[str, Child]()
+        self.log = open_log(settings)
+        [self._topic] = spec.streams
+        self.log.create_topics([NewTopic(self._topic)])
+        with closing(JobStore(self.log)) as jobs:
+            jobs.submit(spec)
+
+    def start(self, service: str, name: str) -> None:
+        """Start a process."""
+        command = [sys.executable, "-m", f"services.{service}", "--name", name]
+        command += ["--job", self.spec.name] * (service == "worker")
+        log = self._folder / f"{name}.log"
+        self._children[name] = Child(command, log, self._environ, forks=True)
+
+    def kill(self, name: str) -> None:
+        """Kill one without notice."""
+        self._children.pop(name).kill()
+
+    def close(self) -> None:
+        """End everything."""
+        with closing(JobStore(self.log)) as jobs:
+            jobs.want(self.spec.name, "stopped", "the test is over")
+        for child in self._children.values():
+            child.kill()
+        self.log.close()
+
+    def said(self, name: str) -> str:
+        """What a process logged."""
+        return (self._folder / f"{name}.log").read_text()
+
+    def produce(self, *values: bytes) -> None:
+        """Write records."""
+        with closing(self.log.writer()) as writer:
+            for value in values:
+                writer.append(self._topic, value)
+            assert writer.flush(20.0)
+
+    def samples(self) -> int:
+        """Records of all updates."""
+        topic = updates_topic(self.spec.name)
+        records = [record for _, record in read_decoded(self.log, topic, decode_audit)]
+        return sum(getattr(record, "samples", 0) for record in records)
+
+    def await_samples(self, count: int) -> None:
+        """Wait until so many records were learned."""
+        await_condition(lambda: self.samples() >= count, f"{count} samples, not {self.samples()}")
+        assert self.samples() == count
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    return [{"a": None if n % 5 == 0 else n / count, "label": n % 2 == 1} for n in range(count)]
+
+
+def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
+    registry: RegistryProcess, likest_to_production: Settings, tmp_path: Path
+) -> None:
+    client = registry.start()
+    settings = likest_to_production.model_copy(update={"schema_registry": {"url": registry.url}})
+    with closing(Training(job("avro", "avro"), settings, tmp_path)) as training:
+        training.start("coordinator", "c1")
+        training.start("worker", "w1")
+        first, later = (AvroSerializer(client, json.dumps(each)) for each in (ROW, LATER))
+        known = [first(row, VALUE) for row in rows(96)]
+        training.produce(*known)
+        training.produce(*(later({**row, "new": "!"}, VALUE) for row in rows(32)))
+        training.await_samples(128)
+        schemas = read_decoded(training.log, schemas_topic("avro"), decode_schema)
+        assert len(schemas) == 2
+
+        # Away: what is known is read on, also by a worker that has never met it.
+        registry.kill()
+        training.kill("w1")
+        training.start("worker", "w2")
+        training.produce(*known)
+        training.await_samples(224)
+        training.produce(*(b"\0\0\0\0\x63" + value[5:] for value in known[:32]))
+        await_condition(lambda: "schema_registry_unavailable" in training.said("w2"), "it is told")
+        assert read_letters(training.log, "avro-rows").letters == []
+
+        # Back, and it says that there is no such schema.
+        registry.start()
+        await_condition(
+            lambda: len(read_letters(training.log, "avro-rows").letters) == 32, "dead letters"
+        )
+        [reason] = {each.reason for each in read_letters(training.log, "avro-rows").letters}
+        assert reason == "the registry has no schema 99"
+        training.produce(*known)
+        training.await_samples(320)
+
+
+def test_what_the_serializers_write_is_read(registry: RegistryProcess) -> None:
+    client = registry.start()
+    port = open_registry(read_settings({"DOLL_SCHEMA_REGISTRY_URL": registry.url}))
+    assert port is not None
+    assert port.schema(99) is None
+    value = AvroSerializer(client, json.dumps(ROW))(rows(2)[1], VALUE)
+    number = int.from_bytes(value[1:5])
+    schema = port.schema(number)
+    assert schema is not None
+    assert (schema.kind, json.loads(schema.text)["fields"], schema.references) == (
+        "AVRO",
+        FIELDS,
+        (),
+    )
+
+    inner, holder = json.dumps(ROW), {"type": "record", "name": "H"}
+    client.register_schema("inner", Registered(inner, "AVRO"))
+    text = json.dumps({**holder, "fields": [{"name": "row", "type": "shop.Row"}]})
+    uses = [SchemaReference("shop.Row", "inner", 1)]
+    held = port.schema(client.register_schema("held", Registered(text, "AVRO", uses)))
+    assert held is not None
+    assert [(each.name, json.loads(each.text)) for each in held.references] == [("shop.Row", ROW)]
+
+    described = {"title": "row", "type": "object", "properties": {"a": {"type": "number"}}}
+    serialize = JSONSerializer(json.dumps(described), client)
+    decoded = codec_of(job("plain", "json")).decode([serialize({"a": 2.5, "label": 1}, VALUE)])
+    assert (decoded.skipped, decoded.records["a"].tolist()) == ([], [2.5])
+
+    registry.kill()
+    with pytest.raises(UnavailableError, match=f"the schema registry at {registry.url}: "):
+        port.schema(99)
