@@ -68,7 +68,7 @@ def test_tables_with_symbols_are_trained_from_topics_by_job_files_alone(
 
         def trained(example: str = example, found: dict[str, Any] = found) -> bool:
             found |= json.loads(doll("audit", example, "--json"))
-            return found["trained"] + found["skipped"] >= ROWS
+            return bool(found["trained"] + found["skipped"] >= ROWS)
 
         await_condition(trained, f"all rows of {example} are trained", 90.0)
         assert found["whole"]
