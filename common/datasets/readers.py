@@ -61,7 +61,7 @@ def read_records(
         buckets: CSV only: how many features are hashed into; 0: they are not.
         ratings: CSV only: whether it holds users, items and ratings.
         rows: CSV only: whether its rows are records as they are.
-        texts: Of rows: patterns of columns whose cells are texts.
+        texts: Of rows, or what is hashed: patterns of columns whose cells are texts.
 
     Raises:
         UserError: If there is no such file, or it is not what its name says.
@@ -83,7 +83,9 @@ def read_records(
         where = str(path)
         return row_records(data, where, leave_out, texts) if rows else rating_records(data, where)
     if buckets:
-        return hashed_records(data, str(path), label=label, leave_out=leave_out, buckets=buckets)
+        return hashed_records(
+            data, str(path), label=label, leave_out=leave_out, buckets=buckets, texts=texts
+        )
     if kind == ".csv":
         return table_records(data, str(path), label=label, leave_out=leave_out)
     if kind in (".dat", ".bin"):

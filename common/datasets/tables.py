@@ -6,8 +6,9 @@
   JSON object, a number where a cell is one, null where it is empty, else a text.
 - Features keep the order of the columns.
 
-Or, hashed (`common.core.hashing`): an index and a value for each cell of a record, where an empty
-cell has the value 0. Or ratings: who, what and how, in the first three columns.
+Or, hashed (`common.core.hashing`): an index and a value for each cell of a record, which is a
+number, a text or empty as in rows; an empty one has the value 0. Or ratings: who, what and how, in
+the first three columns; who and what are numbers already.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 Column: TypeAlias = "npt.NDArray[np.str_]"  # (n,) cells
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d{1,2})?")  # as JSON has it: 007 is a text
+_ID = re.compile(r"[0-9]{1,9}")
 _ROWS = "`--rows` sends them as they are, for the job's records.fields to read"
 
 
@@ -61,9 +63,23 @@ def table_records(
 
 
 def hashed_records(
-    data: bytes, source: str, *, label: str | None, leave_out: Sequence[str], buckets: int
+    data: bytes,
+    source: str,
+    *,
+    label: str | None,
+    leave_out: Sequence[str],
+    buckets: int,
+    texts: Sequence[str] = (),
 ) -> Records:
     """Parse CSV as `table_records` does; each cell becomes a bucket and a value.
+
+    Args:
+        data: The file.
+        source: Its name.
+        label: The label's column.
+        leave_out: Columns that are no feature.
+        buckets: How many there are.
+        texts: As of `row_records`.
 
     Returns:
         index int32 (n, f), value float32 (n, f), label int64 (n,).
@@ -77,9 +93,12 @@ def hashed_records(
     kept = [index for index in range(len(names)) if index not in left_out]
     if not kept:
         raise UserError(f"{source}: no column is left for features")
-    cells = [_hashed(names[index], columns[index], buckets, source) for index in kept]
-    labels = _labels(columns[label_index], f"{source}: label column {names[label_index]!r}")
+    cells = [
+        _hashed(names[index], columns[index], buckets, is_text=_is_text(names[index], texts))
+        for index in kept
+    ]
     index, value = (np.stack(part, axis=1) for part in zip(*cells, strict=True))
+    labels = _labels(columns[label_index], f"{source}: label column {names[label_index]!r}")
     return checked({"index": index, "value": value, "label": labels}, source)
 
 
@@ -107,11 +126,15 @@ def row_records(
     named = [names[index] for index in kept]
     cells = list[list[object]]()
     for name, index in zip(named, kept, strict=True):
-        read = str if any(fnmatchcase(name, pattern) for pattern in texts) else _cell
+        read = str if _is_text(name, texts) else _cell
         cells.append([read(cell) if cell else None for cell in columns[index].tolist()])
     rows = np.empty(len(columns[0]), object)
     rows[:] = [encode(dict(zip(named, row, strict=True))) for row in zip(*cells, strict=True)]
     return checked({"row": rows}, source)
+
+
+def _is_text(name: str, texts: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in texts)
 
 
 def _cell(cell: str) -> object:
@@ -119,7 +142,7 @@ def _cell(cell: str) -> object:
 
 
 def rating_records(data: bytes, source: str) -> Records:
-    """Parse CSV of ratings; users and items become their ranks among those of the file.
+    """Parse CSV of ratings; users and items are the numbers that they have.
 
     Returns:
         user int32 (n,), item int32 (n,), rating float32 (n,).
@@ -133,12 +156,11 @@ def rating_records(data: bytes, source: str) -> Records:
     if _numbers(columns[2]) is None or (columns[2] == "").any():
         raise UserError(f"{source}: column {names[2]!r}: a rating is a number")
     ratings = _features(columns[2], f"{source}: column {names[2]!r}")
-    user, item = (
-        np.unique(column if (ids := _numbers(column)) is None else ids, return_inverse=True)[1]
-        for column in columns[:2]
+    who, what = (
+        _ids(column, f"{source}: column {name!r}")
+        for name, column in zip(names, columns[:2], strict=False)
     )
-    records = {"user": user.astype(np.int32), "item": item.astype(np.int32)}
-    return checked(records | {"rating": ratings[:, 0]}, source)
+    return checked({"user": who, "item": what, "rating": ratings[:, 0]}, source)
 
 
 def _columns(data: bytes, source: str) -> tuple[list[str], list[Column]]:
@@ -180,16 +202,22 @@ def _features(column: Column, where: str) -> npt.NDArray[np.float32]:
 
 
 def _hashed(
-    name: str, column: Column, buckets: int, source: str
+    name: str, column: Column, buckets: int, *, is_text: bool
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """(n,) buckets and values of a column's cells."""
-    if (numbers := _numbers(column)) is not None:
-        if not np.isfinite(numbers).all():
-            raise UserError(f"{source}: column {name!r}: holds a number that is not finite")
-        return np.full(len(column), bucket_of(name, None, buckets), np.int32), damped(numbers)
-    symbols, codes = np.unique(column, return_inverse=True)
-    found = [bucket_of(name, str(symbol), buckets) for symbol in symbols]
-    return np.array(found, np.int32)[codes], (column != "").astype(np.float32)
+    cells, codes = np.unique(column, return_inverse=True)
+    index, value = np.zeros(len(cells), np.int32), np.zeros(len(cells), np.float32)
+    for place, cell in enumerate(cells.tolist()):
+        number = not cell or (not is_text and _NUMBER.fullmatch(cell))
+        index[place] = bucket_of(name, None if number else cell, buckets)
+        value[place] = damped(np.array(float(cell or 0))) if number else 1
+    return index[codes], value[codes]
+
+
+def _ids(column: Column, where: str) -> npt.NDArray[np.int32]:
+    if not all(map(_ID.fullmatch, column.tolist())):
+        raise UserError(f"{where}: ids are whole numbers below 10^9; of others {_ROWS}: `hash: N`")
+    return column.astype(np.int32)
 
 
 def _labels(column: Column, where: str) -> npt.NDArray[np.int64]:

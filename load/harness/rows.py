@@ -110,7 +110,7 @@ def clicks(sample: Path = CLICKS) -> Split:
     Raises:
         UserError: If they are not here.
     """
-    records = read_records(sample, label="Label", leave_out=["Id"], buckets=FEATURES)
+    records = read_records(sample, label="Label", leave_out=["Id"], buckets=FEATURES, texts=["C*"])
     return _split(records, count(records) * 4 // 5, np.random.default_rng(1))
 
 
@@ -124,6 +124,9 @@ def ratings(sample: Path = RATINGS) -> Split:
         records = read_records(sample, ratings=True)
     except UserError as error:
         raise UserError(f"{error}; the ratings are not part of this repository") from error
+    for ids in ("user", "item"):  # few of the numbers that there might be are there
+        ranks = np.unique(records[ids], return_inverse=True)[1]
+        records[ids] = ranks.astype(np.int32)
     return _split(records, count(records) * 9 // 10, np.random.default_rng(1))
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.settings import WorkerSettings
 from common.jobs.build import codec_of, task_of, trainer_of
 from common.learning.gradients import GradientComputer, resolve_device
-from common.learning.registered import RegisteredCodec
 from common.learning.optimizers import STATE_NAMES
+from common.learning.registered import RegisteredCodec
 from common.learning.tasks import build_model
 from common.runtime.connect import open_registry
 from common.telemetry.metrics.serving import Watchdog

@@ -7,6 +7,7 @@ so whoever is interrupted leaves all of them or none, and who asks again goes on
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from common.ports.servers import Log
 
+_TABLE = re.compile(r"/_delta_log/|/metadata/[^/]+\.metadata\.json$")
 _READ_ROWS = 1_000  # decoded at once
 _ROWS = 5_000  # of one transaction
 _BYTES = 4 << 20
@@ -40,7 +42,8 @@ class Rows:
         leave_out: Columns that are not sent.
 
     Raises:
-        UserError: If there are none, or they are no Parquet, or a column is not there.
+        UserError: If there are none, or they are no Parquet, or a column is not there, or they are
+            a table of which not every file counts.
     """
 
     def __init__(self, source: str, endpoint: str, leave_out: Sequence[str] = ()) -> None:
@@ -90,6 +93,11 @@ class Rows:
         if found.type == fs.FileType.File:
             return [path]
         below = self._system.get_file_info(fs.FileSelector(path, recursive=True))
+        if any(_TABLE.search(each.path) for each in below):
+            raise UserError(
+                f"{path}: is a Delta or Iceberg table, of which not every file counts: write its"
+                " rows to Parquet files of their own, and send those"
+            )
         return sorted(each.path for each in below if each.path.endswith(".parquet"))
 
 

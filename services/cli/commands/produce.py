@@ -73,7 +73,9 @@ def produce(  # noqa: PLR0913 -- the options of a command
     ] = False,
     text: Annotated[
         list[str] | None,
-        typer.Option(help="--rows: columns, such as `C*`, of texts even where a cell is a number."),
+        typer.Option(
+            help="--rows, --buckets: columns, such as `C*`, of texts even where a cell is a number."
+        ),
     ] = None,
     job: Annotated[str, typer.Option(help="The job that --max-lag is about.")] = "",
     max_lag: Annotated[

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from common.datasets.records import Records
     from common.learning.fields import DtypeName
 
+_WRITTEN = ("tensor", "json")
 _ENCODED_AT_ONCE = 256  # records: a few milliseconds of work, warps included
 
 
@@ -44,7 +45,7 @@ def load(  # noqa: PLR0913 -- what `produce` was told
         buckets: Of a CSV file, how many its features are hashed into; 0: they are not.
         ratings: Whether a CSV file holds users, items and ratings.
         rows: Whether the rows of a CSV file are records as they are.
-        texts: Of rows, patterns of columns whose cells are texts.
+        texts: Of rows, or what is hashed, patterns of columns whose cells are texts.
         held_out: Of the digits, the part that is for tests.
 
     Raises:
@@ -116,6 +117,8 @@ def stream(
     image = data.get("image")
     if warp and (image is None or image.ndim != 4 or image.dtype.name != "uint8"):
         raise UserError(f"warps need a field `image`, uint8 (channels, h, w); found {[*data]}")
+    if codec not in _WRITTEN:  # with a schema, records are written by whose it is
+        raise UserError(f"codec {codec!r} is none of {', '.join(_WRITTEN)}")
     encode = _as_they_are if "row" in data else make_codec(codec, fields_of(data)).encode
     several = batches(
         data,

@@ -47,6 +47,16 @@ def history(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("log", ["_delta_log/0.json", "metadata/v1.metadata.json"])
+def test_a_table_of_which_not_every_file_counts_is_refused(
+    world: World, history: Path, log: str
+) -> None:
+    (history / log).parent.mkdir()
+    (history / log).write_text("{}")
+    refused = world.run("produce", str(history), *TO, code=exits.REFUSED)
+    assert "is a Delta or Iceberg table, of which not every file counts" in refused.stderr
+
+
 def ids(world: World, topic: str = "a") -> list[int]:
     return sorted(json.loads(value or b"")["id"] for value in values(world, topic))
 

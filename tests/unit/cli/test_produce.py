@@ -127,15 +127,15 @@ def test_a_file_can_go_in_its_order_as_json(world: World, tmp_path: Path) -> Non
 
 def test_a_table_goes_hashed_or_as_ratings(world: World, tmp_path: Path) -> None:
     path = tmp_path / "some.csv"
-    path.write_text("who,what,how\na,x,1.5\nb,y,0\n")
     for topic, options in (("h", ["--buckets", "8", "--label", "how"]), ("r", ["--ratings"])):
-        path.write_text(f"who,what,how\na,x,{1 if topic == 'h' else 1.5}\nb,y,0\n")
+        row = "a,x,1" if topic == "h" else "3,7,1.5"
+        path.write_text(f"who,what,how\n{row}\n1,2,0\n")
         options += ["--topic", topic, "--create-partitions", "1", "--in-order", "--codec", "json"]
         told = world.run("produce", str(path), *options).stderr
         assert ("index: {dtype: int32, shape: [2]}" in told) == (topic == "h")
     who, what = (bucket_of(name, text, 8) for name, text in (("who", "a"), ("what", "x")))
     assert values(world, "h")[0] == b'{"index":[%d,%d],"value":[1.0,1.0],"label":1}' % (who, what)
-    assert values(world, "r")[0] == b'{"user":0,"item":0,"rating":1.5}'
+    assert values(world, "r")[0] == b'{"user":3,"item":7,"rating":1.5}'
 
 
 def test_rows_go_as_they_are_and_a_topic_says_how_they_may_be_read(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.core.hashing import HASH, bucket_of, damped
 from common.datasets.tables import (
@@ -14,7 +16,10 @@ from common.datasets.tables import (
     table_records,
 )
 from common.errors import UserError
+from common.learning.codecs import make_codec
+from common.learning.fields import Columns, Field
 
+CELLS = st.sampled_from(["", "0", "1", "1.5", "-2e3", "007", "nan", "red", "68fd1e64", "12345678"])
 TABLE = b"size,colour,,kind\n1,red,0,0\n2.5,blue,,1\n,red,7,0\n"
 
 
@@ -97,10 +102,10 @@ def test_the_hash_is_the_same_for_ever() -> None:
     )
 
 
-def test_ratings_are_ranks_of_users_and_items_and_a_number() -> None:
-    records = rating_records(b"who,what,how,when\n10,x,4.5,0\n9,y,-1,0\n10,y,0,0\n", "t")
-    assert records["user"].tolist() == [1, 0, 1]
-    assert records["item"].tolist() == [0, 1, 1]
+def test_ratings_are_ids_of_users_and_items_as_they_are_and_a_number() -> None:
+    records = rating_records(b"who,what,how,when\n10,007,4.5,0\n9,8,-1,0\n10,8,0,0\n", "t")
+    assert records["user"].tolist() == [10, 9, 10]
+    assert records["item"].tolist() == [7, 8, 8]
     assert records["rating"].tolist() == [4.5, -1, 0]
 
 
@@ -111,6 +116,9 @@ def test_ratings_are_ranks_of_users_and_items_and_a_number() -> None:
         (b"a,b,c\n1,2,good\n", "t: column 'c': a rating is a number"),
         (b"a,b,c\n1,2,\n", "t: column 'c': a rating is a number"),
         (b"a,b,c\n1,2,1e99\n", "t: column 'c': holds a number that is not finite"),
+        (b"a,b,c\n1,x,1\n", "t: column 'b': ids are whole numbers below 10^9; of others `--rows`"),
+        (b"a,b,c\n-1,2,1\n", "t: column 'a': ids are whole numbers below 10^9"),
+        (b"a,b,c\n1.0,2,1\n", "t: column 'a': ids are whole numbers below 10^9"),
     ],
 )
 def test_what_are_no_ratings_is_refused(data: bytes, found: str) -> None:
@@ -119,6 +127,32 @@ def test_what_are_no_ratings_is_refused(data: bytes, found: str) -> None:
     assert str(caught.value).startswith(found)
 
 
-def test_a_number_that_is_not_finite_is_not_hashed() -> None:
-    with pytest.raises(UserError, match="t: column 'x': holds a number that is not finite"):
-        hashed_records(b"x,y\nnan,1\n", "t", label=None, leave_out=(), buckets=8)
+@given(
+    st.lists(st.tuples(CELLS, CELLS), min_size=2, max_size=8, unique=True),
+    st.integers(0, 8),
+    st.sampled_from(([], ["C*"])),
+)
+def test_a_cell_is_hashed_alike_whatever_else_the_file_holds_and_as_rows_are(
+    rows: list[tuple[str, str]], parted: int, texts: list[str]
+) -> None:
+    def table(some: list[tuple[str, str]]) -> bytes:
+        return b"I1,C1,y\n" + b"".join(f"{','.join(row)},1\n".encode() for row in some)
+
+    def features(records: Columns) -> list[dict[int, float]]:
+        """Of each record the values that are not 0, by bucket."""
+        both = zip(records["index"].tolist(), records["value"].tolist(), strict=True)
+        return [{at: x for at, x in zip(*each, strict=True) if x} for each in both]
+
+    def hashed(some: list[tuple[str, str]]) -> list[dict[int, float]]:
+        data = table(some)
+        records = hashed_records(data, "t", label=None, leave_out=(), buckets=10**6, texts=texts)
+        return features(records)
+
+    whole = hashed(rows)
+    if 0 < parted < len(rows):
+        assert whole == hashed(rows[:parted]) + hashed(rows[parted:])
+    fields = [Field("index", "int32", (2,)), Field("value", "float32", (2,))]
+    sent = row_records(table(rows), "t", ["y"], texts)["row"].tolist()
+    decoded = make_codec("json", fields, 10**6).decode(sent)
+    assert decoded.skipped == []
+    assert [pytest.approx(each) for each in features(decoded.records)] == whole

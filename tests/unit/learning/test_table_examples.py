@@ -5,9 +5,7 @@ Both get the same mini-batches in the same order, and predict each before they l
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,27 +27,14 @@ from common.learning.gradients import GradientComputer
 from common.learning.parameters import FlatModel
 from common.learning.registered import RegisteredCodec
 from common.learning.tasks import build_model
+from tests.tables import job_file, needs_tables, table
 from tests.unit.learning.test_registered import framed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROOT = Path(__file__).parents[3]
-DATA = ROOT.parent / "shared" / "data"
-if not DATA.is_dir():
-    pytest.skip("needs ../shared/data", allow_module_level=True)
+pytestmark = needs_tables
 BETTER = 0.01  # that another may be
-
-HEADER = (
-    "duration,protocol_type,service,flag,src_bytes,dst_bytes,land,wrong_fragment,urgent,hot,"
-    "num_failed_logins,logged_in,num_compromised,root_shell,su_attempted,num_root,"
-    "num_file_creations,num_shells,num_access_files,num_outbound_cmds,is_host_login,"
-    "is_guest_login,count,srv_count,serror_rate,srv_serror_rate,rerror_rate,srv_rerror_rate,"
-    "same_srv_rate,diff_srv_rate,srv_diff_host_rate,dst_host_count,dst_host_srv_count,"
-    "dst_host_same_srv_rate,dst_host_diff_srv_rate,dst_host_same_src_port_rate,"
-    "dst_host_srv_diff_host_rate,dst_host_serror_rate,dst_host_srv_serror_rate,"
-    "dst_host_rerror_rate,dst_host_srv_rerror_rate,attack,difficulty\n"
-)
 
 
 class Learned(NamedTuple):
@@ -62,11 +47,11 @@ class Learned(NamedTuple):
 
 
 def learned(
-    example: str, table: bytes, leave_out: Sequence[str] = (), texts: Sequence[str] = ()
+    example: str, count: int, leave_out: Sequence[str] = (), texts: Sequence[str] = ()
 ) -> Learned:
     """Train on the rows of a table as a worker and a coordinator would."""
-    spec = parse_job((ROOT / "docs" / "examples" / f"{example}.yaml").read_text())
-    rows = row_records(table, example, leave_out, texts)["row"].tolist()
+    spec = parse_job(job_file(example).read_text())
+    rows = row_records(table(example, count), example, leave_out, texts)["row"].tolist()
     decoded = codec_of(spec).decode(rows)
     assert decoded.skipped == []
     records = concatenate([decoded.records])
@@ -114,11 +99,6 @@ def baseline(found: Learned, model: Any, features: Any) -> npt.NDArray[np.float6
     return scores
 
 
-def gzipped(path: str, rows: int) -> bytes:
-    lines = gzip.decompress((DATA / path).read_bytes()).splitlines(keepends=True)
-    return b"".join(lines[:rows])
-
-
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:  # noqa: ANN401 -- a generator
     before = torch.get_num_threads()
@@ -128,7 +108,7 @@ def _one_thread() -> Any:  # noqa: ANN401 -- a generator
 
 
 def test_prices_are_columns_of_numbers() -> None:
-    found = learned("prices", gzipped("streams/elec2.csv.gz", 10_001))
+    found = learned("prices", 10_000)
     labels, features = found.records["label"], found.records["features"]
     best = max(
         (
@@ -143,8 +123,7 @@ def test_prices_are_columns_of_numbers() -> None:
 
 
 def test_connections_are_numbers_and_symbols() -> None:
-    table = HEADER.encode() + gzipped("streams/nsl-kdd-train-20percent.csv.gz", 8_000)
-    found = learned("connections", table)
+    found = learned("connections", 8_000)
     labels = found.records["label"]
     columns = [
         each.reshape(len(labels), -1) for name, each in found.records.items() if name != "label"
@@ -158,9 +137,11 @@ def test_connections_are_numbers_and_symbols() -> None:
 
 def test_connections_are_the_same_as_avro() -> None:
     """By the same job file but for its codec: so what is learned of them is the same."""
-    table = HEADER.encode() + gzipped("streams/nsl-kdd-train-20percent.csv.gz", 500)
-    rows = [json.loads(row) for row in row_records(table, "connections", ())["row"].tolist()]
-    text = (ROOT / "docs" / "examples" / "connections.yaml").read_text()
+    rows = [
+        json.loads(row)
+        for row in row_records(table("connections", 499), "connections", ())["row"].tolist()
+    ]
+    text = job_file("connections").read_text()
     expected = codec_of(parse_job(text)).decode([json.dumps(row).encode() for row in rows])
     types = [
         (name, "string" if isinstance(cell, str) else ["null", "double"])
@@ -179,8 +160,7 @@ def test_connections_are_the_same_as_avro() -> None:
 
 
 def test_clicks_are_hashed() -> None:
-    table = gzipped("ctr/criteo-kaggle-train-head-1400.csv.gz", 1401)
-    found = learned("clicks", table, ["Id"], ["C*"])
+    found = learned("clicks", 1_400, ["Id"], ["C*"])
     labels, later = found.records["label"], slice(400, None)
     cells = [json.loads(row) for row in found.rows]
     hashed = FeatureHasher(100_000).transform(

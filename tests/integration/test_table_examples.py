@@ -1,0 +1,77 @@
+"""Three tables become topics, and the job files of docs/examples train on them as they are.
+
+How well, beside scikit-learn: tests/unit/learning/test_table_examples.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from common.config.settings import Settings
+from common.embedded.services import Service, stop_all
+from common.embedded.stack import EmbeddedStack
+from common.runtime.connect import connect
+from services.cli import exits
+from services.cli.app import app
+from services.cli.system.outside import Ways
+from tests.integration.cluster import await_condition
+from tests.tables import job_file, needs_tables, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = needs_tables
+
+ROWS = 1_400  # of each table
+OPTIONS = {"prices": (), "connections": (), "clicks": ("--text", "C*", "--leave-out", "Id")}
+# The loss of who knows nothing is 0.69.
+LOSS = {"prices": 0.65, "connections": 0.55, "clicks": 0.65}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[Settings]:
+    with EmbeddedStack(Settings(threads=1), blobs=tmp_path / "blobs") as stack:
+        services = [
+            Service("coordinator", "coordinator-1", stack.settings, tmp_path, forks=True),
+            Service("worker", "worker-1", stack.settings, tmp_path, forks=True),
+        ]
+        try:
+            yield stack.settings
+        finally:
+            stop_all(services)
+
+
+def test_tables_with_symbols_are_trained_from_topics_by_job_files_alone(
+    settings: Settings, tmp_path: Path
+) -> None:
+    ways = Ways(connect)
+
+    def doll(*arguments: str) -> str:
+        told = CliRunner().invoke(app, arguments, obj=ways, env=settings.environ())
+        assert told.exit_code == exits.OK, told.output
+        return told.stdout
+
+    for example, options in OPTIONS.items():
+        source = tmp_path / f"{example}.csv"
+        source.write_bytes(table(example, ROWS))
+        to = ("--topic", example, "--create-partitions", "1")
+        doll("produce", str(source), "--rows", "--in-order", *to, *options)
+        doll("job", "submit", str(job_file(example)))
+
+    for example, loss in LOSS.items():
+        found = dict[str, Any]()
+
+        def trained(example: str = example, found: dict[str, Any] = found) -> bool:
+            found |= json.loads(doll("audit", example, "--json"))
+            return bool(found["trained"] + found["skipped"] >= ROWS)
+
+        await_condition(trained, f"all rows of {example} are trained", 90.0)
+        assert found["whole"]
+        assert found["skipped"] == 0
+        late = [each["loss"] for each in found["versions"]][-5:]
+        assert sum(late) / len(late) < loss, (example, late)
