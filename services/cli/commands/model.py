@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from common.errors import UserError
+from services.cli.arguments import JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.system.outside import system_of
 
 app = typer.Typer(no_args_is_help=True, help="Export trained models.")
@@ -17,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Export trained models.")
 @app.command()
 def pull(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="The job's name.")],
+    job: JobName,
     output: Annotated[Path, typer.Option("--output", "-o", help="FILE.safetensors")],
     version: Annotated[str, typer.Option(help="A number, newest or best.")] = "newest",
 ) -> None:

@@ -31,11 +31,12 @@ from common.jobs.progress import State
 from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
 from common.jobs.spec import job_from_json
 from doll.connection import Connection, path_of
+from doll.events import events
 from doll.yaml_file import as_json, load_text
 from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import httpx2
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from common.planning.compare import Result
     from common.planning.request import PlanRequest
     from common.planning.simulation import SimulateRequest
+    from doll.events import Event
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -137,6 +139,10 @@ class Api:
         answer = self._service.ask("POST", path_of(name, "requeue"), body)
         told = _read(self._service, answer, RequeueAnswer)
         return [RequeuedBatch(each.batch, each.outcome) for each in told.batches]
+
+    def events(self, name: str) -> Iterator[Event]:
+        """What happens to a job, from now on."""
+        return events(self._service, name)
 
     def watch(self, name: str) -> ApiWatched:
         """See the protocol."""
