@@ -13,6 +13,7 @@ from common.api.answers import (
     JobAnswer,
     JobList,
     JobSummary,
+    KeptVersions,
     PricesAnswer,
     ProvisioningAnswer,
     QuarantineAnswer,
@@ -156,6 +157,10 @@ class Api:
         except (KeyError, ValueError) as error:
             raise self._service.strange(error) from error
         return PulledModel(epoch, version, answer.content)
+
+    def versions(self, name: str, tell: Callable[[str], object]) -> KeptVersions:  # noqa: ARG002 -- likewise
+        """See the protocol."""
+        return _get(self._service, path_of(name, "model/versions"), KeptVersions)
 
     # --- provisioning ----------------------------------------------------------------------------
 
