@@ -316,6 +316,25 @@ class UpdatesPage(Answer):
     )
 
 
+class KeptVersion(Answer):
+    """A version whose weights are kept."""
+
+    version: Version
+    epoch: int = Field(ge=-1, description="Of its leader; -1: of the first weights, before any.")
+    kept: str = Field(description="Where.", examples=["the checkpoint 12-400"])
+    samples: Count = Field(description="Records in its updates.")
+    loss: float | None = Field(
+        description="Mean per sample over its last updates, the lowest is `best`; null: none."
+    )
+    test: Metrics = Field(description="Means over the test set; empty: it was not judged.")
+
+
+class KeptVersions(Answer):
+    """Versions whose weights are kept."""
+
+    versions: tuple[KeptVersion, ...] = Field(description="Newest first.")
+
+
 class WorkerAnswer(Answer):
     """One worker, or the slot of one that is to come."""
 

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from common.api.answers import KeptVersion, KeptVersions
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from common.checkpoints.find import KeptModel
     from common.jobs.store import JobRecord
 
@@ -39,3 +43,19 @@ def tag_of(kept: KeptModel, about: dict[str, str]) -> str:
     epoch, version = kept.snapshot.made
     digest = hashlib.sha256(msgspec.json.encode(sorted(about.items()))).hexdigest()
     return f'"{epoch}-{version}-{digest[:16]}"'
+
+
+def versions_answer(found: Iterable[KeptModel]) -> KeptVersions:
+    """Versions that are kept, in this order."""
+    versions = (
+        KeptVersion(
+            version=each.snapshot.made.version,
+            epoch=each.snapshot.made.epoch,
+            kept=each.title,
+            samples=each.snapshot.samples,
+            loss=each.snapshot.loss,
+            test=each.test,
+        )
+        for each in found
+    )
+    return KeptVersions(versions=tuple(versions))

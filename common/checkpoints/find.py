@@ -107,6 +107,18 @@ def find_kept(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> K
     return _kept(wanted[0], updates)
 
 
+def all_kept(job: str, outside: Outside, log: Log, tell: Tell) -> list[KeptModel]:
+    """Every model that is kept, of what counts by the audit, newest first; no weights are read.
+
+    Raises:
+        FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
+        UnavailableError: If Kafka or storage is unavailable.
+    """
+    with _looking(job, outside, log, tell, heads_on_board) as (kept, updates):
+        counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
+    return [_kept(stored, updates) for stored in _ranked(counting, "newest")]
+
+
 @contextmanager
 def _looking(
     job: str,

@@ -6,6 +6,7 @@ command, write it in a file of its own and register it at the end of this one.
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -61,13 +62,18 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="""Train PyTorch models on live Kafka streams, on machines that may vanish at any moment.
 
     Example: [bold]doll --kafka localhost:9092 job submit digits.yaml[/]""",
 )
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001 -- typer calls it
+    if wanted:
+        typer.echo(f"doll {version('doll')}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -91,6 +97,11 @@ def settings(
             " which other people of this machine do not see)."
         ),
     ] = "",
+    *,
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
 ) -> None:
     """Keep what is given here, which stands above the environment."""
     given = {"DOLL_KAFKA": kafka, "DOLL_REDIS": redis, "DOLL_BLOBS": blobs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
+from safetensors import SafetensorError
 
 from doll.connection import path_of
 from doll.errors import UserError
@@ -73,10 +74,20 @@ class Model(dict[str, Any]):
         version: J, the updates in it.
         epoch: Of the leader that made it.
         tag: Of these very weights.
+        metadata: What the file says of itself, each a text or JSON: the job, its task, offsets,
+            metrics, ...
     """
 
-    def __init__(self, tensors: dict[str, Any], version: int, epoch: int, tag: str) -> None:
+    def __init__(
+        self,
+        tensors: dict[str, Any],
+        version: int,
+        epoch: int,
+        tag: str,
+        metadata: dict[str, str],
+    ) -> None:
         super().__init__(tensors)
+        self.metadata = metadata
         self.version = version
         self.epoch = epoch
         self.tag = tag
@@ -84,6 +95,10 @@ class Model(dict[str, Any]):
 
 class _Page(msgspec.Struct):
     updates: list[Update]
+
+
+class _Head(msgspec.Struct):
+    metadata: dict[str, str] = msgspec.field(default={}, name="__metadata__")
 
 
 class Job:
@@ -265,9 +280,16 @@ class Job:
             return None
         try:
             made, epoch = (int(answer.headers[f"doll-{what}"]) for what in ("version", "epoch"))
-            return Model(load(answer.content), made, epoch, answer.headers["etag"])
-        except (KeyError, ValueError) as error:
+            tensors, metadata = load(answer.content), _metadata(answer.content)
+            return Model(tensors, made, epoch, answer.headers["etag"], metadata)
+        except (KeyError, ValueError, SafetensorError) as error:
             raise self._connection.strange(error) from error
+
+
+def _metadata(file: bytes) -> dict[str, str]:
+    """Of safetensors that can be read: their head is JSON, after its length."""
+    head = file[8 : 8 + int.from_bytes(file[:8], "little")]
+    return msgspec.json.decode(head, type=_Head).metadata
 
 
 def _loader(framework: Framework) -> Any:  # noqa: ANN401 -- bytes to tensors of either

@@ -23,7 +23,7 @@ _NEWEST = 5  # addresses of one reason
 
 
 @router.get("/dead-letters", responses=documented(404, 502))
-async def show(service: Answering, job: JobName, limit: Limit = 100) -> DeadLettersPage:
+async def list_letters(service: Answering, job: JobName, limit: Limit = 100) -> DeadLettersPage:
     """Count what this job could not use, by stream and reason; the newest with their addresses."""
     streams = service.job(job).spec.streams
     return await service.histories.run(lambda: _count(service.log(), job, streams, limit))

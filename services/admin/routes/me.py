@@ -20,6 +20,6 @@ class Me(Answer):
 
 
 @router.get("")
-async def show(caller: Viewer) -> Me:
+async def get_caller(caller: Viewer) -> Me:
     """Say who asks."""
     return Me(name=caller.name, role=caller.role)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
-from common.api.model import about_model, tag_of
-from common.checkpoints.find import find_kept, find_model, wish_of
+from common.api.answers import KeptVersions  # noqa: TC001 -- FastAPI reads it when run
+from common.api.model import about_model, tag_of, versions_answer
+from common.checkpoints.find import all_kept, find_kept, find_model, wish_of
 from common.errors import ConflictError, FutureFormatError, OutsideError
 from common.learning.checkpoint import save_weights
 from common.telemetry.logging import event_logger
@@ -82,7 +83,7 @@ async def get_model(
         answer = await _without_weights(service, record, wish, if_none_match)
         if answer.status_code == 304:
             return answer
-    found = await service.models.run(partial(_ask, service, job, wish, find_model))
+    found = await service.models.run(partial(_ask, service, job, partial(find_model, job, wish)))
     if not found.layout:
         raise ConflictError(
             f"{found.kept.title} was kept by an older program, without the names of its tensors:"
@@ -104,10 +105,19 @@ async def head_model(
     return await _without_weights(service, service.job(job), wish_of(version), if_none_match)
 
 
+@router.get("/versions", responses=documented(404, 502))
+async def list_versions(service: Answering, job: JobName) -> KeptVersions:
+    """List the versions that are kept, of what counts by the audit; no weights are read."""
+    service.job(job)
+    found = await service.models.run(partial(_ask, service, job, partial(all_kept, job)))
+    return versions_answer(found)
+
+
 async def _without_weights(
     service: Service, record: JobRecord, wish: Wish, if_none_match: str | None
 ) -> Response:
-    kept = await service.models.run(partial(_ask, service, record.spec.name, wish, find_kept))
+    job = record.spec.name
+    kept = await service.models.run(partial(_ask, service, job, partial(find_kept, job, wish)))
     headers = _headers(record, kept)
     known = if_none_match is not None and _holds(if_none_match, headers["ETag"])
     return Response(status_code=304 if known else 200, headers=headers, media_type=_KIND)
@@ -123,9 +133,7 @@ def _headers(record: JobRecord, kept: KeptModel) -> dict[str, str]:
     }
 
 
-def _ask(
-    service: Service, job: str, wish: Wish, find: Callable[[str, Wish, Outside, Log, Tell], T]
-) -> T:
+def _ask(service: Service, job: str, find: Callable[[Outside, Log, Tell], T]) -> T:
     """Find a model.
 
     Raises:
@@ -135,8 +143,6 @@ def _ask(
     log = _log.bind(job=job)
     try:
         return find(
-            job,
-            wish,
             service.outside,
             service.log(),
             lambda told: log.warning("model_passed_over", reason=told),

@@ -14,6 +14,7 @@ from rich.text import Text
 from common.errors import UnknownTopicError
 from common.topics import names as topics
 from services.cli import exits
+from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 def audit(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="The job's name.")],
+    job: JobName,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: AsJson = False,
     last: Annotated[int, typer.Option(min=0, help="How many versions to show.")] = 10,
 ) -> None:
     """Prove from Kafka alone that every record was used once, and show which built what.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import UserError
+from services.cli.arguments import AsJson  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay_batch
 from services.cli.system.outside import outside_of
 
@@ -35,6 +37,8 @@ def show(
         str, typer.Argument(help="The datastream. Default: all streams of --job.")
     ] = "",
     job: Job = "",
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Count what could not be used, by reason and job.
 
@@ -43,18 +47,24 @@ def show(
     from common.topics.dead_letters import by_reason
 
     log = outside_of(context).open_log()
-    table = Table("topic", "job", "records", "batches", "replayed", "reason", box=None)
-    told, others = 0, 0
+    heads = "topic", "job", "records", "batches", "replayed", "reason"
+    rows, told, others = list[tuple[str | int, ...]](), 0, 0
     for stream in _streams(log, topic, job):
         read = read_of(log, stream, job)
         found = by_reason(read)
-        others += sum(len(each.letters) for each in found[_SHOWN:])
-        for name, reason, letters, batches, replayed in found[:_SHOWN]:
+        shown = found if as_json else found[:_SHOWN]
+        others += sum(len(each.letters) for each in found[len(shown) :])
+        for name, reason, letters, batches, replayed in shown:
             count = len(letters)
-            cells = (stream, name or "?", count - batches, batches, replayed, reason)
-            table.add_row(*(Text(str(cell)) for cell in cells))
+            rows.append((stream, name or "?", count - batches, batches, replayed, reason))
             told += count
+    if as_json:
+        typer.echo(json.dumps([dict(zip(heads, row, strict=True)) for row in rows], indent=2))
+        return
     if told:
+        table = Table(*heads, box=None)
+        for row in rows:
+            table.add_row(*(Text(str(cell)) for cell in row))
         Console(soft_wrap=True).print(table)
     typer.echo(f"{told} dead letters" + (f", and {others} for rarer reasons" if others else ""))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -15,8 +16,9 @@ from rich.text import Text
 
 from common.errors import UserError
 from common.topics import names as topics
+from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay, requeue
-from services.cli.system.outside import system_of
+from services.cli.system.outside import service_of, system_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +44,6 @@ class ReadFrom(StrEnum):
 
 
 Reason = Annotated[str, typer.Option(help="Why; kept with the job.")]
-Name = Annotated[str, typer.Argument(help="The job's name.")]
 
 
 @app.command()
@@ -74,7 +75,7 @@ def submit(
 
 
 @app.command("list")
-def list_jobs(context: typer.Context) -> None:
+def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
     """List all jobs: state, lag, and what could not be used.
 
     Lag, skipped, expired and lost count records, quarantined counts batches; lost: trained, and
@@ -83,6 +84,9 @@ def list_jobs(context: typer.Context) -> None:
     Example: [bold]doll job list[/]
     """
     found = system_of(context).jobs()
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+        return
     # A name is for copying, and a state is a word: never cut them, however narrow the terminal.
     name_width = max((len(line.id) for line in found.jobs), default=0)
     state_width = max((len(line.state) for line in found.jobs), default=0)
@@ -119,7 +123,7 @@ def list_jobs(context: typer.Context) -> None:
 
 
 @app.command()
-def show(context: typer.Context, job: Name) -> None:
+def show(context: typer.Context, job: JobName) -> None:
     """Show a job as JSON: its specification with all defaults, its desired state, its start.
 
     The reason why a job is held, and its traceback, go to standard error.
@@ -138,7 +142,7 @@ def show(context: typer.Context, job: Name) -> None:
 
 
 @app.command()
-def pause(context: typer.Context, job: Name, reason: Reason = "paused by a person") -> None:
+def pause(context: typer.Context, job: JobName, reason: Reason = "paused by a person") -> None:
     """Pause a job: its streams wait in Kafka, `resume` continues where it stopped.
 
     Example: [bold]doll job pause digits --reason "prices are high"[/]
@@ -149,7 +153,7 @@ def pause(context: typer.Context, job: Name, reason: Reason = "paused by a perso
 @app.command()
 def resume(
     context: typer.Context,
-    job: Name,
+    job: JobName,
     after_loss: Annotated[  # noqa: FBT002 -- a flag
         bool,
         typer.Option(
@@ -190,7 +194,7 @@ def resume(
 
 
 @app.command()
-def stop(context: typer.Context, job: Name, reason: Reason = "stopped by a person") -> None:
+def stop(context: typer.Context, job: JobName, reason: Reason = "stopped by a person") -> None:
     """Stop a job with a last checkpoint; its workers are freed, its model and its audit stay.
 
     Example: [bold]doll job stop digits[/]
@@ -201,7 +205,7 @@ def stop(context: typer.Context, job: Name, reason: Reason = "stopped by a perso
 @app.command()
 def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     context: typer.Context,
-    job: Name,
+    job: JobName,
     deadline: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="From submission on.")
     ] = None,
@@ -270,7 +274,7 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
 
 
 @app.command()
-def delete(context: typer.Context, job: Name) -> None:
+def delete(context: typer.Context, job: JobName) -> None:
     """Delete a stopped job; its history in Kafka and its checkpoints stay.
 
     Example: [bold]doll job delete digits[/]
@@ -280,14 +284,35 @@ def delete(context: typer.Context, job: Name) -> None:
 
 
 @app.command()
+def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
+    """Print what happens to a job: updates, workers, machines, plans, drift; ends with Ctrl-C.
+
+    It asks an admin service (--api). With --json a line for each event, with all of its data.
+
+    Example: [bold]doll --api http://localhost:8080 job events digits[/]
+    """
+    try:
+        for event in service_of(context).events(job):
+            if as_json:
+                typer.echo(f'{{"event": "{event.kind}", "data": {event.data}}}')
+            else:
+                typer.echo(_event(event.kind, json.loads(event.data)))
+    except KeyboardInterrupt:  # the usual end
+        pass
+
+
+@app.command()
 def watch(
     context: typer.Context,
-    job: Name,
+    job: JobName,
     *,
     every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds.")] = 0.5,
     once: Annotated[bool, typer.Option("--once", help="Show once and end.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Watch a job live: updates, loss, metrics, records/s, workers, lag; ends with Ctrl-C.
+
+    With --json a line for each look.
 
     Example: [bold]doll job watch digits[/]
     """
@@ -295,6 +320,11 @@ def watch(
 
     watched = system_of(context).watch(job)
     try:
+        if as_json:
+            typer.echo(_line(watched.look(0.0)))
+            while not once:
+                typer.echo(_line(watched.look(every_s)))
+            return
         if once:
             Console().print(_render(job, watched.look(0.0)))
             return
@@ -393,6 +423,39 @@ def _render(job: str, picture: Picture) -> Group:
             *[f"{update.stale}"] * stale,
         )
     return Group(head, numbers, table if picture.updates else Text("no update yet"))
+
+
+def _event(kind: str, data: dict[str, Any]) -> str:
+    """An event in a line: what of its data is one word or number."""
+    told = data
+    if kind == "job":
+        shown = data | data["progress"]
+        told = {name: shown[name] for name in ("state", "why", "revision", "version", "lag")}
+    words = (
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={_printable(str(value))}"
+        for name, value in told.items()
+        if isinstance(value, str | int | float) and value != "" and name != "at_s"
+    )
+    return f"{_clock(data)}  {kind:<10}  {'  '.join(words)}"
+
+
+def _clock(data: dict[str, Any]) -> str:
+    at_s = data.get("at_s")
+    when = datetime.now(UTC) if at_s is None else datetime.fromtimestamp(at_s, UTC)
+    return when.strftime("%H:%M:%S")
+
+
+def _line(picture: Picture) -> str:
+    """One look as a line of JSON."""
+    told = {
+        "state": picture.state.word,
+        "why": picture.state.why,
+        "workers": picture.alive,
+        "leaving": picture.leaving,
+        "progress": picture.progress.model_dump(mode="json"),
+        "updates": [update.model_dump(mode="json") for update in picture.updates],
+    }
+    return json.dumps(told)
 
 
 def _number(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from services.cli.arguments import AsJson  # noqa: TC001 -- typer reads it when run
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
@@ -47,13 +49,18 @@ def create(
 
 
 @app.command("list")
-def list_keys(context: typer.Context) -> None:
+def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     """List all keys by name: role, creation time, note; never the key itself or its hash.
 
     Example: [bold]doll key list[/]
     """
     with closing(_book(context)) as book:
         keys = book.read()
+    if as_json:
+        shown = ("name", "role", "created_s", "note")
+        told = [{name: getattr(keys[key], name) for name in shown} for key in sorted(keys)]
+        typer.echo(json.dumps(told, indent=2))
+        return
     if not keys:
         typer.echo("no keys yet; make one with `doll key create NAME --role viewer`")
         return

@@ -1,4 +1,4 @@
-"""`doll model`: export a trained model as safetensors."""
+"""`doll model`: which versions of a model are kept, and one of them as safetensors."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from common.errors import UserError
+from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.system.outside import system_of
 
-app = typer.Typer(no_args_is_help=True, help="Export trained models.")
+app = typer.Typer(no_args_is_help=True, help="List and export trained models.")
 
 
 @app.command()
 def pull(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="The job's name.")],
+    job: JobName,
     output: Annotated[Path, typer.Option("--output", "-o", help="FILE.safetensors")],
     version: Annotated[str, typer.Option(help="A number, newest or best.")] = "newest",
 ) -> None:
@@ -39,3 +42,30 @@ def pull(
         f"{job} version {model.version} (made by leader {model.epoch}): {output},"
         f" {len(model.data):,} B"
     )
+
+
+@app.command("list")
+def list_versions(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
+    """List the versions whose weights are kept and count by the audit, newest first.
+
+    `loss` is the mean over a version's last updates: the lowest is `best`.
+
+    Example: [bold]doll model list digits[/]
+    """
+    told = system_of(context).versions(job, partial(typer.echo, err=True))
+    if as_json:
+        typer.echo(told.model_dump_json(indent=2))
+        return
+    names = sorted({name for each in told.versions for name in each.test})
+    table = Table(
+        "version", "by", "loss", *(f"test {n}" for n in names), "records", "kept", box=None
+    )
+    for each in told.versions:
+        loss = "-" if each.loss is None else f"{each.loss:.4f}"
+        tests = (f"{each.test[name]:.4f}" if name in each.test else "-" for name in names)
+        cells = f"{each.version:,}", str(each.epoch), loss, *tests, f"{each.samples:,}", each.kept
+        table.add_row(*cells)
+    if told.versions:
+        Console().print(table)
+    else:
+        typer.echo(f"no version of {job} is kept yet")

@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
+from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
@@ -19,14 +20,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Show and replan a job's rented machines.")
 
-Name = Annotated[str, typer.Argument(help="The job's name.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One object, as JSON.")]
-
 
 @app.command()
 def show(
     context: typer.Context,
-    job: Name,
+    job: JobName,
     *,
     limit: Annotated[
         int, typer.Option(min=1, max=100, help="Plans of its history, newest first.")
@@ -47,7 +45,7 @@ def show(
 @app.command()
 def replan(
     context: typer.Context,
-    job: Name,
+    job: JobName,
     reason: Annotated[str, typer.Option(help="Why; recorded with the request.")] = "",
 ) -> None:
     """Ask the policy for a new plan; it appears in the history a little later.

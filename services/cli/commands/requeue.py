@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from time import time
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import ExpiredError, UserError
+from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.system.outside import outside_of, system_of
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from common.jobs.quarantine import Outcome, Quarantine, QuarantinedBatch
     from common.jobs.replay import Replayer
 
-Name = Annotated[str, typer.Argument(help="The job's name.")]
 Batches = Annotated[
     list[int] | None,
     typer.Option("--batch", metavar="OFFSET", help="A batch; repeatable."),
@@ -32,11 +33,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what is quara
 
 def requeue(
     context: typer.Context,
-    job: Name,
+    job: JobName,
     batch: Batches = None,
     *,
     all_batches: All = False,
     dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Requeue poison batches: they are trained again, as if they were new.
 
@@ -53,7 +55,13 @@ def requeue(
     if not requeued:
         quarantined = system.quarantine(job)
         chosen = choose(job, quarantined, offsets) if dry_run else []
+        if as_json:
+            typer.echo(json.dumps([each._asdict() for each in quarantined], indent=2))
+            return
         _list(job, quarantined, "doll job requeue", len(chosen))
+        return
+    if as_json:
+        typer.echo(json.dumps([each._asdict() for each in requeued], indent=2))
         return
     for each in requeued:
         typer.echo(f"batch {each.batch}: {_OUTCOMES[each.outcome]}")
@@ -65,7 +73,7 @@ def requeue(
 
 def replay(
     context: typer.Context,
-    job: Name,
+    job: JobName,
     batch: Batches = None,
     *,
     all_batches: All = False,

@@ -13,6 +13,7 @@ from common.api.answers import (
     JobAnswer,
     JobList,
     JobSummary,
+    KeptVersions,
     PricesAnswer,
     ProvisioningAnswer,
     QuarantineAnswer,
@@ -31,11 +32,12 @@ from common.jobs.progress import State
 from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
 from common.jobs.spec import job_from_json
 from doll.connection import Connection, path_of
+from doll.events import events
 from doll.yaml_file import as_json, load_text
 from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import httpx2
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from common.planning.compare import Result
     from common.planning.request import PlanRequest
     from common.planning.simulation import SimulateRequest
+    from doll.events import Event
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -138,6 +141,10 @@ class Api:
         told = _read(self._service, answer, RequeueAnswer)
         return [RequeuedBatch(each.batch, each.outcome) for each in told.batches]
 
+    def events(self, name: str) -> Iterator[Event]:
+        """What happens to a job, from now on."""
+        return events(self._service, name)
+
     def watch(self, name: str) -> ApiWatched:
         """See the protocol."""
         return ApiWatched(self._service, name)
@@ -150,6 +157,10 @@ class Api:
         except (KeyError, ValueError) as error:
             raise self._service.strange(error) from error
         return PulledModel(epoch, version, answer.content)
+
+    def versions(self, name: str, tell: Callable[[str], object]) -> KeptVersions:  # noqa: ARG002 -- likewise
+        """See the protocol."""
+        return _get(self._service, path_of(name, "model/versions"), KeptVersions)
 
     # --- provisioning ----------------------------------------------------------------------------
 

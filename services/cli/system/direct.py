@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from common.api.answers import JobList
 from common.api.jobs import job_summary, progress_answer, unreadable_records, update_answers
-from common.api.model import about_model
+from common.api.model import about_model, versions_answer
 from common.api.provisioning import billing_of, market_of, prices_answer, provisioning_answer
-from common.checkpoints.find import find_model
+from common.checkpoints.find import all_kept, find_model
 from common.errors import (
     ExpiredError,
     NotFoundError,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from common.api.answers import PricesAnswer, ProvisioningAnswer, ToldPlan
+    from common.api.answers import KeptVersions, PricesAnswer, ProvisioningAnswer, ToldPlan
     from common.checkpoints.find import Wish
     from common.config.servers import Outside
     from common.core.events import Wanted
@@ -154,6 +154,12 @@ class Direct:
         layout = found.layout or _layout(record.spec, self._outside.settings.tasks)
         data = save_weights(layout, found.weights, about_model(record, found.kept))
         return PulledModel(*found.kept.snapshot.made, data)
+
+    def versions(self, name: str, tell: Callable[[str], object]) -> KeptVersions:
+        """See the protocol."""
+        log = self._outside.open_log()
+        JobStore(log).get(name)
+        return versions_answer(all_kept(name, self._outside, log, tell))
 
     # --- provisioning ----------------------------------------------------------------------------
 

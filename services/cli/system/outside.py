@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from common.config.servers import Outside
     from common.config.settings import Settings
+    from services.cli.system.api import Api
     from services.cli.system.system import System
 
 
@@ -67,13 +68,25 @@ def outside_of(context: typer.Context) -> Outside:
     return outside
 
 
+def service_of(context: typer.Context) -> Api:
+    """The service that the command asks.
+
+    Raises:
+        UserError: If none is named: this command is offered by services alone.
+    """
+    reached = _reached(context)
+    if not reached.outside.settings.api:
+        raise UserError(f"`{context.command_path}` asks a service: give --api (or DOLL_API)")
+    from services.cli.system.api import Api
+
+    return Api(reached.outside.settings, reached.ways.transport)
+
+
 def system_of(context: typer.Context) -> System:
     """The system that the command asks, by its servers or by its API."""
     reached = _reached(context)
     if reached.outside.settings.api:
-        from services.cli.system.api import Api
-
-        return Api(reached.outside.settings, reached.ways.transport)
+        return service_of(context)
     from services.cli.system.direct import Direct
 
     return Direct(reached.outside)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from common.api.answers import (
         JobList,
+        KeptVersions,
         PricesAnswer,
         Progress,
         ProvisioningAnswer,
@@ -126,6 +127,9 @@ class System(Protocol):
 
     def model(self, name: str, wish: Wish, tell: Tell) -> PulledModel:
         """Take a model out."""
+
+    def versions(self, name: str, tell: Tell) -> KeptVersions:
+        """Versions whose weights are kept, newest first."""
 
     def plan(self, request: PlanRequest) -> ToldPlan:
         """Plan how many workers shall run on spot machines; `GivenError` names fields."""

@@ -185,6 +185,49 @@ def test_a_job_is_submitted_listed_and_shown_as_directly(both: Both) -> None:
     assert shown == shown_directly
 
 
+def test_lists_are_printed_as_json_as_directly(submitted: Both) -> None:
+    (job,) = json.loads(submitted.same("job", "list", "--json"))["jobs"]
+    assert (job["id"], job["streams"]) == ("digits", ["clinic-a"])
+    assert json.loads(submitted.same("job", "requeue", "digits", "--json")) == []
+    submitted.direct.write("doll.digits.updates", *map(encode_audit, QUARANTINE))
+    batches = json.loads(submitted.same("job", "requeue", "digits", "--json"))
+    assert [each["batch"] for each in batches] == [0, 1, 2]
+    requeued = submitted.remote("job", "requeue", "digits", "--batch", "1", "--json").stdout
+    assert json.loads(requeued) == [{"batch": 1, "outcome": "requeued"}]
+    for run in submitted.ways:
+        (line,) = run("job", "watch", "digits", "--once", "--json").stdout.splitlines()
+        assert json.loads(line)["progress"]["version"] == 0
+
+
+def test_events_of_a_job_are_printed_until_it_is_deleted(both: Both) -> None:
+    progress = {"version": 3, "lag": None}
+    job = {"state": "running", "why": "", "revision": 0, "progress": progress}
+    update = {"version": 4, "epoch": 1, "at_s": 0.0, "loss": 0.25, "metrics": {"accuracy": 1.0}}
+
+    def told(request: httpx2.Request) -> httpx2.Response:
+        if "Last-Event-ID" in request.headers:
+            return httpx2.Response(404, json={"detail": 'there is no job "digits"'})
+        parts = [("job", job), ("update", update)]
+        return httpx2.Response(
+            200,
+            text="".join(f"id: a-1\nevent: {n}\ndata: {json.dumps(d)}\n\n" for n, d in parts),
+        )
+
+    end = httpx2.MockTransport(told)
+    shown = both.remote("job", "events", "digits", code=exits.REFUSED, end=end)
+    first, second = shown.stdout.splitlines()
+    assert first.split()[1:] == ["job", "state=running", "revision=0", "version=3"]
+    assert second.split() == ["00:00:00", "update", "version=4", "epoch=1", "loss=0.25"]
+    assert 'there is no job "digits"' in shown.stderr
+    lines = both.remote("job", "events", "digits", "--json", code=exits.REFUSED, end=end).stdout
+    assert [json.loads(line) for line in lines.splitlines()] == [
+        {"event": "job", "data": job},
+        {"event": "update", "data": update},
+    ]
+    said = both.direct.run("job", "events", "digits", code=exits.REFUSED).stderr
+    assert "give --api" in said
+
+
 def test_a_job_is_paused_resumed_and_stopped_as_directly(submitted: Both) -> None:
     for command, listed in (
         ("pause", "paused: why"),
@@ -361,6 +404,9 @@ def test_models_are_pulled_with_the_same_tensors(submitted: Both, tmp_path: Path
     lead = encode_audit(Lead(-1, GENESIS, "c"))
     world.write("doll.digits.updates", lead, encode_audit(update(0, 1)))
     world.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 1), 2, trained(1))))
+    assert "1" in submitted.same("model", "list", "digits")
+    for run in submitted.ways:
+        assert 'no job "letters"' in run("model", "list", "letters", code=exits.REFUSED).stderr
     files = tmp_path / "remote", tmp_path / "direct"
     for run, file in zip(submitted.ways, files, strict=True):
         said = run("model", "pull", "digits", "-o", str(file)).stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +30,7 @@ COMMANDS = [
     ("produce",),
     ("audit",),
     ("model", "pull"),
+    ("key", "list"),
     *(
         ("job", command)
         for command in ("submit", "list", "show", "watch", "pause", "resume", "stop")
@@ -78,6 +80,25 @@ def test_no_help_loads_what_only_commands_and_services_need() -> None:
     )
 
     assert answered.stdout.splitlines() == [f"{command} []" for command in commands]
+
+
+def test_the_version_is_told(world: World) -> None:
+    assert world.run("--version").stdout == f"doll {version('doll')}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("doll job su", "submit"), ("doll ke", "key"), ("doll --vers", "--version")],
+)
+def test_shells_complete_commands_and_options(typed: str, completed: str) -> None:
+    asked = {"_DOLL_COMPLETE": "complete_bash", "COMP_WORDS": typed}
+    asked |= {"COMP_CWORD": str(typed.count(" "))}
+    answered = CliRunner().invoke(app, [], prog_name="doll", obj=Ways(_connect_none), env=asked)
+    assert answered.stdout.split() == [completed]
+
+
+def _connect_none(_: Settings) -> Outside:
+    raise AssertionError("nothing is opened for a completion")
 
 
 def test_options_stand_above_the_environment(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,6 +103,10 @@ def test_letters_are_counted_by_reason_and_job(world: World) -> None:
     assert ["clinic-a", "other", "1", "0", "0", *NO_LABEL.split()] in told
     assert ["clinic-a", "digits", "0", "1", "0", *QUARANTINED.reason.split()] in told
     assert told[-1] == ["5", "dead", "letters"]
+    rows = json.loads(world.run("dlq", "show", "clinic-a", "--json").stdout)
+    assert {(row["job"], row["reason"], row["records"]) for row in rows} > {
+        *(("digits", NO_LABEL, 2), ("other", NO_LABEL, 1)),
+    }
     own = world.run("dlq", "show", "--job", "digits").stdout
     assert own.endswith("4 dead letters\n")
     assert "other" not in own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,6 +37,11 @@ def test_a_list_tells_all_but_the_key_and_its_hash(world: World) -> None:
     assert second.split()[:2] == ["page", "viewer"]
     assert "the [red]wall" in second
     assert key.strip() not in listed
+    told = world.run("key", "list", "--json").stdout
+    assert [(each["name"], each["role"]) for each in json.loads(told)] == [
+        *(("ci", "operator"), ("page", "viewer")),
+    ]
+    listed += told
     assert not any(record.sha256[:8] in listed for record in KeyStore(world.log).read().values())
 
 

@@ -196,6 +196,10 @@ def test_a_service_that_is_none_is_told() -> None:
         client.jobs()
     with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
         client.job("digits").model()
+    headers = {"Doll-Version": "1", "Doll-Epoch": "0", "ETag": '"0-1"'}
+    torn = played(lambda _: httpx2.Response(200, content=b"torn", headers=headers))
+    with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
+        torn.job("digits").model()
 
 
 # --- updates --------------------------------------------------------------------------------------
@@ -284,6 +288,7 @@ def test_weights_are_those_that_are_kept(led: World) -> None:
     net.load_state_dict(best)
     assert (best.version, best.epoch, best.tag) == (1, 0, job.model(1).tag)
     assert job.model().version == 2
+    assert (best.metadata["job"], best.metadata["version"]) == ("digits", "1")
     arrays = job.model("best", framework="numpy")
     assert arrays.keys() == best.keys()
     assert all(np.array_equal(arrays[name], best[name].numpy()) for name in best)

@@ -1,0 +1,10 @@
+"""Arguments that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+JobName = Annotated[str, typer.Argument(help="The job's name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
