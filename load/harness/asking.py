@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _CHUNK_BYTES = 1 << 16
 
@@ -112,8 +112,21 @@ async def connect(address: Address) -> Link:
     return Link(*await asyncio.open_connection(address.host, address.port))
 
 
-async def on_schedule(address: Address, request: bytes, rate_per_s: float, for_s: float) -> Asked:
+async def on_schedule(
+    address: Address,
+    request: bytes,
+    rate_per_s: float,
+    for_s: float,
+    note: Callable[[Answer], None] | None = None,
+) -> Asked:
     """Send so many requests per second, whether earlier ones were answered or not.
+
+    Args:
+        address: Where to.
+        request: What, each time.
+        rate_per_s: How many.
+        for_s: How long.
+        note: Gets each answer.
 
     Raises:
         OSError: If a connection is lost.
@@ -131,6 +144,8 @@ async def on_schedule(address: Address, request: bytes, rate_per_s: float, for_s
         answer = await link.ask(request, due)
         asked.seconds.append(answer.seconds)
         asked.statuses[answer.status] += 1
+        if note is not None:
+            note(answer)
         idle.append(link)
 
     for number in range(round(rate_per_s * for_s)):
@@ -146,6 +161,29 @@ async def on_schedule(address: Address, request: bytes, rate_per_s: float, for_s
     for link in idle:
         link.writer.close()
     return asked
+
+
+async def in_turn(address: Address, request: bytes, connections: int, for_s: float) -> float:
+    """Answers per second where each of some connections asks again as soon as it is answered.
+
+    Raises:
+        OSError: If a connection is lost.
+        ValueError: If an answer is not 200.
+    """
+    began, answered = perf_counter(), 0
+
+    async def ask() -> None:
+        nonlocal answered
+        link = await connect(address)
+        while perf_counter() < began + for_s:
+            answer = await link.ask(request)
+            if answer.status != 200:
+                raise ValueError(f"{answer.status}: {answer.body[:200]!r}")
+            answered += 1
+        link.writer.close()
+
+    await asyncio.gather(*(ask() for _ in range(connections)))
+    return answered / (perf_counter() - began)
 
 
 async def open_streams(address: Address, path: str, count: int) -> Sequence[EventLink]:

@@ -1,0 +1,277 @@
+"""Predictions by a model that trains meanwhile: how late, how old, taken back or not, how fast.
+
+    python load/serving.py --json out/serving.json    # exits 1 where a figure is not as required
+    python load/serving.py --seconds 20 --pairs 2     # shorter
+
+Training (Kafka, Redis, two coordinators, a worker; the 28x28 CNN) and this program have one core,
+whoever serves another. Two runs of requests on a schedule, an image each: in the first the leader
+is killed twice, in the second Redis loses the job's data in the moment in which its leader is
+killed. An answer was taken back if its version is not in the effective history in the end. An
+answer is stale for as long as a newer snapshot has been on the board when it comes. Then blocks of
+requests as fast as they are answered, in pairs: of `doll serve`, which goes on to follow the
+training, and of a plain server of the same network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+import msgspec
+import numpy as np
+
+from common.core.messages import ModelId
+from common.embedded.process import free_port
+from common.embedded.services import Service, environment_of
+from load.harness import report
+from load.harness.asking import Address, Answer, connect, in_turn, on_schedule
+from load.harness.processor import used_s
+from load.harness.stack import NotMeasuredError, await_until, servers
+from load.predictions.trained import Trained, stale_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from load.harness.asking import Asked
+
+JOB = "served"
+START_S = 60.0
+CONNECTIONS = 8  # of a block as fast as can be
+BLOCK_S = 3.0
+_PLAIN = Path(__file__).parent / "predictions" / "plain_server.py"
+
+
+class _Parameters(msgspec.Struct):
+    epoch: int
+
+
+class _Told(msgspec.Struct):
+    """What an answer says of its version."""
+
+    model_version: str
+    parameters: _Parameters
+
+
+class Noted(NamedTuple):
+    """One answer."""
+
+    at: float  # monotonic
+    made: ModelId
+
+
+class Run(NamedTuple):
+    """What came of requests on a schedule."""
+
+    asked: Asked
+    notes: list[Noted]
+    stale_s: list[float]  # of each
+    taken_back: int
+
+    @property
+    def failed(self) -> int:
+        """Requests that were not answered with 200."""
+        return self.asked.statuses.total() - self.asked.statuses[200]
+
+    def p99_ms(self) -> float:
+        """Latency, from when a request was due."""
+        return 1e3 * float(np.quantile(self.asked.seconds, 0.99))
+
+    def stale_p99_s(self) -> float:
+        """Staleness."""
+        return float(np.quantile(self.stale_s, 0.99))
+
+
+class Pair(NamedTuple):
+    """Two blocks side by side."""
+
+    ours_per_s: float
+    plain_per_s: float
+    ours_cpu_us: float  # of an answer
+    plain_cpu_us: float
+
+    @property
+    def ratio(self) -> float:
+        """Ours over theirs."""
+        return self.ours_per_s / self.plain_per_s
+
+
+def main() -> int:
+    """Measure, print tables; returns the exit status."""
+    example = "python load/serving.py --seconds 20 --pairs 2 --json out/serving.json"
+    parser = report.parser(__doc__, example)
+    parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="a run (120)")
+    parser.add_argument("--rate", type=float, default=200.0, metavar="N", help="per second (200)")
+    parser.add_argument("--pairs", type=int, default=8, metavar="N", help="of blocks (8)")
+    given = parser.parse_args()
+    machine, cores = report.machine(), sorted(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        stack.callback(os.sched_setaffinity, 0, cores)
+        os.sched_setaffinity(0, cores[:1])  # and whatever is started from now on
+        on = stack.enter_context(servers(given.kafka))
+        trained = stack.enter_context(closing(Trained(on, JOB)))
+        with _on(cores[-1]):
+            port = free_port()
+            own = on.settings.model_copy(update={"api_port": port})
+            ours = Service("serve", "serve", own, on.logs, (JOB,))
+            stack.callback(ours.stop)
+            plain_port = free_port()
+            plain = subprocess.Popen(  # noqa: S603 -- our own command line, no shell
+                [sys.executable, str(_PLAIN), str(plain_port)], env=environment_of(on.settings)
+            )
+            stack.callback(plain.wait)
+            stack.callback(plain.kill)
+        address = Address("127.0.0.1", port, "")
+        _await_ready(address, ours)
+        killed = _run(trained, address, given.rate, given.seconds, _kill_twice)
+        wiped = _run(trained, address, given.rate, given.seconds, _wipe_once)
+        plain_address = Address("127.0.0.1", plain_port, "")
+        await_until(lambda: _answers(plain_address), START_S, "the plain server answers")
+        pairs = _pairs(given.pairs, (address, ours.pid), (plain_address, plain.pid))
+    return _concluded(given.json, machine, killed, wiped, pairs)
+
+
+@contextmanager
+def _on(core: int) -> Iterator[None]:
+    """Let what is started meanwhile have a core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _request(address: Address) -> bytes:
+    image = np.random.default_rng(0).integers(0, 256, 784).tolist()
+    tensor = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 28, 28], "data": image}
+    body = msgspec.json.encode({"inputs": [tensor]})
+    return address.request("POST", f"/v2/models/{JOB}/infer", body)
+
+
+def _plain_request(address: Address) -> bytes:
+    images = np.random.default_rng(0).integers(0, 256, (1, 1, 28, 28)).tolist()
+    return address.request("POST", "/predict", msgspec.json.encode({"images": images}))
+
+
+def _answers(address: Address, path: str = "/docs") -> bool:
+    async def ask() -> int:
+        link = await connect(address)
+        answer = await link.ask(address.request("GET", path))
+        link.writer.close()
+        return answer.status
+
+    try:
+        return asyncio.run(ask()) == 200
+    except OSError:
+        return False
+
+
+def _await_ready(address: Address, ours: Service) -> None:
+    def ready() -> bool:
+        if ours.exit_code is not None:
+            raise NotMeasuredError(f"doll serve ended: {ours.last_words()}")
+        return _answers(address, "/v2/health/ready")
+
+    await_until(ready, START_S, "doll serve is ready")
+
+
+def _run(
+    trained: Trained,
+    address: Address,
+    rate: float,
+    seconds: float,
+    disturb: Callable[[Trained, float], None],
+) -> Run:
+    """Ask on a schedule while something disturbs the training."""
+    notes, answer_of = list[Noted](), msgspec.json.Decoder(_Told)
+
+    def note(answer: Answer) -> None:
+        if answer.status == 200:
+            told = answer_of.decode(answer.body)
+            made = ModelId(told.parameters.epoch, int(told.model_version))
+            notes.append(Noted(time.monotonic(), made))
+
+    asking = on_schedule(address, _request(address), rate, seconds, note)
+    with ThreadPoolExecutor(1) as pool:  # services belong to the thread that starts them
+        under_way = pool.submit(asyncio.run, asking)
+        disturb(trained, seconds)
+        asked = under_way.result()
+    stale = [stale_s(trained.seen, each.made, each.at) for each in notes]
+    counting = trained.counting()
+    return Run(asked, notes, stale, sum(each.made not in counting for each in notes))
+
+
+def _kill_twice(trained: Trained, seconds: float) -> None:
+    for _ in range(2):
+        time.sleep(seconds / 3)
+        trained.kill_leader()
+
+
+def _wipe_once(trained: Trained, seconds: float) -> None:
+    time.sleep(seconds / 3)
+    trained.kill_leader(before=trained.board.wipe)
+
+
+def _pairs(count: int, ours: tuple[Address, int], plain: tuple[Address, int]) -> list[Pair]:
+    """Blocks of both, whose order changes from pair to pair."""
+    requests = {ours: _request(ours[0]), plain: _plain_request(plain[0])}
+    pairs = list[Pair]()
+    for number in range(-1, count):  # the first warms both up
+        found = dict[tuple[Address, int], tuple[float, float]]()
+        for each in (ours, plain) if number % 2 else (plain, ours):
+            address, pid = each
+            before_s = used_s(pid)
+            per_s = asyncio.run(in_turn(address, requests[each], CONNECTIONS, BLOCK_S))
+            found[each] = per_s, 1e6 * (used_s(pid) - before_s) / (per_s * BLOCK_S)
+        (ours_per_s, ours_us), (plain_per_s, plain_us) = found[ours], found[plain]
+        if number >= 0:
+            pairs.append(Pair(ours_per_s, plain_per_s, ours_us, plain_us))
+    return pairs
+
+
+def _concluded(
+    path: Path | None, machine: dict[str, object], killed: Run, wiped: Run, pairs: list[Pair]
+) -> int:
+    stale_s = max(killed.stale_p99_s(), wiped.stale_p99_s())
+    p99_ms = max(killed.p99_ms(), wiped.p99_ms())
+    ratio, ours_us, plain_us = (
+        float(np.median([getattr(pair, name) for pair in pairs]))
+        for name in ("ratio", "ours_cpu_us", "plain_cpu_us")
+    )
+    figures = (
+        report.Figure("failed_requests", killed.failed + wiped.failed, most=0),
+        report.Figure("answers_taken_back", killed.taken_back, most=0),
+        report.Figure("answers_taken_back_after_wipe", wiped.taken_back),
+        report.Figure("staleness_p99_s", stale_s, 3, most=1.0),
+        report.Figure("answer_p99_ms", p99_ms, 1, most=20.0),
+        report.Figure("throughput_ratio", ratio, 2, least=0.9),
+        report.Figure("cpu_us_per_answer", ours_us),
+        report.Figure("plain_cpu_us_per_answer", plain_us),
+    )
+    versions = {name: len({note.made for note in run.notes}) for name, run in _named(killed, wiped)}
+    data = {
+        **{figure.name: figure.value for figure in figures},
+        "versions_served": versions,
+        "answers": {name: len(run.notes) for name, run in _named(killed, wiped)},
+        "pairs": [pair._asdict() for pair in pairs],
+    }
+    found = report.Found(f"predictions beside training: {versions}", figures, data)
+    found.draw()
+    return report.conclude(path, machine, data, found.short())
+
+
+def _named(killed: Run, wiped: Run) -> tuple[tuple[str, Run], ...]:
+    return ("leader killed", killed), ("board wiped", wiped)
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))

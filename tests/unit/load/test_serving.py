@@ -1,0 +1,34 @@
+"""How stale an answer is, as the benchmark of predictions counts it."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.core.messages import ModelId
+from load.predictions.trained import Seen, stale_s
+
+#  at   0       1       2       3  (a wipe, another leader goes on from version 2)  4       5
+SEEN = [
+    Seen(float(at), ModelId(*made))
+    for at, made in enumerate([(7, 2), (7, 4), (7, 6), (7, 8), (7, 2), (9, 3)])
+]
+
+
+@pytest.mark.parametrize(
+    ("made", "at", "expected"),
+    [
+        ((7, 8), 3.5, 0.0),  # the newest
+        ((7, 6), 3.5, 0.5),
+        ((7, 4), 3.5, 1.5),
+        ((7, 5), 3.5, 1.5),  # nobody saw its snapshot: it was between 4 and 6
+        ((7, 8), 4.25, 0.25),  # the board holds an older one of another leader
+        ((7, 2), 4.25, 0.0),  # which is not stale, although there were newer ones once
+        ((7, 2), 5.5, 0.5),
+        ((9, 3), 4.9, 0.0),  # the server knew it before it was seen
+        ((9, 3), 9.0, 0.0),
+    ],
+)
+def test_an_answer_is_stale_since_another_snapshot_came(
+    made: tuple[int, int], at: float, expected: float
+) -> None:
+    assert stale_s(SEEN, ModelId(*made), at) == pytest.approx(expected)
