@@ -1,6 +1,6 @@
 """How soon training goes on when a worker or the leader goes, and what leaving on notice costs.
 
-    python load/recovery.py                            # all three; exits 1 where one falls short
+    python load/recovery.py                            # all four; exits 1 where one falls short
     python load/recovery.py --only worker --kills 10   # one of them, shorter
 
 Real coordinator and worker processes on real servers: 4 workers, K=4, each gradient a timed wait of
@@ -13,13 +13,20 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.testing.counting import ENTRYPOINT
-from load.faults.disturbances import Disturbance, ask_to_leave, kill_leaders, kill_workers
+from load.faults.disturbances import (
+    Disturbance,
+    ask_to_leave,
+    kill_leaders,
+    kill_members,
+    kill_workers,
+)
 from load.faults.drill import Conditions, Drill
 from load.harness import report
 from load.harness.processor import Neighbours
@@ -45,6 +52,7 @@ class Measurement(NamedTuple):
     coordinators: int
     median_ms: float  # at most
     max_ms: float
+    weights: int = 0  # of a model that workers hold, and add up among themselves; 0: the board's
 
 
 def measurements(conditions: Conditions) -> dict[str, Measurement]:
@@ -77,6 +85,16 @@ def measurements(conditions: Conditions) -> dict[str, Measurement]:
             coordinators=2,
             median_ms=_UNLIMITED_MS,
             max_ms=300.0,
+        ),
+        "group": Measurement(
+            "a worker is killed while all add up among themselves, 1 MB",
+            "kill to the update in flight",
+            30,
+            kill_members,
+            coordinators=1,
+            median_ms=150.0,
+            max_ms=300.0,
+            weights=250_000,
         ),
     }
 
@@ -136,6 +154,8 @@ def measure(name: str, wanted: Measurement, on: Servers, conditions: Conditions)
     """Run one measurement, on a job and processes of its own."""
     seconds = _START_S + wanted.times * _PER_DISTURBANCE_S
     found = list[Disturbance]()
+    if wanted.weights:
+        conditions = replace(conditions, weights=wanted.weights, aggregation="replicas")
     drill = Drill(on, name, conditions, seconds=seconds, coordinators=wanted.coordinators)
     with closing(drill):
         neighbours = Neighbours(lambda: [*on.pids.values(), *drill.pids()])
@@ -152,7 +172,7 @@ def main() -> int:
     example = "python load/recovery.py --only worker --kills 5 --json recovery.json"
     parser = report.parser(__doc__, example)
     parser.add_argument("--only", choices=names, nargs="+", default=names, help="default: all")
-    parser.add_argument("--kills", type=int, help="disturbances of each; default: 30, 10, 10")
+    parser.add_argument("--kills", type=int, help="disturbances of each; default: 30, 10, 10, 30")
     parser.add_argument("--workers", type=int, default=standard.workers, help="default: 4")
     parser.add_argument("--group-size", type=int, default=standard.group_size, help="K; default: 4")
     parser.add_argument(

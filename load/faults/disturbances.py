@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from datetime import datetime
 from functools import partial
+from random import Random
 from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -72,6 +73,45 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
             },
             _road(drill, round_, victim, again_at),
         )
+
+
+def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
+    """SIGKILL one worker after the other while all add up, and bring each back.
+
+    Raises:
+        NotMeasuredError: If something does not come back, or every second kill comes too late.
+    """
+    draw, missed, victims = Random(1), 0, _in_turn(drill)  # noqa: S311 -- when to strike, no secret
+    for _ in range(kills):
+        while True:
+            undisturbed, victim = drill.await_calm(), next(victims)
+            usual_s = median(map(_attempt_s, undisturbed))
+            round_ = drill.await_attempt()
+            time.sleep(draw.uniform(0.0, usual_s))
+            killed_at = monotonic()
+            victim.kill()
+            drill.await_applied(round_)
+            drill.bring_back(victim)
+            if killed_at < (round_.applied_at or 0.0):
+                break
+            missed += 1
+            if missed > kills:
+                raise NotMeasuredError("kills came too late: the machine is too busy")
+        again = len(round_.attempts) > 1
+        yield Disturbance(
+            victim.name,
+            [1e3 * ((round_.applied_at or 0.0) - killed_at)],
+            {
+                "undisturbed, from Reduce to update": 1e3 * usual_s,
+                "undisturbed round": _median_ms(undisturbed),
+            },
+            "added up once more" if again else "enough had finished",
+        )
+
+
+def _attempt_s(round_: SeenRound) -> float:
+    """From when members were told to enter to their update."""
+    return (round_.applied_at or 0.0) - min(round_.attempts.values())
 
 
 def ask_to_leave(drill: Drill, times: int) -> Iterator[Disturbance]:

@@ -24,10 +24,11 @@ from load.throughput.backlog import check_left, produce
 if TYPE_CHECKING:
     from common.embedded.services import Service
     from common.jobs.spec import JobSpec
+    from load.harness.counting import Aggregation
     from load.harness.stack import Servers
 
 _BATCH_SIZE = 8  # b: what is measured is the protocol, not how fast records are moved
-_IDS = 64  # the model's weights: it travels inside the trigger
+_IDS = 64  # of records
 _WAITING_GROUPS = 5  # batches that a worker may hold, in K: with the default of 2 some queue runs
 # dry every thirty rounds, and another worker is asked for two batches
 _CALM_ROUNDS = 10  # with one trigger each, evenly shared, everybody in one at least: all is well
@@ -44,6 +45,8 @@ class Conditions:
     gradient_s: float = 0.05  # of one batch, a timed wait
     deadline_floor_s: float = 0.5  # the default of a job
     partitions: int = 8
+    weights: int = 64  # of the model, which travels inside the trigger
+    aggregation: Aggregation = "board"
 
     @property
     def share(self) -> int:
@@ -53,7 +56,7 @@ class Conditions:
     def job(self, name: str, topic: str) -> JobSpec:
         """The job."""
         return counting_spec(
-            _IDS,
+            self.weights,
             self.gradient_s,
             name=name,
             streams=[topic],
@@ -61,6 +64,7 @@ class Conditions:
             group_size=self.group_size,
             waiting_batches=_WAITING_GROUPS * self.group_size,
             deadline_floor_s=self.deadline_floor_s,
+            aggregation=None if self.aggregation == "board" else {"mode": "group"},
         )
 
     def records_in(self, seconds: float) -> int:
@@ -147,6 +151,10 @@ class Drill:
         return self.witness.await_begun(
             lambda round_: bool(round_.asked_of(worker.name)), _ROUND_S, f"work for {worker.name}"
         )
+
+    def await_attempt(self) -> SeenRound:
+        """Wait until members are told to add the next gradients up among themselves."""
+        return self.witness.await_attempt(_ROUND_S)
 
     def await_leader(self, after: int) -> SeenRound:
         """Wait for the first round of a later epoch."""

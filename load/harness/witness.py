@@ -22,7 +22,7 @@ from load.harness.updates import read_audit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.core.messages import Batch, UpdateTrigger
+    from common.core.messages import AttemptId, Batch, UpdateTrigger
     from common.ports.servers import Board, Log
 
 _WAIT_S = 0.2  # of one read: how soon a thread notices that it is over
@@ -33,7 +33,10 @@ class SeenRound:
     """One update in flight: the triggers for its model, and its update once there is one."""
 
     model: ModelId
-    triggers: list[tuple[float, UpdateTrigger]] = field(default_factory=list)  # when seen, which
+    # When seen, which; those that order gradients.
+    triggers: list[tuple[float, UpdateTrigger]] = field(default_factory=list)
+    # Of members that add up among themselves: when each was first told to enter.
+    attempts: dict[AttemptId, float] = field(default_factory=dict)
     applied_at: float | None = None
 
     @property
@@ -133,6 +136,19 @@ class Witness:
             self._wait_for(begun, timeout_s, what)
         return found[0]
 
+    def await_attempt(self, timeout_s: float) -> SeenRound:
+        """Wait until members are told to enter what they were not told before.
+
+        Raises:
+            NotMeasuredError: If that does not happen in time.
+        """
+        with self._news:
+            known = {attempt for each in self._rounds[-2:] for attempt in each.attempts}
+            self._wait_for(
+                lambda: not known.issuperset(self._rounds[-1].attempts), timeout_s, "an attempt"
+            )
+            return self._rounds[-1]
+
     def await_applied(self, rounds: list[SeenRound], timeout_s: float) -> None:
         """Wait until these rounds are over.
 
@@ -168,10 +184,14 @@ class Witness:
         with self._news:
             for trigger in triggers:
                 self._heard = trigger.id
-                if trigger.model not in self._by_model:
+                if trigger.orders and trigger.model not in self._by_model:
                     self._by_model[trigger.model] = SeenRound(trigger.model)
                     self._rounds.append(self._by_model[trigger.model])
-                self._by_model[trigger.model].triggers.append((at, trigger))
+                round_ = self._by_model.get(trigger.model)
+                if round_ is not None and trigger.orders:
+                    round_.triggers.append((at, trigger))
+                if round_ is not None and trigger.group and trigger.group.reduce is not None:
+                    round_.attempts.setdefault(trigger.group.reduce.attempt, at)
             self._news.notify_all()
 
     def _read_updates(self) -> None:
