@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 
+from common.embedded.process import Child
+from common.jobs.build import codec_of, task_of, trainer_of
+from common.jobs.spec import parse_job
+from common.jobs.store import JobStore
+from common.learning.gradients import GradientComputer
+from common.learning.tasks import build_model
+from common.runtime.connect import open_log
+from load.harness.counting import CountingJob
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from common.config.settings import Settings
     from tests.integration.cluster import Cluster
     from tests.integration.servers import Make
@@ -34,8 +48,8 @@ def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
     assert (audit.flaws, audit.trained, audit.unsettled) == ((), records, 0)
 
 
-def started(make: Make, name: str, records: int, *names: str) -> Cluster:
-    cluster = make(name, records, GROUP, seconds=0.01)
+def started(make: Make, name: str, records: int, *names: str, options: str = "") -> Cluster:
+    cluster = make(name, records, GROUP + options, seconds=0.01)
     for each in names:
         cluster.start("coordinator" if each.startswith("c") else "worker", each)
     cluster.produce(records)
@@ -59,8 +73,63 @@ def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
     assert cluster.audit().taken_back == 0
 
 
+def test_weights_are_those_that_one_process_finds_of_the_same_batches(
+    settings: Settings, tmp_path: Path
+) -> None:
+    spec = parse_job("""
+name: tables
+streams: [tables-a]
+records: {codec: tensor, fields: {features: {dtype: float32, shape: [6]}, label: {dtype: int64}}}
+task: {name: logistic-regression, classes: 3, normalise: true}
+batch_size: 8
+group_size: 4
+optimizer: {name: adam, learning_rate: 0.05, clip_norm: 0.5}
+stop: {updates: 12}
+aggregation: {mode: group}
+""")
+    log, random = open_log(settings), np.random.default_rng(1)
+    records = {
+        "features": random.normal(size=(500, 6)).astype(np.float32),
+        "label": random.integers(0, 3, 500),
+    }
+    job = CountingJob(spec, settings, log, partitions=2)
+    with closing(log.writer()) as writer:
+        for number, value in enumerate(codec_of(spec).encode(records)):
+            writer.append("tables-a", value, partition=number % 2)
+        assert writer.flush(30.0)
+    environment = {**os.environ, **settings.model_copy(update={"threads": 1}).environ()}
+    with ExitStack() as started:
+        for name in ("c1", "w1", "w2"):
+            service = "coordinator" if name == "c1" else "worker"
+            command = [sys.executable, "-m", f"services.{service}", "--name", name]
+            child = Child(command, tmp_path / f"{name}.log", environment, forks=True)
+            started.callback(child.kill)
+        await_condition(lambda: len(job.audit().updates) == 12, "twelve updates")
+        found = job.weights(job.audit())
+
+    task = task_of(spec, ())
+    computer = GradientComputer(task, build_model(task, spec.seed), torch.device("cpu"))
+    trainer = trainer_of(spec, (), 1)()
+    for update in job.audit().updates:
+        computer.load(trainer.weights())
+        for batch in update.batches:
+            rows = [
+                n for s in batch.address for n in range(2 * s.start + s.partition, 2 * s.end, 2)
+            ]
+            each = computer.compute([{name: of[rows] for name, of in records.items()}])
+            trainer.add(0, each.vector, each.samples)
+        trainer.apply(0)
+    alone = np.frombuffer(trainer.weights(), np.float32)
+    assert np.abs(alone).max() > 0.1  # it has learned something
+    np.testing.assert_allclose(found, alone, rtol=1e-4, atol=1e-5)
+    with closing(JobStore(log)) as book:
+        await_condition(lambda: book.read()["tables"].wanted == "stopped", "it has ended")
+    log.close()
+
+
 def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Make) -> None:
-    cluster = started(make, "all-die", 2000, "c1", "w1", "w2")
+    walking = "            synchronisation: {mode: averaging, local_rate: 0.5}\n"
+    cluster = started(make, "all-die", 2000, "c1", "w1", "w2", options=walking)
     await_condition(lambda: cluster.version() >= 20, "twenty updates")
     for name in ("w1", "w2"):
         cluster.kill(name)
