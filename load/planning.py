@@ -17,7 +17,8 @@ from rich.progress import track
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.policies.chance import plan_with_probability
-from common.policies.pools import plan_hold
+from common.policies.policy import Situation
+from common.policies.pools import Pools
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import Experiment
 from common.theory.provisioning import plan
@@ -69,9 +70,11 @@ def _cases() -> tuple[Case, ...]:
     records = UPDATES * GROUP_SIZE * BATCH_SIZE
     work = Work(rates, GROUP_SIZE, BATCH_SIZE, UPDATES, 1.05 * records / rates.sum())
     paper = market(0.286, 0.158, 0.9)
-    spots = [Pool(f"spot {n}", 0.1 + n / 100, 0.7 + n / 40, capacity=2000) for n in range(9)]
+    spots = [Pool(f"spot {n}", 0.1 + n / 300, 0.7 + n / 120, capacity=2000) for n in range(29)]
     pools = (paper.on_demand, *spots)
     many = f"{MANY_WORKERS:,} heterogeneous workers"
+    none = np.full(MANY_WORKERS, np.nan)
+    situation = Situation(0.0, work, pools, 0.001, np.isnan(none), none)
     return (
         Case(f"plan, {many}", lambda: plan(work, paper), PLANS, 0.05),
         Case(
@@ -79,7 +82,12 @@ def _cases() -> tuple[Case, ...]:
             lambda: plan_with_probability(work, paper, 0.95),
             PLANS,
         ),
-        Case(f"plan over 10 pools, {many}", lambda: plan_hold(work, pools, 0.01)),
+        Case(
+            f"decision over 30 pools, {many}",
+            lambda: Pools().reconsider(situation, None),
+            PLANS,
+            0.02,
+        ),
         Case(
             f"{WORKERS} workers, {UPDATES:,} updates, whole protocol",
             lambda: simulate(_experiment("protocol"), Path(), 1, 1),

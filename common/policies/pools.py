@@ -1,48 +1,62 @@
-"""Several pools: how many machines of which type and zone, and which worker gets which.
+"""Several pools: how many machines of each, for a deadline, whichever stream they serve.
 
-Pools differ in price, availability, speed and capacity; the first is on-demand. With one worker per
-stream (`hold`) the plan is Theorem 5 for any number of pools, found by a mixed-integer program.
-Where streams move to the survivors (`reassign`) the runtime is theta_0 and machines are counted.
+With one worker per stream (`hold`) machines are counted. Spot machines come first, from the pool
+whose ready second is cheapest and which gives any; a lost one is asked for elsewhere at once, and
+more may run than there are streams. Machines on demand do what spot is not expected to do by the
+deadline:
 
-The expected cost is a ratio, dollars a second over records a second, both linear in the numbers of
-machines. Dinkelbach's iteration makes a few linear programs of it: for a guess q of the least
-ratio, the x that minimises dollars - q records has a ratio below q, unless q is the least.
+    single losses   spares on demand, as many as are missing on average
+    all are gone    nothing while there is time to wait, then one for each stream
+    little time     as many as would still be in time if the largest pool went now
+
+Where streams move to the survivors (`reassign`) the runtime is theta_0, and the cheapest machines
+that keep up are rented.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from common.policies.adaptive import Adaptive
+from common.policies.adaptive import LATE
 from common.policies.fixed import OnDemandOnly
-from common.policies.policy import NOWHERE, ON_DEMAND, by_slot
+from common.policies.policy import NOWHERE, ON_DEMAND, Decision, MachineCount, by_slot
 from common.policies.reassign import Computing, machines_for_stability
-from common.theory.errors import ParameterError
+from common.ports.machines import Offer
+from common.theory.errors import ParameterError, positive
 from common.theory.preemption import effective_availability
 from common.theory.provisioning import Plan
+from common.theory.updates import partial_batches_s
 
 if TYPE_CHECKING:
-    from common.policies.policy import Decision, Places, Situation
+    from collections.abc import Callable
+
+    from common.policies.policy import Places, Situation
     from common.theory.provisioning import Binding
-    from common.theory.work import Pool, Rates, Work
+    from common.theory.work import Pool, Work
 
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[np.int64]
 
-MOST_CLASSES = 32  # of rates: twice as many take three times as long and save 0.4 % at most
 GAP = 1e-4  # relative, at which a program counts as solved: prices are not known that well
 LIMIT_S = 10.0  # for one program; the best that it has found is taken then
-ROUNDS = 20  # of Dinkelbach's iteration, which converges faster than linearly: 5 are many
-TOLERANCE = 1e-9  # relative, of sums of rates
-# What staying may take of the records that are needed: no rate is known better than that (a Poisson
-# stream of 125/s after 1,000 s to 0.3 %), and machines that change places are not to be had for it.
-STAYING = 0.002
+# Relative, of a ready second. Pools that close share machines: a loss takes some of them only, and
+# the others are known to give more.
+EQUAL_PRICES = 0.05
+# Of the reserve, towards the end: who kept all of it until the last update would be early by it.
+SPENT = 0.25
+ALMOST = 0.5  # of a stream
+# Machines of a pool that has just been lost are lost sooner than the mean says.
+LOSSES = 2.0
+# A spare on demand is not given back for it: it would be started again a moment later.
+SPARES = 1
+ROUNDING = 1e-9
 _LACKS: dict[Binding, str] = {
     "stability": "no machine keeps up with its stream; ",
     "capacity": "all pools together have too few machines; ",
@@ -50,116 +64,143 @@ _LACKS: dict[Binding, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Classes:
-    """Workers of equal rates, or nearly so, the lowest first."""
+def expected_serving(machines: int, share: float, streams: int, certain: int = 0) -> float:
+    """Give how many of some streams are served on average: E[min(streams, certain + ready)].
 
-    members: tuple[Counts, ...]  # C arrays of workers, each sorted by rate
-    mean_per_s: Array  # (C,)
-    highest_per_s: Array  # (C,)
+    Ready machines are binomial, B(machines, share), taken as normal.
+    """
+    mean, room = machines * share, max(streams - certain, 0)
+    deviation = math.sqrt(mean * (1 - share))
+    if not deviation:
+        return min(mean, room) + min(certain, streams)
+    z = (room - mean) / deviation
+    below = 0.5 * math.erfc(-z / math.sqrt(2))
+    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    served = room - (room - mean) * below - deviation * density
+    return max(served, 0.0) + min(certain, streams)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spot:
+    """The spot pools that are worth their price, the best first; arrays are (Z,)."""
+
+    pools: tuple[Pool, ...]
+    usd_per_s: Array  # of a ready second
+    asked: Counts  # machines, by the last decision
+    ready: Counts
+    had: Counts  # ready or coming
 
     @property
-    def sizes(self) -> Counts:
-        """(C,) how many workers each has."""
-        return np.array([len(members) for members in self.members], np.int64)
+    def room(self) -> Array:
+        """How many more can be had at all."""
+        most = [math.inf if pool.capacity is None else pool.capacity for pool in self.pools]
+        return np.array(most) - self.had
 
+    @property
+    def gone(self) -> bool:
+        """Whether everything that was asked for has been lost, everywhere."""
+        return bool(self.asked.all()) and not self.had.any()
 
-def classes_of(rates_per_s: Rates, most: int = MOST_CLASSES, tolerance: float = 0.0) -> Classes:
-    """Group workers by rate: equal ones, or where there are more rates than `most`, by quantiles.
+    @property
+    def main(self) -> Pool:
+        """The pool that matters most now."""
+        return self.pools[int(np.argmax(self.had))]
 
-    A class counts with its mean rate. Its slowest workers are given to its least available pools,
-    so that they lose no more than the mean says: it errs towards the deadline.
+    @property
+    def share(self) -> float:
+        """Which share of the machines asked for is ready, on average.
 
-    Args:
-        rates_per_s: Of the workers.
-        most: Classes.
-        tolerance: Relative; rates closer than that may count as equal. Estimates of equal rates
-            would otherwise change places with each other whenever they are looked at.
-    """
-    order = np.argsort(rates_per_s, kind="stable")
-    ordered = rates_per_s[order]
-    starts = [0]
-    for worker in range(1, len(ordered)):
-        if ordered[worker] > ordered[starts[-1]] * (1 + tolerance):
-            starts.append(worker)
-    if len(starts) > most:
-        starts = np.linspace(0, len(ordered), most, endpoint=False).round().astype(int).tolist()
-    members = tuple(np.split(order, starts[1:]))
-    mean = np.array([rates_per_s[some].mean() for some in members])
-    return Classes(members, mean, np.array([rates_per_s[some].max() for some in members]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Program:
-    """Find integers x[pool, class], (P, C), of least cost per record.
-
-    The workers of a class on all pools are its size; the machines of a pool are no more than it
-    has; and the records of a second are enough (equation 23 for pools).
-    """
-
-    usd_per_s: Array  # (P,) pi alpha of a machine
-    records_per_s: Array  # (P, C) alpha lambda of a worker
-    sizes: Counts  # (C,)
-    most: Array  # (P,) machines; infinite: as many as wanted
-    allowed: npt.NDArray[np.bool_]  # (P, C) whether a machine keeps up with its stream
-    needed_per_s: float  # J K b / theta
-
-    def solve(self) -> Counts | None:
-        """Give x, or None where there is none.
-
-        The first guess is the least ratio of real numbers, a lower bound found in milliseconds. So
-        usually one program of integers finds x, and a second one proves it.
+        Where all are given, lost ones are replaced at once: only start-up takes its part.
         """
-        ratio, found = 0.0, None
-        for integers in (False, True):
-            for _ in range(ROUNDS):
-                x = self._minimise(ratio, integers=integers)
-                if x is None:
-                    return found
-                last, ratio = ratio, self._ratio(x)
-                if integers:
-                    found = x.round().astype(np.int64)
-                if abs(ratio - last) <= GAP * ratio:
-                    break
-        return found
+        main = self.main
+        delivers = effective_availability(main)
+        some = self.had > 0
+        scarce = some.any() and (self.asked > self.had)[some].all()
+        return delivers if scarce or not main.availability else delivers / main.availability
 
-    def _ratio(self, x: Array) -> float:
-        """Give dollars per record."""
-        return float(self.usd_per_s @ x.sum(axis=1)) / float((self.records_per_s * x).sum())
+    def counts(self, wanted: int) -> dict[int, int]:
+        """Say how many machines of which pools there shall be; a pool that is not named is left.
 
-    def _minimise(self, ratio: float, *, integers: bool) -> Array | None:
-        from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 -- slow to load
-        from scipy.sparse import eye_array, hstack, kron, vstack  # noqa: PLC0415 -- slow to load
+        Machines stay where they are. What is missing is asked for in the cheapest pools that have
+        not just refused; of those that have, one machine tells when that is over. Where all have,
+        all are asked for all of it.
+        """
+        missing = wanted - int(self.had.sum())
+        there = {index: int(count) for index, count in enumerate(self.had) if count}
+        if missing < 0:
+            return self._without(there, -missing)
+        if not missing:
+            return there
+        refused = self.asked > self.had
+        give = np.flatnonzero(~refused & (self.room > 0))
+        if give.size:
+            alike = give[self.usd_per_s[give] <= self.usd_per_s[give].min() * (1 + EQUAL_PRICES)]
+            counts = dict.fromkeys(np.flatnonzero(refused).tolist(), 1) | there
+            for left, index in zip(range(len(alike), 0, -1), alike.tolist(), strict=True):
+                more = int(min(math.ceil(missing / left), self.room[index]))
+                missing -= more
+                if more:
+                    counts[index] = there.get(index, 0) + more
+            return counts
+        return {
+            index: int(count + min(missing, room))
+            for index, (count, room) in enumerate(zip(self.had, self.room, strict=True))
+        }
 
-        pools, classes = self.allowed.shape
-        count = pools * classes
-        rows = [
-            kron(np.ones((1, pools)), eye_array(classes)),
-            kron(eye_array(pools), np.ones((1, classes))),
-            self.records_per_s.reshape(1, -1),
-        ]
-        # At the least ratio the objective is 0, of which no relative gap can be asked. A column
-        # that is always 1 lifts it to the size of the bill.
-        matrix = hstack([vstack(rows), np.zeros((classes + pools + 1, 1))], format="csr")
-        scale = self.usd_per_s.max() or 1.0  # HiGHS takes differences below 1e-7 for rounding
-        prices = (self.usd_per_s[:, None] - ratio * self.records_per_s).ravel() / scale
-        result = milp(
-            np.append(prices, self.sizes.sum()),
-            integrality=np.full(count + 1, int(integers)),
-            constraints=LinearConstraint(
-                matrix,
-                np.concatenate((self.sizes, np.zeros(pools), [self.needed_per_s])),
-                np.concatenate((self.sizes, self.most, [np.inf])),
-            ),
-            bounds=Bounds(
-                np.append(np.zeros(count), 1),
-                np.append(np.where(self.allowed, self.sizes, 0), 1),
-            ),
-            options={"mip_rel_gap": GAP, "time_limit": LIMIT_S},
-        )
-        if result.x is None:
-            return None
-        return np.asarray(result.x[:-1], np.float64).reshape(pools, classes)
+    def _without(self, there: dict[int, int], surplus: int) -> dict[int, int]:
+        """Let machines go where they are dearest, whole pools at once, others as they are lost."""
+        for index in sorted(there, reverse=True):
+            if there[index] <= surplus:
+                surplus -= there.pop(index)
+            else:
+                there[index] -= surplus
+                break
+        return there
+
+
+def ready_usd_per_s(pool: Pool) -> float:
+    """Give the price of a second in which a machine of a pool is ready, at speed 1.
+
+    Machines live for exponential times of mean u. Of their time they are ready for exp(-S / u), and
+    billed as `Billing.paid_share` says.
+    """
+    life_s = pool.availability * pool.cycle_s
+    if pool.availability == 1:
+        return (pool.usd_per_s + pool.transfer_usd_per_s) / pool.speed
+    if not life_s:
+        return math.inf
+    usd_per_s = pool.usd_per_s * pool.billing.paid_share(life_s) + pool.transfer_usd_per_s
+    return usd_per_s * math.exp(min(pool.start_up_s / life_s, 700.0)) / pool.speed
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """How much is to be done in which time."""
+
+    streams: int
+    undisturbed_s: float  # of the work that is left
+    time_s: float  # until the deadline, less what arrivals may be late
+    reserve_s: float  # what the loss of the largest pool takes until others work in its place
+
+    @property
+    def short_s(self) -> float:
+        """How much of the reserve is used up."""
+        return self.undisturbed_s - (self.time_s - self.reserve_s)
+
+    @property
+    def serving(self) -> float:
+        """How many streams must be served on average."""
+        time_s = self.time_s - (1 - SPENT) * self.reserve_s
+        most = self.streams - ALMOST  # all of them are never served on average
+        return min(self.streams * self.undisturbed_s / max(time_s, ROUNDING), most)
+
+    @property
+    def certain(self) -> int:
+        """Machines that make up for the reserve, if all others are lost now."""
+        if self.short_s <= 0:
+            return 0
+        share = min(self.short_s / self.reserve_s, 1.0) if self.reserve_s else 1.0
+        return math.ceil(self.streams * share - ROUNDING)
 
 
 class PoolPlan(NamedTuple):
@@ -167,131 +208,6 @@ class PoolPlan(NamedTuple):
 
     places: Places
     plan: Plan
-
-
-def plan_hold(
-    work: Work,
-    pools: tuple[Pool, ...],
-    gradient_s: float,
-    last: Places | None = None,
-    tolerance: float = 0.0,
-) -> PoolPlan:
-    """Give each worker a machine of some pool, at the least expected cost that meets the deadline.
-
-    A pool in which a worker could not keep up with its own stream, lambda mu_C / speed >= b
-    (Proposition 1 for one worker), is not for that worker. With one spot pool the plan is Theorem
-    5's. Where there is none, `feasible` is False and the most available machines go to the highest
-    rates; workers for which nothing is left have no place.
-
-    Args:
-        work: What is left.
-        pools: On-demand first.
-        gradient_s: mu_C, on a machine of speed 1.
-        last: Where workers are now; among those of one class, whoever can stay does.
-        tolerance: See `classes_of`.
-
-    Raises:
-        ParameterError: If there is no pool.
-    """
-    if not pools:
-        raise ParameterError("pools", "name at least the on-demand machines")
-    classes = classes_of(work.rates_per_s, tolerance=tolerance)
-    available = np.array([effective_availability(pool) for pool in pools])
-    speeds = np.array([pool.speed for pool in pools])
-    usd_per_s = np.array([pool.wanted_usd_per_s for pool in pools])
-    keeps_up = classes.highest_per_s * gradient_s < speeds[:, None] * work.batch_size
-    pays = available > 0  # a stream left alone costs nothing and does nothing: no use of a pool
-    if pools[ON_DEMAND].capacity is None:
-        pays[1:] &= usd_per_s[1:] < usd_per_s[ON_DEMAND] * available[1:]
-    program = Program(
-        usd_per_s=usd_per_s,
-        records_per_s=available[:, None] * classes.mean_per_s,
-        sizes=classes.sizes,
-        most=np.array([math.inf if pool.capacity is None else pool.capacity for pool in pools]),
-        allowed=keeps_up & pays[:, None],
-        needed_per_s=_needed_per_s(work),
-    )
-    x = program.solve() if math.isfinite(program.needed_per_s) else None
-    verdict: tuple[bool, Binding]
-    if x is None:
-        places = _nearest(program, classes, available)
-        verdict = False, _lacking(program)
-    else:
-        places = _places(classes, x, available, last)
-        enough = program.needed_per_s * (1 - STAYING)
-        if last is not None and _records_per_s(work, available, places) < enough:
-            places = _places(classes, x, available, None)
-        verdict = True, _binding(work, program, available, places)
-    records_per_s = _records_per_s(work, available, places)
-    runtime_s = work.records / records_per_s if records_per_s else math.inf
-    return _pool_plan(work, pools, places, verdict, runtime_s)
-
-
-def _needed_per_s(work: Work) -> float:
-    if not work.updates:
-        return 0.0
-    if not work.deadline_s:
-        return math.inf
-    return work.records / work.deadline_s * (1 - TOLERANCE)
-
-
-def _places(classes: Classes, x: Counts, available: Array, last: Places | None) -> Places:
-    """Give out places class by class: stay where possible, else low rates to low availability."""
-    places = np.full(int(classes.sizes.sum()), NOWHERE, np.int8)
-    by_availability = np.argsort(available, kind="stable")
-    for index, members in enumerate(classes.members):
-        quotas = x[:, index].copy()
-        moving = members
-        if last is not None:
-            for pool in range(len(quotas)):
-                staying = members[last[members] == pool][: quotas[pool]]
-                places[staying] = pool
-                quotas[pool] -= len(staying)
-            moving = members[places[members] == NOWHERE]
-        places[moving] = np.repeat(by_availability, quotas[by_availability])
-    return places
-
-
-def _nearest(program: Program, classes: Classes, available: Array) -> Places:
-    """Give the highest rates the most available machines, as far as there are any."""
-    left = program.most.copy()
-    places = np.full(int(classes.sizes.sum()), NOWHERE, np.int8)
-    best_first = np.argsort(-available, kind="stable")
-    for index in reversed(range(len(classes.members))):
-        members = classes.members[index]
-        for pool in best_first:
-            if program.allowed[pool, index]:
-                count = int(min(left[pool], len(members)))
-                members, given = np.split(members, [len(members) - count])
-                places[given] = pool
-                left[pool] -= count
-    return places
-
-
-def _lacking(program: Program) -> Binding:
-    if not program.allowed.any(axis=0).all():
-        return "stability"
-    return "capacity" if program.most.sum() < program.sizes.sum() else "infeasible"
-
-
-def _records_per_s(work: Work, available: Array, places: Places) -> float:
-    return float(np.where(places == NOWHERE, 0.0, available[places]) @ work.rates_per_s)
-
-
-def _binding(work: Work, program: Program, available: Array, places: Places) -> Binding:
-    """Name what keeps it from one more worker on spot, or from a cheaper pool."""
-    spot = np.flatnonzero(program.usd_per_s[1:] < program.usd_per_s[0] * available[1:]) + 1
-    if not len(spot):
-        return "price" if available[1:].any() else "availability"
-    if (places != ON_DEMAND).all():
-        return "workers"
-    counts = np.bincount(places, minlength=len(available))
-    room = spot[counts[spot] < program.most[spot]]
-    if not len(room):
-        return "capacity"
-    lost = (1 - available[room].max()) * work.rates_per_s[places == ON_DEMAND].min()
-    spare = _records_per_s(work, available, places) - program.needed_per_s
-    return "deadline" if lost > spare else "cost"
 
 
 def plan_machines(work: Work, pools: tuple[Pool, ...], gradient_s: float) -> PoolPlan:
@@ -376,21 +292,26 @@ def _pool_plan(
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Plans over all pools once, and again when what it planned with has moved.
+    """Counts machines over all pools, again whenever one comes or goes.
 
-    Prices, availabilities and the gradient time may move by `moved`. The pace, the share of the
-    time left that the work left takes at full rate, is held tighter: a deadline leaves a few
-    percent of slack, of which luck should not take much before it is answered. With `hold` later
-    plans keep a reserve, as those of `Adaptive` do: the mean alone is late every second time.
+    With `reassign` it plans once, and again when prices, availabilities or the gradient time have
+    moved by `moved`.
+
+    Raises:
+        ParameterError: If a number is out of range.
     """
 
     name: ClassVar[str] = "pools"
-    watches_outages: ClassVar[bool] = False  # single outages are what the mix is chosen for
+    watches_outages: ClassVar[bool] = True
     on_preemption: Literal["hold", "reassign"] = "hold"
-    review_s: float = 30.0
+    spot_up_to: float = 1.5  # spot machines, times the streams
+    review_s: float = 10.0  # a reserve is kept for it
     moved: float = 0.05
-    pace_moved: float = 0.01
-    tolerance: float = 0.05  # rates that close count as equal in later plans, see `classes_of`
+
+    def __post_init__(self) -> None:
+        positive("review_s", self.review_s)
+        if not self.spot_up_to >= 1:
+            raise ParameterError("spot_up_to", f"must be at least 1, got {self.spot_up_to:g}")
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Decide anew, or return `last` where nothing that matters has changed.
@@ -398,49 +319,175 @@ class Pools:
         Raises:
             ParameterError: If there is no pool.
         """
-        reason = "first plan" if last is None else self._reason(situation, last)
-        if last is not None and reason is None:
-            return last
-        work, pools = situation.work, situation.pools
         if self.on_preemption == "reassign":
-            found = plan_machines(work, pools, situation.gradient_s)
-        elif last is None:
-            found = plan_hold(work, pools, situation.gradient_s)
-        else:
-            time_s = self._time_s(situation, last)
-            if work.undisturbed_s > time_s:
-                alone = OnDemandOnly().reconsider(situation, None)
-                return last if np.array_equal(alone.places, last.places) else alone
-            work = replace(work, deadline_s=time_s)
-            found = plan_hold(work, pools, situation.gradient_s, last.places, self.tolerance)
-        stand_ins = np.zeros(work.workers, np.bool_)
-        return by_slot(found.places, stand_ins, found.plan, reason or "", situation)
+            return self._reassigned(situation, last)
+        if len(situation.pools) == 1:
+            return OnDemandOnly().reconsider(situation, last)
+        spot = self._spot(situation, last)
+        need = self._need(situation, spot)
+        if not spot.pools:
+            return self._decided(situation, last, {}, need.streams, "no spot machine pays")
+        spots = _least(
+            lambda machines: expected_serving(machines, spot.share, need.streams),
+            need.serving,
+            (need.streams, int(self.spot_up_to * need.streams)),  # fewer cost as much a record
+        )
+        alone = self._on_demand(situation, last, spot, need, spots)
+        named = {
+            Offer(spot.pools[index].name): count for index, count in spot.counts(spots).items()
+        }
+        reason = "first plan" if last is None else _why(spot, need)
+        return self._decided(situation, last, named, alone, reason)
 
-    def _time_s(self, situation: Situation, last: Decision) -> float:
-        """Give the time left without the reserve that `Adaptive` keeps, and for the same reason."""
-        rates = situation.work.rates_per_s
-        lost = float(rates[last.places > ON_DEMAND].sum() / rates.sum())
-        reserve_s = Adaptive(self.review_s).reserve_of_s(situation, lost)
-        return max(situation.work.deadline_s - float(reserve_s), 0.0)
+    def _spot(self, situation: Situation, last: Decision | None) -> Spot:
+        """Put the pools that pay in the order of their price."""
+        alone, *others = situation.pools
+        work, limit = situation.work, ready_usd_per_s(alone)
+        batch_s = work.batch_size / max(float(work.rates_per_s.max()), ROUNDING)
+        usable = [
+            (usd, pool)
+            for pool in others
+            if (usd := ready_usd_per_s(pool)) < limit
+            and situation.gradient_s / pool.speed < batch_s
+        ]
+        usable.sort(key=lambda one: one[0])
+        pools = tuple(pool for _, pool in usable)
+        there = [situation.machines.get(Offer(pool.name), MachineCount()) for pool in pools]
+        asked = {} if last is None else last.machines
+        return Spot(
+            pools,
+            np.array([usd for usd, _ in usable]),
+            np.array([asked.get(Offer(pool.name), 0) for pool in pools], np.int64),
+            np.array([each.ready for each in there], np.int64),
+            np.array([each.ready + each.coming for each in there], np.int64),
+        )
 
-    def _reason(self, situation: Situation, last: Decision) -> str | None:
-        basis = last.basis
-        if self.on_preemption == "hold" and (last.places > ON_DEMAND).any():
-            needs_s, time_s = situation.work.undisturbed_s, self._time_s(situation, last)
-            if needs_s > time_s:
-                return f"close: on-demand machines alone need {needs_s:,.6g} s of {time_s:,.6g} s"
-        numbers = [("gradient time", situation.gradient_s, basis.gradient_s, self.moved)]
+    def _need(self, situation: Situation, spot: Spot) -> _Need:
+        work, start_up_s = situation.work, situation.pools[ON_DEMAND].start_up_s
+        late_s = partial_batches_s(work.rates_per_s, work.batch_size)
+        late_s += LATE * math.sqrt(work.records) / work.records_per_s
+        time_s = work.deadline_s - late_s
+        largest = float(spot.had.max() / spot.had.sum()) if spot.had.any() else 1.0
+        reserve_s = largest * (start_up_s + self.review_s)
+        return _Need(work.workers, work.undisturbed_s, time_s, reserve_s)
+
+    def _on_demand(
+        self, situation: Situation, last: Decision | None, spot: Spot, need: _Need, spots: int
+    ) -> int:
+        """Count machines on demand."""
+        streams, main = need.streams, spot.main
+        before = 0
+        if last is not None:
+            before = last.machines.get(Offer(situation.pools[ON_DEMAND].name), 0)
+        ready = int(spot.ready.sum())
+        losses = LOSSES * need.undisturbed_s / max(_life_s(main), 1.0)
+        lost_s = losses * max(need.reserve_s, main.start_up_s + self.review_s)
+        missing = 0 if last is None or need.short_s + lost_s < 0 else streams - int(spot.had.sum())
+        alone = 0
+        if not spot.gone:
+            alone = _least(
+                lambda machines: expected_serving(spots, spot.share, streams, machines),
+                need.serving,
+                (0, streams),
+            )
+            if 2 * ready < streams:  # those that stood in for all stay until others are ready
+                alone = max(alone, min(before, streams - ready))
+        alone = max(alone, missing, need.certain)
+        return before if 0 < alone < before <= alone + SPARES else alone
+
+    def _decided(
+        self,
+        situation: Situation,
+        last: Decision | None,
+        spots: dict[Offer, int],
+        alone: int,
+        reason: str,
+    ) -> Decision:
+        pools = situation.pools
+        machines = spots | ({Offer(pools[ON_DEMAND].name): alone} if alone else {})
+        there = situation.machines.get(Offer(pools[ON_DEMAND].name), MachineCount())
+        refused = last is not None and sum(there) < min(last.on_demand, alone)
+        plan = _counted_plan(situation, machines, alone, refused=refused)
+        same = last is not None and last.machines == machines
+        if last is not None and same and last.plan.feasible == plan.feasible:
+            return last
+        return Decision(machines, plan, f"{reason}: {plan.reason}", situation)
+
+    def _reassigned(self, situation: Situation, last: Decision | None) -> Decision:
+        reason = "first plan" if last is None else self._moved(situation, last.basis)
+        if last is not None and not reason:
+            return last
+        found = plan_machines(situation.work, situation.pools, situation.gradient_s)
+        none = np.zeros(situation.work.workers, np.bool_)
+        return by_slot(found.places, none, found.plan, reason, situation)
+
+    def _moved(self, situation: Situation, basis: Situation) -> str:
+        """Say what has moved so far that machines are counted again; empty: nothing."""
+        numbers = [("gradient time", situation.gradient_s, basis.gradient_s)]
         for pool, then in zip(situation.pools, basis.pools, strict=True):
             numbers += [
-                (f"price of {pool.name}", pool.usd_per_hour, then.usd_per_hour, self.moved),
-                (f"availability of {pool.name}", pool.availability, then.availability, self.moved),
+                (f"price of {pool.name}", pool.usd_per_hour, then.usd_per_hour),
+                (f"availability of {pool.name}", pool.availability, then.availability),
             ]
-        numbers.append(("pace", _pace(situation.work), _pace(basis.work), self.pace_moved))
-        for what, now, before, limit in numbers:
-            if abs(now - before) > limit * before:
-                return f"{what} moved from {before:.4g} to {now:.4g}"
-        return None
+        return next(
+            (
+                f"{what} moved from {before:.4g} to {now:.4g}"
+                for what, now, before in numbers
+                if abs(now - before) > self.moved * before
+            ),
+            "",
+        )
 
 
-def _pace(work: Work) -> float:
-    return work.undisturbed_s / max(work.deadline_s, 1.0)
+def _life_s(pool: Pool) -> float:
+    return pool.availability * pool.cycle_s
+
+
+def _least(served: Callable[[int], float], wanted: float, between: tuple[int, int]) -> int:
+    """Give the fewest machines that serve so many; the most where none do."""
+    fewest, most = between
+    return fewest + bisect_left(range(fewest, most), wanted - ROUNDING, key=served)
+
+
+def _why(spot: Spot, need: _Need) -> str:
+    if need.short_s > 0:
+        return f"{need.short_s:,.4g} s of the reserve are used"
+    if spot.gone:
+        return "no pool gives a machine"
+    if (spot.asked > spot.had).any():
+        return "a machine was lost or refused"
+    return "more or fewer are needed"
+
+
+def _counted_plan(
+    situation: Situation, machines: dict[Offer, int], alone: int, *, refused: bool
+) -> Plan:
+    work, pools = situation.work, situation.pools
+    by_name = {pool.name: pool for pool in pools}
+    expected = sum(
+        count * effective_availability(by_name[offer.pool]) for offer, count in machines.items()
+    )
+    runtime_s = work.undisturbed_s * max(work.workers / expected, 1.0) if expected else math.inf
+    usd_per_s = math.fsum(
+        count * by_name[offer.pool].wanted_usd_per_s for offer, count in machines.items()
+    )
+    usd = usd_per_s * runtime_s if usd_per_s else 0.0
+    on_demand_usd = work.on_demand_only_usd(pools[ON_DEMAND])
+    spot = sum(machines.values()) - alone
+    late = work.undisturbed_s > work.deadline_s
+    named = ", ".join(f"{count} in {offer.pool}" for offer, count in machines.items())
+    binding: Binding = "infeasible" if late else "deadline" if alone else "workers"
+    reason = f"{named or 'nothing'}: {work.undisturbed_s:,.6g} s of {work.deadline_s:,.6g} s"
+    if refused:
+        reason, binding = f"{_LACKS['capacity']}{reason}", "capacity"
+    return Plan(
+        feasible=not (late or refused),
+        spot=spot,
+        on_demand=alone,
+        spot_workers=np.zeros(0, np.int64),
+        expected_cost_usd=usd,
+        expected_runtime_s=runtime_s,
+        cost_ratio_to_on_demand=usd / on_demand_usd if on_demand_usd else 1.0,
+        binding=binding,
+        reason=reason,
+    )

@@ -20,6 +20,7 @@ def policy_of(
     probability: float = 0.95,
     spot: int | None = None,
     on_preemption: Literal["hold", "reassign"] = "hold",
+    spot_up_to: float = 1.5,
 ) -> Policy:
     """Make a policy.
 
@@ -28,6 +29,7 @@ def policy_of(
         probability: Of meeting the deadline, where a policy promises one.
         spot: N_s, static only: as given instead of the optimum.
         on_preemption: Pools only: what becomes of a preempted worker's stream.
+        spot_up_to: Pools only: spot machines at most, times the streams.
     """
     policies: dict[PolicyName, Policy] = {
         "on-demand": OnDemandOnly(),
@@ -36,6 +38,6 @@ def policy_of(
         "chance": Chance(probability),
         "backfill": Backfill(),
         "reassign": Reassign(probability),
-        "pools": Pools(on_preemption),
+        "pools": Pools(on_preemption, spot_up_to),
     }
     return policies[name]

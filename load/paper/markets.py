@@ -6,16 +6,26 @@ folders of prices and availability the same rows are computed for those.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
+from common.config.billing import BillingRules
+from common.simulation.experiments.experiment import simulate
+from common.simulation.experiments.spec import PolicySpec
 from common.theory.billing import BY_NAME, HOUR_S
+from common.theory.errors import ParameterError
 from load.paper import auctions
 from load.paper.document import NONE, Section, percent
+from load.paper.job import Setting, Variation, experiment
+from load.paper.policies import MINIMUM_S, START_UP_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
+    from common.simulation.experiments.spec import Experiment
     from load.paper.runner import Runner
 
 CENT = 0.01
@@ -34,11 +44,39 @@ class Case:
     lag_s: float | None = None  # the worst of all streams
 
 
+class Single(NamedTuple):
+    """The paper's job on one spot pool, and what it may cost at most."""
+
+    name: str
+    availability: float
+    deadline_factor: float
+    spot_up_to: float
+    bar: float
+
+    @property
+    def case(self) -> str:
+        """What it is called."""
+        setting = f"pools, pause, ({self.availability:g}, {self.deadline_factor:.2f})"
+        return f"{setting}, spot up to {self.spot_up_to:g} N"
+
+
+SINGLE = (
+    Single("A", 0.9, 1.05, 1.0, 0.69),
+    Single("A", 0.9, 1.05, 1.5, 0.635),
+    Single("A", 0.8, 1.05, 1.0, 0.745),
+    Single("A", 0.8, 1.05, 1.5, 0.66),
+    Single("A", 0.8, 1.10, 1.0, 0.72),
+    Single("A", 0.8, 1.10, 1.5, 0.65),
+    Single("B", 0.9, 1.05, 1.5, 0.57),
+)
+DEADLINES = 0.99  # 198 of 200
+
+
 def run(runner: Runner) -> Section:
     """Compute all rows and write what came of them."""
     section = Section("Markets: what more pools and bids save")
     rows: dict[str, list[Case]] = {}
-    for name, case in (*_auctions(runner), *_bill()):
+    for name, case in (*_single(runner), *_auctions(runner), *_bill()):
         rows.setdefault(name, []).append(case)
     section.table(
         " | value | at most | clairvoyant | deadlines met | worst lag",
@@ -57,6 +95,54 @@ def _line(name: str, case: Case) -> str:
     lag = NONE if case.lag_s is None else f"{case.lag_s:,.0f} s"
     value, bar = (f"{one:g}" if name in "IJ" else percent(one) for one in (case.value, case.bar))
     return f"{name}: {case.case} | {value} | {bar} | {percent(case.clairvoyant)} | {met} | {lag}"
+
+
+def _single(runner: Runner) -> Iterator[tuple[str, Case]]:
+    """Rows A and B: the paper's job on machines of one pool, each lost by itself."""
+    jobs = {row: job_of(row) for row in SINGLE}
+    works = {
+        row.case: (jobs[row], runner.asked.scratch, runner.asked.runs, runner.asked.seed)
+        for row in SINGLE
+    }
+    found = runner.map("one pool", simulated, works)
+    for row in SINGLE:
+        costs, met = found[row.case]
+        least = least_share(jobs[row])
+        yield row.name, Case(row.case, costs, row.bar, met, runner.asked.runs, least)
+        bar = 1 - DEADLINES
+        yield row.name, Case(f"{row.case}: deadlines missed", 1 - met / runner.asked.runs, bar)
+
+
+def job_of(row: Single) -> Experiment:
+    """Give the paper's job, on machines that start up in the measured times or at once."""
+    setting = Setting(availability=row.availability, deadline_factor=row.deadline_factor)
+    start_up_s = START_UP_S if row.name == "A" else (0.0, 0.0)
+    change = Variation("", start_up_s=start_up_s, billing=BillingRules(minimum_s=MINIMUM_S))
+    policy = PolicySpec(name="pools", spot_up_to=row.spot_up_to)
+    return experiment(setting, "static", change).model_copy(update={"policy": policy})
+
+
+def simulated(work: tuple[Experiment, Path, int, int]) -> tuple[float, int]:
+    """Run an experiment: its mean cost share, and how many deadlines were met."""
+    runs = simulate(*work)
+    return fmean(run.cost_ratio for run in runs), sum(run.met for run in runs)
+
+
+def least_share(job: Experiment) -> float:
+    """Give the cost share below which nobody comes who does not know when machines are lost.
+
+    A second in which a machine on spot is ready costs pi_s exp(S / u), with lives of mean u; those
+    of the fleet that is up at the beginning cost no start-up.
+    """
+    (spot,), alone = job.spot, job.on_demand
+    if not isinstance(spot.availability, float) or not isinstance(spot.usd_per_hour, float):
+        raise ParameterError("spot", "a bound is known for chains at a constant price alone")
+    life_s = spot.availability * spot.cycle_s
+    rate_per_s = job.rates * job.workers if isinstance(job.rates, float) else 0.0
+    theta_0_s = job.updates * job.group_size * job.batch_size / rate_per_s
+    later = math.exp(spot.start_up_s / life_s)
+    first_s = life_s * (1 - 1 / later)  # of a machine that is up at 0: E[min(L, S)] saved
+    return spot.usd_per_hour / alone.usd_per_hour * (later - first_s / theta_0_s)
 
 
 def _auctions(runner: Runner) -> Iterator[tuple[str, Case]]:

@@ -94,7 +94,7 @@ def _introduce(section: Section, asked: Asked) -> None:
     )
     section.point(
         "`on-demand`, `static` and `adaptive` are the paper's; `static` and `chance` know rates"
-        " and availability, `adaptive` and `backfill` learn them as they go.",
+        " and availability, `adaptive`, `backfill` and `pools` learn them as they go.",
         f"`chance` and `reassign` are to meet the deadline with a probability of {percent(CHANCE)}."
         " `backfill` and `adaptive` aim at all.",
         f"`reassign` has streams of preempted workers taken over. A gradient takes"

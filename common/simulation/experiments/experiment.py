@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
 ROUND_OVERHEAD_S = 0.005  # of a round beside its gradients, as measured with 4 small workers
-LEARNS = frozenset({"adaptive", "backfill"})  # what is not known beforehand; the others plan once
+LEARNS = frozenset(
+    {"adaptive", "backfill", "pools"}
+)  # what is not known beforehand; the others plan once
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -134,7 +136,8 @@ def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
 
 def _policy(experiment: Experiment) -> Policy:
     spec = experiment.policy
-    return policy_of(spec.name, spec.probability, spec.spot, experiment.on_preemption)
+    on_preemption = experiment.on_preemption
+    return policy_of(spec.name, spec.probability, spec.spot, on_preemption, spec.spot_up_to)
 
 
 def _beliefs(draws: Draws) -> Priors | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.errors import UserError
+from load.paper import markets
 from load.paper.__main__ import main
 from load.paper.auctions import read_auctions
 
@@ -60,8 +61,12 @@ def test_a_type_that_is_not_known_is_named_with_what_to_do(prices: Path) -> None
 
 
 def test_the_command_writes_rows_and_says_what_falls_short(
-    prices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    prices: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(markets, "SINGLE", markets.SINGLE[-1:])  # machines that start at once
     out = tmp_path / "out"
     words = ["--only", "markets", "--runs", "12", "--processes", "1", "--out", str(out)]
     assert main([*words, "--prices", str(prices), "--json", str(tmp_path / "rows.json")]) in (0, 1)
@@ -79,6 +84,9 @@ def test_the_command_writes_rows_and_says_what_falls_short(
     assert all(line in said for line in short)
     assert said.count("FALLS SHORT") == len(short)
     assert json.loads((out / "results.json").read_text())["markets"].keys() == rows.keys()
+    cost, missed = rows["B"]
+    assert cost["value"] == pytest.approx(cost["clairvoyant"], abs=0.01)
+    assert (cost["met"], cost["of"], missed["value"]) == (12, 12, 0)
     assert {case["case"] for case in rows["G"]} > {"bidbrain, 2 h: cost", "bidbrain, 20 h: cost"}
 
 
@@ -88,3 +96,9 @@ def test_a_folder_that_is_not_there_is_named(
 ) -> None:
     assert main(["--only", "markets", option, "nowhere"]) == 2
     assert f"{option}: folder not found: nowhere" in capsys.readouterr().err
+
+
+def test_the_bound_for_who_does_not_know_the_future_is_the_designs() -> None:
+    first, *_, at_once = markets.SINGLE
+    assert markets.least_share(markets.job_of(first)) == pytest.approx(0.601, abs=0.001)
+    assert markets.least_share(markets.job_of(at_once)) == pytest.approx(0.158 / 0.286)
