@@ -17,7 +17,10 @@ from confluent_kafka.schema_registry import Schema as Registered
 from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.type_pb2 import Type
 
 from common.config.settings import read_settings
 from common.embedded.apache_kafka import resolve
@@ -26,6 +29,7 @@ from common.errors import UnavailableError, UserError
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.learning.registered import RegisteredCodec
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log, open_registry
 from common.topics.dead_letters import read_letters
@@ -87,16 +91,17 @@ def registry(tmp_path: Path) -> Iterator[RegistryProcess]:
     process.kill()
 
 
-def job(name: str, codec: str) -> JobSpec:
+BOTH = "{a: {dtype: float32, default: 0}, label: {dtype: int64}}"
+
+
+def job(name: str, codec: str, fields: str = BOTH) -> JobSpec:
     return parse_job(
         f"""
 name: {name}
 streams: [{name}-rows]
 records:
   codec: {codec}
-  fields:
-    a: {{dtype: float32, default: 0}}
-    label: {{dtype: int64}}
+  fields: {fields}
 task: {{name: logistic-regression, classes: 2, inputs: [a]}}
 batch_size: 16
 group_size: 2
@@ -225,6 +230,22 @@ def test_what_the_serializers_write_is_read(registry: RegistryProcess) -> None:
     held = port.schema(client.register_schema("held", Registered(text, "AVRO", uses)))
     assert held is not None
     assert [(each.name, json.loads(each.text)) for each in held.references] == [("shop.Row", ROW)]
+
+    options = {"use.deprecated.format": False, "skip.known.types": False}
+    uses_others = ProtobufSerializer(Type, client, options)(Type(), VALUE)
+    written = port.schema(int.from_bytes(uses_others[1:5]))
+    assert written is not None
+    assert "google/protobuf/any.proto" in {each.name for each in written.references}
+    stamped = ProtobufSerializer(Timestamp, client, options)(Timestamp(seconds=7), VALUE)
+    fields = "{a: {dtype: float32, from: seconds}, label: {dtype: int64, from: nanos}}"
+    codec = codec_of(job("message", "protobuf", fields))
+    assert isinstance(codec, RegisteredCodec)
+    [number] = codec.unknown([stamped])
+    found = port.schema(number)
+    assert found is not None
+    codec.learn(number, found)
+    decoded = codec.decode([stamped])
+    assert (decoded.skipped, decoded.records["a"].tolist()) == ([], [7.0])
 
     described = {"title": "row", "type": "object", "properties": {"a": {"type": "number"}}}
     serialize = JSONSerializer(json.dumps(described), client)
