@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +31,10 @@ from common.errors import UnavailableError, UserError
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.jobs.watching import look_at_jobs
 from common.learning.registered import RegisteredCodec
 from common.ports.servers import NewTopic
-from common.runtime.connect import open_log, open_registry
+from common.runtime.connect import open_board, open_log, open_registry
 from common.topics.dead_letters import read_letters
 from common.topics.names import schemas_topic, updates_topic
 from common.topics.read import read_decoded
@@ -116,7 +119,7 @@ class Training:
     """A coordinator, workers that come and go, and a topic."""
 
     def __init__(self, spec: JobSpec, settings: Settings, folder: Path) -> None:
-        self.spec, self._folder = spec, folder
+        self.spec, self._settings, self._folder = spec, settings, folder
         self._environ = {**os.environ, **settings.environ()}
         self._children = dict[str, Child]()
         self.log = open_log(settings)
@@ -147,6 +150,15 @@ class Training:
     def said(self, name: str) -> str:
         """What a process logged."""
         return (self._folder / f"{name}.log").read_text()
+
+    def state(self) -> str:
+        """How the job is, as `doll job list` says it."""
+        name = self.spec.name
+        with closing(JobStore(self.log)) as jobs:
+            records = {name: jobs.read()[name]}
+        board = partial(open_board, self._settings)
+        word, why = look_at_jobs(records, self.log, board, time.time())[name].state(time.time())
+        return f"{word}: {why}"
 
     def produce(self, *values: bytes) -> None:
         """Write records."""
@@ -195,6 +207,7 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
         training.await_samples(224)
         training.produce(*(b"\0\0\0\0\x63" + value[5:] for value in known[:32]))
         await_condition(lambda: "schema_registry_unavailable" in training.said("w2"), "it is told")
+        await_condition(lambda: training.state().startswith("degraded: w2: records wait"), "so")
         assert read_letters(training.log, "avro-rows").letters == []
 
         # Back, and it says that there is no such schema.
