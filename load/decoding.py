@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from base64 import b64encode
 from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 import fastavro
 import numpy as np
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 from common.core.schemas import Schema
 from common.jobs.spec import RecordsSpec
@@ -94,7 +98,24 @@ def _avro(type_: object, rows: list[dict[str, Any]]) -> tuple[str, list[bytes]]:
     return json.dumps(schema), values
 
 
-def _avro_cases() -> dict[str, tuple[dict[str, Any], list[bytes], str]]:
+def _protobuf(rows: list[dict[str, Any]]) -> tuple[str, list[bytes]]:
+    """A schema of records whose every field is a double, and records as serializers frame them."""
+    number, required = FieldDescriptorProto.TYPE_DOUBLE, FieldDescriptorProto.LABEL_OPTIONAL
+    fields = [
+        FieldDescriptorProto(name=name, number=at, type=number, label=required)
+        for at, name in enumerate(rows[0], 1)
+    ]
+    file = FileDescriptorProto(name="row.proto", syntax="proto3")
+    file.message_type.add(name="Row").field.extend(fields)
+    pool = DescriptorPool()
+    pool.Add(file)
+    row = GetMessageClass(pool.FindMessageTypeByName("Row"))
+    return b64encode(file.SerializeToString()).decode(), [
+        bytes(6) + row(**each).SerializeToString() for each in rows
+    ]
+
+
+def _schema_cases() -> dict[str, tuple[dict[str, Any], list[bytes], str]]:
     """By name: a job's `records`, values and their schema."""
     random = np.random.default_rng(0)
     rows = [dict(zip(_NAMES, row, strict=True)) for row in random.random((_POLL, 40)).tolist()]
@@ -110,10 +131,12 @@ def _avro_cases() -> dict[str, tuple[dict[str, Any], list[bytes], str]]:
             _avro("bytes", images),
         ),
     }
-    return {
+    text, values = _protobuf(rows)
+    avro = {
         f"Avro: {name}": ({"codec": "avro", "fields": fields}, values, schema)
         for name, (fields, (schema, values)) in cases.items()
     }
+    return avro | {"Protobuf: 40 numbers": ({"codec": "protobuf", "fields": x}, values, text)}
 
 
 def _decoder(records: dict[str, Any], values: list[bytes], schema: str = "") -> Callable[[], float]:
@@ -121,7 +144,7 @@ def _decoder(records: dict[str, Any], values: list[bytes], schema: str = "") -> 
     spec = RecordsSpec.model_validate_json(json.dumps({"codec": "json", **records}))
     codec = make_codec(spec.codec, spec.described())
     if isinstance(codec, RegisteredCodec):
-        codec.learn(0, Schema("AVRO", schema))
+        codec.learn(0, Schema("AVRO" if spec.codec == "avro" else "PROTOBUF", schema))
 
     def measured() -> float:
         started = process_time()
@@ -135,7 +158,7 @@ def _decoder(records: dict[str, Any], values: list[bytes], schema: str = "") -> 
 def main() -> int:
     """Measure and report."""
     given = report.parser(__doc__, "python load/decoding.py", kafka=False).parse_args()
-    cases = {name: _decoder(*case) for name, case in (_cases() | _avro_cases()).items()}
+    cases = {name: _decoder(*case) for name, case in (_cases() | _schema_cases()).items()}
     turns = [{name: run() for name, run in cases.items()} for _ in range(_TURNS)]
     found = {name: report.spread([turn[name] for turn in turns]) for name in cases}
     rows = [(name, *(f"{value:.2f}" for value in of.values())) for name, of in found.items()]

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
+ALIVE = "alive"
 LEAVING = "leaving"
+WAITING = "waiting"  # alive, and what it has read awaits a schema that nobody gives it now
+STATUSES = (ALIVE, LEAVING, WAITING)
 
 
 class Departures(NamedTuple):

@@ -118,6 +118,7 @@ class Look(NamedTuple):
     board_away: str = ""  # why the board did not answer
     ends: Mapping[Partition, int] | None = None  # of the streams' partitions
     starts: Mapping[Partition, int] | None = None  # likewise; the first offset that is still there
+    waiting: tuple[str, ...] = ()  # workers whose records await a schema
     unable: Mapping[str, str] = {}  # why a coordinator cannot lead the job, by its name
 
 
@@ -971,6 +972,9 @@ class JobProgress:
         return State("waiting for workers", f"{records} and no worker runs")
 
     def _degraded(self) -> State | None:
+        if waiting := self.seen.waiting:
+            why = "records wait for a schema that no registry gives; see the log"
+            return State("degraded", f"{', '.join(waiting)}: {why}")
         limit, recent = self.record.spec.degraded_share, self._claims.recent
         for stream, of_stream in self._claims.recent_of.items():
             if of_stream.skipped / max(of_stream.records, 1) > limit:

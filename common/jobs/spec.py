@@ -62,12 +62,9 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-def _one_of(value: object, offered: Sequence[str], planned: Sequence[str] = ()) -> object:
-    """Refuse what is planned in other words than what is nonsense."""
+def _one_of(value: object, offered: Sequence[str]) -> object:
     if value in offered:
         return value
-    if value in planned:
-        raise ValueError(f'"{value}" is not offered yet; offered: {", ".join(offered)}')
     raise ValueError(f"must be one of {', '.join(offered)}, got {value!r}")
 
 
@@ -217,7 +214,7 @@ class HashedSpec(Part):
     """How many the features are hashed into."""
 
 
-_CODECS = ("tensor", "json", "avro")
+_CODECS = ("tensor", "json", "avro", "protobuf")
 
 
 class RecordsSpec(Part):
@@ -225,7 +222,7 @@ class RecordsSpec(Part):
 
     codec: str = Field(default="tensor", json_schema_extra={"enum": list(_CODECS)})
     """`tensor`: the fields' bytes one after the other, in the order given; `json`: an object, also
-    one that JSON Schema describes; `avro`: with schemas in the registry that
+    one that JSON Schema describes; `avro`, `protobuf`: with schemas in the registry that
     DOLL_SCHEMA_REGISTRY_URL names."""
     fields: dict[str, FieldSpec] = Field(min_length=1)
     """Name to what it is and where it stands."""
@@ -239,7 +236,9 @@ class RecordsSpec(Part):
     @field_validator("codec")
     @classmethod
     def _offered(cls, value: str) -> object:
-        return _one_of(value, _CODECS, ("protobuf",))
+        if value == "json-schema":
+            raise ValueError("JSON Schema is read by json, which passes over the schema's id")
+        return _one_of(value, _CODECS)
 
     @model_validator(mode="after")
     def _has_names(self) -> RecordsSpec:

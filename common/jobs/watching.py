@@ -6,6 +6,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from common.core.liveness import ALIVE, WAITING
 from common.core.spans import Partition
 from common.errors import (
     ExpiredError,
@@ -241,9 +242,11 @@ def look_at(board: Board, look: Look) -> Look:
     Raises:
         OutsideError: If Redis is unavailable.
     """
-    led = board.is_leased()
+    led, statuses = board.is_leased(), board.alive()
+    waiting = {worker for worker, status in statuses.items() if status == WAITING}
     return look._replace(
-        statuses={str(worker): status for worker, status in board.alive().items()},
+        statuses={str(w): ALIVE if w in waiting else status for w, status in statuses.items()},
+        waiting=tuple(sorted(waiting)),
         leader_status=board.get_leader_status(),
         led=led,
         unable={} if led else board.unable(),

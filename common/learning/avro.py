@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from common.errors import UserError
-from common.learning.record_bytes import Rows, Sink, Values, Wanted
+from common.learning.record_bytes import Rows, Sink, Values, Wanted, lists_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -174,7 +174,7 @@ def _read_items(
         for number in range(int(counts.max(initial=0))):
             these = going[counts > number]
             steps.append((these, _read_item(records, array, these, wanted, depth + 1)))
-    return _lists(rows, steps) if wanted is not None and wanted.sink is not None else []
+    return lists_of(rows, steps) if wanted is not None and wanted.sink is not None else []
 
 
 def _read_item(
@@ -193,22 +193,6 @@ def _read_item(
     sink = Sink()
     _read(records, array.items, rows, Wanted(sink, {}), depth)
     return sink.of(rows, len(records.rows))
-
-
-def _lists(rows: Rows, steps: list[tuple[Rows, Values]]) -> Values:
-    """The items of each row, which stand in steps of one of each."""
-    kinds = {
-        (values.dtype, values.shape) if isinstance(values, np.ndarray) else None
-        for _, values in steps
-    }
-    if len(kinds) == 1 and None not in kinds and all(len(these) == len(rows) for these, _ in steps):
-        return np.stack([values for _, values in steps], axis=1)
-    lists: dict[int, list[Any]] = {row: [] for row in rows.tolist()}
-    for these, values in steps:
-        listed = values.tolist() if isinstance(values, np.ndarray) else values
-        for row, value in zip(these.tolist(), listed, strict=True):
-            lists[row].append(value)
-    return list(lists.values())
 
 
 def _chosen(records: RecordBytes, rows: Rows, count: int, what: str) -> npt.NDArray[np.int64]:

@@ -203,7 +203,10 @@ class HashedJsonCodec:
             yield bucket_of(key, text, self._buckets), np.nan if text else float(cell)
 
 
-_REGISTERED: dict[str, SchemaKind] = {"avro": "AVRO"}  # as a registry calls them
+_REGISTERED: dict[str, SchemaKind] = {
+    "avro": "AVRO",
+    "protobuf": "PROTOBUF",
+}  # as a registry calls them
 CODEC_NAMES = ("tensor", "json", *_REGISTERED)
 
 
@@ -213,7 +216,7 @@ def make_codec(
     """Make a codec by name.
 
     Args:
-        name: `tensor`, `json` or `avro`.
+        name: `tensor`, `json`, `avro` or `protobuf`.
         fields: What a record consists of.
         buckets: Of `json`: how many its other keys are hashed into; 0: they are ignored.
         wanted: Fields that are read, of records that may lack the others. None: all; those of

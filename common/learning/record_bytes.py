@@ -107,10 +107,18 @@ class RecordBytes:
             self.reasons.setdefault(row, reason)
         self._at[rows] = self._ends[rows]
 
-    def within(self, ends: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Let each record end there, as a value within it does; returns where they ended."""
-        before, self._ends = self._ends, ends
+    def enter(self, rows: Rows, sizes: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+        """Let these records end so many bytes on, as a value in them does; returns the ends."""
+        before, self._ends = self._ends, self._ends.copy()
+        wrong = (sizes < 0) | (sizes > self.left(rows))
+        self._ends[rows] = np.where(wrong, before[rows], self.places(rows) + sizes)
+        if wrong.any():
+            self.refuse(rows[wrong], "it ends too early")
         return before
+
+    def leave(self, before: npt.NDArray[np.intp]) -> None:
+        """Let records end where they did before."""
+        self._ends = before
 
     def places(self, rows: Rows) -> npt.NDArray[np.intp]:
         """Where these records stand."""
@@ -218,3 +226,19 @@ def unzigzagged(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     halves = (numbers >> np.uint64(1)).view(np.int64)
     signed: npt.NDArray[np.int64] = halves ^ -(numbers & np.uint64(1)).view(np.int64)
     return signed
+
+
+def lists_of(rows: Rows, steps: list[tuple[Rows, Values]]) -> Values:
+    """The items of each row, which stand in steps of one of each."""
+    kinds = {
+        (values.dtype, values.shape) if isinstance(values, np.ndarray) else None
+        for _, values in steps
+    }
+    if len(kinds) == 1 and None not in kinds and all(len(these) == len(rows) for these, _ in steps):
+        return np.stack([values for _, values in steps], axis=1)
+    lists: dict[int, list[Any]] = {row: [] for row in rows.tolist()}
+    for these, values in steps:
+        listed = values.tolist() if isinstance(values, np.ndarray) else values
+        for row, value in zip(these.tolist(), listed, strict=True):
+            lists[row].append(value)
+    return list(lists.values())

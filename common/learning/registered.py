@@ -123,9 +123,17 @@ class RegisteredCodec:
         return {field.name: np.zeros((0, *field.shape), field.numpy_dtype) for field in fields}
 
 
-_READERS: dict[SchemaKind, Callable[[Schema], Reader]] = {
-    "AVRO": lambda schema: AvroReader(schema.text, [each.text for each in schema.references]),
-}
+def _avro(schema: Schema) -> Reader:
+    return AvroReader(schema.text, [each.text for each in schema.references])
+
+
+def _protobuf(schema: Schema) -> Reader:
+    from common.learning.protobuf import ProtobufReader  # noqa: PLC0415 -- `doll[registry]` alone
+
+    return ProtobufReader(schema.text, schema.references)
+
+
+_READERS: dict[SchemaKind, Callable[[Schema], Reader]] = {"AVRO": _avro, "PROTOBUF": _protobuf}
 _UNFRAMED = "no id of a schema stands before it: no serializer with a schema registry wrote it"
 _EMPTY = "no value (a tombstone)"
 

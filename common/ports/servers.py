@@ -530,7 +530,7 @@ class Board(Protocol):
         """Read the leader's status, or None where there is none."""
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
-        """Say that a worker lives, for `ttl_s`: status "alive" or "leaving".
+        """Say that a worker lives, for `ttl_s`: one of `liveness.STATUSES`.
 
         A board that is closed, or whose process dies, takes its beats with it where the server
         notices; what ends without a sign, such as a machine, is missed when the time has run out.

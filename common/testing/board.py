@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from common.core.liveness import STATUSES
 from common.core.messages import ModelId, TriggerId, WorkerId
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
@@ -29,7 +30,6 @@ _MODELS_KEPT = 4  # these five as in Redis
 _TRIGGERS_KEPT = 100
 _SNAPSHOTS_KEPT = 3
 _LONGEST_LEASE = 10
-_STATUSES = ("alive", "leaving")
 
 
 @dataclass
@@ -326,7 +326,7 @@ class MemoryBoard:
         return self._rejections.parse("standing", wire.decode_leader_status, data)
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
-        """Say that a worker lives, for `ttl_s`: status "alive" or "leaving"."""
+        """Say that a worker lives, for `ttl_s`: status of `STATUSES`."""
         with self._server.changed:
             self._notices().heartbeats[worker] = (status, self._server.clock() + ttl_s)
             self._workers.add(worker)
@@ -339,8 +339,8 @@ class MemoryBoard:
                 del heartbeats[worker]
             statuses = {worker: status for worker, (status, _) in heartbeats.items()}
         for worker, status in list(statuses.items()):
-            if status not in _STATUSES:
-                self._rejections.reject("status", f"alive is {status!r}, expected {_STATUSES}")
+            if status not in STATUSES:
+                self._rejections.reject("status", f"alive is {status!r}, expected {STATUSES}")
                 del statuses[worker]
         return statuses
 

@@ -41,6 +41,7 @@ class SchemaFinder:
         self._codec = codec
         self._schemas = schemas
         self._outage = Outage(logger, "schema_registry")
+        self.away = False  # what was wanted last could not be had
         self._clock = clock
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards what follows
@@ -91,6 +92,8 @@ class SchemaFinder:
                 for number in wanted:
                     self._learn(number)
                     self._outage.over()
+                    self.away = False
             except OutsideError as error:
                 self._outage.met(error)
+                self.away = True
                 self._closed.wait(RETRY_S)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from common.core import commands as do
 from common.core import events
 from common.core.batching import Run
+from common.core.liveness import ALIVE, WAITING
 from common.core.messages import BatchReady, Skipped
 from common.core.spans import Partition
 from common.core.worker import Worker
@@ -316,7 +317,7 @@ class Stream:
                     self._reader.pause()
                     self._log.debug("reading_paused", reason=reason)
             case do.Heartbeat(status):
-                self._on_board(lambda: self._board.beat(self._id, status, HEARTBEAT_TTL_S))
+                self._on_board(lambda: self._beat(status))
             case do.ReadLeaderStatus():
                 self._on_board(self._look_at_leader_status)
             case do.Forget(addresses):
@@ -325,6 +326,11 @@ class Stream:
                 if positions != self._committed:
                     self._committed = positions
                     self._reader.commit(positions)
+
+    def _beat(self, status: str) -> None:
+        if status == ALIVE and self._schemas is not None and self._schemas.away:
+            status = WAITING
+        self._board.beat(self._id, status, HEARTBEAT_TTL_S)
 
     def _announce(self, number: int, claim: Claim) -> None:
         arrived = self._traces.announced(claim)

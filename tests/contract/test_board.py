@@ -304,8 +304,10 @@ def test_a_worker_is_alive_until_its_beat_runs_out(board: Board) -> None:
     assert board.alive() == {WORKER: "alive", OTHER: "alive"}
 
 
-def test_a_worker_says_that_it_is_leaving(board: Board) -> None:
+def test_a_worker_says_that_it_waits_and_that_it_is_leaving(board: Board) -> None:
     board.beat(WORKER, "alive", LONG_S * 10)
+    board.beat(WORKER, "waiting", LONG_S * 10)
+    assert board.alive() == {WORKER: "waiting"}
     board.beat(WORKER, "leaving", LONG_S * 10)
     assert board.alive() == {WORKER: "leaving"}
 

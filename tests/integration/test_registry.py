@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,10 @@ from confluent_kafka.schema_registry import Schema as Registered
 from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.type_pb2 import Type
 
 from common.config.settings import read_settings
 from common.embedded.apache_kafka import resolve
@@ -26,8 +31,10 @@ from common.errors import UnavailableError, UserError
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.jobs.watching import look_at_jobs
+from common.learning.registered import RegisteredCodec
 from common.ports.servers import NewTopic
-from common.runtime.connect import open_log, open_registry
+from common.runtime.connect import open_board, open_log, open_registry
 from common.topics.dead_letters import read_letters
 from common.topics.names import schemas_topic, updates_topic
 from common.topics.read import read_decoded
@@ -87,16 +94,17 @@ def registry(tmp_path: Path) -> Iterator[RegistryProcess]:
     process.kill()
 
 
-def job(name: str, codec: str) -> JobSpec:
+BOTH = "{a: {dtype: float32, default: 0}, label: {dtype: int64}}"
+
+
+def job(name: str, codec: str, fields: str = BOTH) -> JobSpec:
     return parse_job(
         f"""
 name: {name}
 streams: [{name}-rows]
 records:
   codec: {codec}
-  fields:
-    a: {{dtype: float32, default: 0}}
-    label: {{dtype: int64}}
+  fields: {fields}
 task: {{name: logistic-regression, classes: 2, inputs: [a]}}
 batch_size: 16
 group_size: 2
@@ -111,7 +119,7 @@ class Training:
     """A coordinator, workers that come and go, and a topic."""
 
     def __init__(self, spec: JobSpec, settings: Settings, folder: Path) -> None:
-        self.spec, self._folder = spec, folder
+        self.spec, self._settings, self._folder = spec, settings, folder
         self._environ = {**os.environ, **settings.environ()}
         self._children = dict[str, Child]()
         self.log = open_log(settings)
@@ -142,6 +150,15 @@ class Training:
     def said(self, name: str) -> str:
         """What a process logged."""
         return (self._folder / f"{name}.log").read_text()
+
+    def state(self) -> str:
+        """How the job is, as `doll job list` says it."""
+        name = self.spec.name
+        with closing(JobStore(self.log)) as jobs:
+            records = {name: jobs.read()[name]}
+        board = partial(open_board, self._settings)
+        word, why = look_at_jobs(records, self.log, board, time.time())[name].state(time.time())
+        return f"{word}: {why}"
 
     def produce(self, *values: bytes) -> None:
         """Write records."""
@@ -190,6 +207,7 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
         training.await_samples(224)
         training.produce(*(b"\0\0\0\0\x63" + value[5:] for value in known[:32]))
         await_condition(lambda: "schema_registry_unavailable" in training.said("w2"), "it is told")
+        await_condition(lambda: training.state().startswith("degraded: w2: records wait"), "so")
         assert read_letters(training.log, "avro-rows").letters == []
 
         # Back, and it says that there is no such schema.
@@ -225,6 +243,22 @@ def test_what_the_serializers_write_is_read(registry: RegistryProcess) -> None:
     held = port.schema(client.register_schema("held", Registered(text, "AVRO", uses)))
     assert held is not None
     assert [(each.name, json.loads(each.text)) for each in held.references] == [("shop.Row", ROW)]
+
+    options = {"use.deprecated.format": False, "skip.known.types": False}
+    uses_others = ProtobufSerializer(Type, client, options)(Type(), VALUE)
+    written = port.schema(int.from_bytes(uses_others[1:5]))
+    assert written is not None
+    assert "google/protobuf/any.proto" in {each.name for each in written.references}
+    stamped = ProtobufSerializer(Timestamp, client, options)(Timestamp(seconds=7), VALUE)
+    fields = "{a: {dtype: float32, from: seconds}, label: {dtype: int64, from: nanos}}"
+    codec = codec_of(job("message", "protobuf", fields))
+    assert isinstance(codec, RegisteredCodec)
+    [number] = codec.unknown([stamped])
+    found = port.schema(number)
+    assert found is not None
+    codec.learn(number, found)
+    decoded = codec.decode([stamped])
+    assert (decoded.skipped, decoded.records["a"].tolist()) == ([], [7.0])
 
     described = {"title": "row", "type": "object", "properties": {"a": {"type": "number"}}}
     serialize = JSONSerializer(json.dumps(described), client)

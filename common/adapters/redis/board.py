@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from common.adapters.redis.access import RedisAccess
 from common.adapters.redis.server import Attendance, RedisServer, connect
+from common.core.liveness import STATUSES
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
 from common.telemetry.rejections import Rejections
@@ -65,7 +66,6 @@ _TAKEN_ONCE_MS = 60_000
 # failover; in between it is only seen to be there, by its first bytes: its epoch and position.
 _PUT_AGAIN_S = 1.0
 _LIKE_BYTES = 40
-_STATUSES = (b"alive", b"leaving")
 _ATTENDS = "+"  # behind the status of a worker that also listens to the channel of its name
 _OPEN = RedisAccess()
 # XADD's ways to say that an id is not above the newest: the second where that is the last of all.
@@ -244,7 +244,7 @@ class RedisBoard:
     # --- liveness --------------------------------------------------------------------------------
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
-        """Say that a worker lives, for `ttl_s`: status "alive" or "leaving"."""
+        """Say that a worker lives, for `ttl_s`: status of `STATUSES`."""
         key = self._alive(worker)
         if worker not in self._attendances:
             self._attendances[worker] = self._server.attendance(key)
@@ -291,9 +291,9 @@ class RedisBoard:
 
     def _status(self, value: bytes, *, listens: bool) -> str:
         status = value.removesuffix(_ATTENDS.encode())
-        if status in _STATUSES:
+        if status in map(str.encode, STATUSES):
             return status.decode() if listens or status == value else ""
-        self._rejections.reject("status", f"alive is {value[:40]!r}, expected one of {_STATUSES}")
+        self._rejections.reject("status", f"alive is {value[:40]!r}, expected one of {STATUSES}")
         return ""
 
     # --- the lease -------------------------------------------------------------------------------

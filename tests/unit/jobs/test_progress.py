@@ -284,6 +284,15 @@ def test_workers_lack_while_there_is_work_alone() -> None:
     assert view.state(NOW).word == "drained"
 
 
+def test_a_job_is_degraded_while_records_wait_for_a_schema() -> None:
+    view = running(rows(2), 1, 200)
+    view.look(view.seen._replace(waiting=("w1", "w2")))
+    assert view.state(NOW) == (
+        "degraded",
+        "w1, w2: records wait for a schema that no registry gives; see the log",
+    )
+
+
 def test_drained_is_whatever_came_is_settled_and_nothing_comes() -> None:
     assert running(rows(2), 1, 120).state(NOW) == (
         "drained",

@@ -6,12 +6,16 @@ Both get the same mini-batches in the same order, and predict each before they l
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from sklearn.feature_extraction import FeatureHasher
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import roc_auc_score
@@ -32,6 +36,8 @@ from tests.unit.learning.test_registered import framed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from common.core.schemas import SchemaKind
 
 pytestmark = needs_tables
 BETTER = 0.01  # that another may be
@@ -135,7 +141,20 @@ def test_connections_are_numbers_and_symbols() -> None:
     assert best < accuracy + BETTER
 
 
-def test_connections_are_the_same_as_avro() -> None:
+def described(row: dict[str, Any]) -> tuple[str, Any]:
+    """A schema of Protobuf for such rows, and the class of its records."""
+    file = FileDescriptorProto(name="rows.proto", syntax="proto3")
+    message = file.message_type.add(name="Connection")
+    for number, (name, cell) in enumerate(row.items(), 1):
+        kind = "TYPE_STRING" if isinstance(cell, str) else "TYPE_DOUBLE"
+        message.field.add(name=name, number=number, type=kind, label="LABEL_OPTIONAL")
+    pool = DescriptorPool()
+    pool.Add(file)
+    made = GetMessageClass(pool.FindMessageTypeByName("Connection"))
+    return b64encode(file.SerializeToString()).decode(), made
+
+
+def test_connections_are_the_same_as_avro_and_protobuf() -> None:
     """By the same job file but for its codec: so what is learned of them is the same."""
     rows = [
         json.loads(row)
@@ -149,14 +168,23 @@ def test_connections_are_the_same_as_avro() -> None:
     ]
     fields = [{"name": name, "type": type_} for name, type_ in types]
     schema = {"type": "record", "name": "Connection", "fields": fields}
-    codec = codec_of(parse_job(text.replace("codec: json", "codec: avro")))
-    assert isinstance(codec, RegisteredCodec)
-    codec.learn(1, Schema("AVRO", json.dumps(schema)))
-    decoded = codec.decode([framed(1, schema, row) for row in rows])
-    assert decoded.skipped == expected.skipped == []
-    assert list(decoded.records) == list(expected.records)
-    for name, column in expected.records.items():
-        np.testing.assert_array_equal(decoded.records[name], column, strict=True)
+    message, connection = described(rows[0])
+    written: dict[SchemaKind, tuple[str, list[bytes]]] = {
+        "AVRO": (json.dumps(schema), [framed(1, schema, row) for row in rows]),
+        "PROTOBUF": (
+            message,
+            [b"\0\0\0\0\1\0" + connection(**row).SerializeToString() for row in rows],
+        ),
+    }
+    for kind, (described_by, values) in written.items():
+        codec = codec_of(parse_job(text.replace("codec: json", f"codec: {kind.lower()}")))
+        assert isinstance(codec, RegisteredCodec)
+        codec.learn(1, Schema(kind, described_by))
+        decoded = codec.decode(values)
+        assert decoded.skipped == expected.skipped == []
+        assert list(decoded.records) == list(expected.records)
+        for name, column in expected.records.items():
+            np.testing.assert_array_equal(decoded.records[name], column, strict=True)
 
 
 def test_clicks_are_hashed() -> None:

@@ -56,7 +56,7 @@ def test_records_wait_while_the_registry_is_away_and_the_worker_lives() -> None:
     bench = waiting(registry, 1, 2, 3)
     bench.clock.advance(60.0)
     bench.turn()
-    assert bench.board.alive() == {W: "alive"}
+    assert bench.board.alive() == {W: "waiting"}
     assert bench.claims() == []
     bench.produce(*framed(4))
     registry.schemas = dict(SEVEN)
@@ -65,6 +65,7 @@ def test_records_wait_while_the_registry_is_away_and_the_worker_lives() -> None:
     claimed(bench)
     [claim] = bench.claims()
     assert (claim.address[0].start, claim.address[0].end, claim.samples) == (0, 4, 4)
+    assert bench.board.alive() == {W: "alive"}
     rows = bench.cache.get(claim.address)
     assert rows is not None
     assert rows["id"].tolist() == [1, 2, 3, 4]
