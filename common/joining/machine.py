@@ -25,7 +25,7 @@ sample writes with it that its left record has got it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -255,27 +255,46 @@ class PartitionJoin:
 
     def _close(self, left: Entry) -> Iterator[Command]:
         """The sample of a left record, and what that means for the right ones in its window."""
-        times, found = self._times, None
-        last_ms = left.time_ms + times.window_ms
         of_key = self._by_key.get(left.key, [])
-        for place in range(
-            bisect_left(of_key, left.time_ms - times.before_ms, key=itemgetter(0)), len(of_key)
-        ):
-            right = of_key[place][2]
-            if right.time_ms > last_ms:
-                break
-            in_time = right.stream_ms <= last_ms + times.grace_ms
-            if not in_time or left.stream_ms > right.time_ms + times.before_ms + times.grace_ms:
-                continue
-            fate: Fate = "joined" if found is None else "double"
-            if right.fate not in (fate, "joined"):
-                right = right._replace(fate=fate)
-                of_key[place] = (right.time_ms, right.offset, right)
-                yield Keep("right", right, is_new=False)
-            found = found or right
+        first_ms, last_ms = (
+            left.time_ms - self._times.before_ms,
+            left.time_ms + self._times.window_ms,
+        )
+        begin = bisect_left(of_key, first_ms, key=itemgetter(0))
+        end = bisect_right(of_key, last_ms, key=itemgetter(0))
+        places = (each for each in range(begin, end) if self._may_join(left, of_key[each][2]))
+        found = next(places, None)
         self._count("alone" if found is None else "joined")
-        yield Sample(left, found)
+        if found is None:
+            yield Sample(left, None)
+        else:
+            yield Sample(left, of_key[found][2])
+            yield from self._settle(of_key, found, "joined")
+            # Below one that is settled all are, by a left record before this one: of a key that all
+            # records have, nobody looks at all of them again and again.
+            for place in range(end - 1, found, -1):
+                if of_key[place][2].fate != "unmatched":
+                    break
+                if self._may_join(left, of_key[place][2]):
+                    yield from self._settle(of_key, place, "double")
         yield Forget("left", left.offset)
+
+    def _may_join(self, left: Entry, right: Entry) -> bool:
+        """Of two with times that fit, whether both came before nobody looks for them any more."""
+        times = self._times
+        return (
+            right.stream_ms <= left.time_ms + times.window_ms + times.grace_ms
+            and left.stream_ms <= right.time_ms + times.before_ms + times.grace_ms
+        )
+
+    def _settle(
+        self, of_key: list[tuple[int, int, Entry]], place: int, fate: Fate
+    ) -> Iterator[Keep]:
+        right = of_key[place][2]
+        if right.fate not in (fate, "joined"):
+            right = right._replace(fate=fate)
+            of_key[place] = (right.time_ms, right.offset, right)
+            yield Keep("right", right, is_new=False)
 
     def _may_forget(self) -> bool:
         """Whether no left record can look for the oldest right one any more."""

@@ -14,11 +14,9 @@ from rich.text import Text
 from common.errors import UserError
 from services.cli.arguments import AsJson  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay_batch
-from services.cli.system.outside import outside_of
+from services.cli.system.outside import outside_of, system_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.ports.servers import Log
     from common.topics.dead_letters import DeadLetter, LettersRead
 
@@ -27,7 +25,8 @@ app = typer.Typer(
 )
 
 Job = Annotated[str, typer.Option(help="Only letters of this job.")]
-_SHOWN = 20
+_SHOWN = 20  # reasons
+_MOST = 500
 
 
 @app.command()
@@ -44,28 +43,34 @@ def show(
 
     Example: [bold]doll dlq show clinic-a[/]
     """
-    from common.topics.dead_letters import by_reason
-
-    log = outside_of(context).open_log()
     heads = "topic", "job", "records", "batches", "replayed", "reason"
-    rows, told, others = list[tuple[str | int, ...]](), 0, 0
-    for stream in _streams(log, topic, job):
-        read = read_of(log, stream, job)
-        found = by_reason(read)
-        shown = found if as_json else found[:_SHOWN]
-        others += sum(len(each.letters) for each in found[len(shown) :])
-        for name, reason, letters, batches, replayed in shown:
-            count = len(letters)
-            rows.append((stream, name or "?", count - batches, batches, replayed, reason))
-            told += count
+    limit, rows = _MOST if as_json else _SHOWN, list[tuple[str | int, ...]]()
+    if topic:
+        from common.topics.dead_letters import by_reason
+
+        stream = topic.removesuffix(".dlq")
+        found = by_reason(read_of(outside_of(context).open_log(), stream, job))
+        others = sum(len(each.letters) for each in found[limit:])
+        for name, reason, letters, batches, replayed in found[:limit]:
+            records = len(letters) - batches
+            rows.append((stream, name or "?", records, batches, replayed, reason))
+    elif job:
+        page = system_of(context).dead_letters(job, limit)
+        others = page.others
+        for each in page.reasons:
+            counts = each.records, each.batches, each.replayed
+            rows.append((each.stream, job, *counts, each.reason))
+    else:
+        raise UserError("say which: a topic, or --job NAME")
     if as_json:
         typer.echo(json.dumps([dict(zip(heads, row, strict=True)) for row in rows], indent=2))
         return
-    if told:
+    if rows:
         table = Table(*heads, box=None)
         for row in rows:
             table.add_row(*(Text(str(cell)) for cell in row))
         Console(soft_wrap=True).print(table)
+    told = sum(int(row[2]) + int(row[3]) for row in rows)
     typer.echo(f"{told} dead letters" + (f", and {others} for rarer reasons" if others else ""))
 
 
@@ -138,14 +143,3 @@ def _chosen(read: LettersRead, reason: str) -> list[DeadLetter]:
     return [
         each for each in read.letters if reason in each.reason and each.key not in read.replayed
     ]
-
-
-def _streams(log: Log, topic: str, job: str) -> Iterable[str]:
-    if topic:
-        return [topic.removesuffix(".dlq")]
-    if not job:
-        raise UserError("say which: a topic, or --job NAME")
-    from common.jobs.store import JobStore
-
-    with closing(JobStore(log)) as book:
-        return book.get(job).spec.streams

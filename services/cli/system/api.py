@@ -10,6 +10,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from common.api.answers import (
+    DeadLettersPage,
     JobAnswer,
     JobList,
     JobSummary,
@@ -133,6 +134,10 @@ class Api:
             if page.next is None or page.next <= after:
                 return found
             after = page.next
+
+    def dead_letters(self, name: str, limit: int) -> DeadLettersPage:
+        """See the protocol."""
+        return _get(self._service, path_of(name, "dead-letters"), DeadLettersPage, limit=limit)
 
     def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
         """See the protocol."""

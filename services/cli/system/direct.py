@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from common.api.answers import JobList
+from common.api.dead_letters import dead_letters_page
 from common.api.jobs import job_summary, progress_answer, unreadable_records, update_answers
 from common.api.model import about_model, versions_answer
 from common.api.provisioning import billing_of, market_of, prices_answer, provisioning_answer
@@ -46,7 +47,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from common.api.answers import KeptVersions, PricesAnswer, ProvisioningAnswer, ToldPlan
+    from common.api.answers import (
+        DeadLettersPage,
+        KeptVersions,
+        PricesAnswer,
+        ProvisioningAnswer,
+        ToldPlan,
+    )
     from common.checkpoints.find import Wish
     from common.config.servers import Outside
     from common.core.events import Wanted
@@ -135,6 +142,11 @@ class Direct:
     def quarantine(self, name: str) -> list[QuarantinedBatch]:
         """See the protocol."""
         return quarantine_of(self._outside.open_log(), name).listed()
+
+    def dead_letters(self, name: str, limit: int) -> DeadLettersPage:
+        """See the protocol."""
+        log = self._outside.open_log()
+        return dead_letters_page(log, name, JobStore(log).get(name).spec.streams, limit)
 
     def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
         """See the protocol."""

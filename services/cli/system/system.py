@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.api.answers import (
+        DeadLettersPage,
         JobList,
         KeptVersions,
         PricesAnswer,
@@ -113,6 +114,9 @@ class System(Protocol):
 
     def quarantine(self, name: str) -> list[QuarantinedBatch]:
         """What is quarantined in a job, oldest batch first."""
+
+    def dead_letters(self, name: str, limit: int) -> DeadLettersPage:
+        """What a job could not use; so many reasons at most."""
 
     def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
         """Take batches out of quarantine; see `common.jobs.quarantine`.

@@ -20,12 +20,21 @@ from common.checkpoints.snapshot_file import to_bytes
 from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.history import History
-from common.core.messages import GENESIS, Lead, LeaderStatus, ModelId, Requeued, WorkerId
+from common.core.messages import (
+    GENESIS,
+    Lead,
+    LeaderStatus,
+    ModelId,
+    Requeued,
+    Skipped,
+    WorkerId,
+)
 from common.core.spans import Partition
 from common.jobs.store import JobStore
 from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
 from common.provisioning import records as plans
+from common.topics.dead_letters import letter_of
 from common.wire.messages import decode_audit, encode_audit
 from services.admin.app import create_app
 from services.cli import exits
@@ -37,6 +46,7 @@ from tests.unit.admin.live.helpers import eventually
 from tests.unit.admin.test_model import kept, trained
 from tests.unit.admin.test_provisioning import planned as decided
 from tests.unit.cli.conftest import World
+from tests.unit.cli.test_dlq import put
 from tests.unit.cli.test_job import JOB, claimed, lost_after_training, update
 from tests.unit.cli.test_plan import options
 from tests.unit.cli.test_requeue import QUARANTINE
@@ -226,6 +236,16 @@ def test_events_of_a_job_are_printed_until_it_is_deleted(both: Both) -> None:
     ]
     said = both.direct.run("job", "events", "digits", code=exits.REFUSED).stderr
     assert "give --api" in said
+
+
+def test_dead_letters_of_a_job_are_counted_as_directly(submitted: Both) -> None:
+    assert submitted.same("dlq", "show", "--job", "digits") == "0 dead letters\n"
+    put(submitted.direct, letter_of("digits", Skipped("clinic-a", 0, 3, "no label"), 3, b"r3"))
+    told = submitted.same("dlq", "show", "--job", "digits").splitlines()
+    assert told[1].split() == ["clinic-a", "digits", "1", "0", "0", "no", "label"]
+    assert submitted.same("dlq", "show", "--job", "digits", "--json").startswith("[")
+    said = submitted.remote("dlq", "show", "clinic-a", code=exits.REFUSED).stderr
+    assert "needs Kafka itself: leave out --api" in said
 
 
 def test_a_job_is_paused_resumed_and_stopped_as_directly(submitted: Both) -> None:

@@ -107,6 +107,8 @@ def test_letters_are_counted_by_reason_and_job(world: World) -> None:
     assert {(row["job"], row["reason"], row["records"]) for row in rows} > {
         *(("digits", NO_LABEL, 2), ("other", NO_LABEL, 1)),
     }
+    one = world.run("dlq", "show", "clinic-a", "--job", "digits").stdout
+    assert one.endswith("4 dead letters\n")
     own = world.run("dlq", "show", "--job", "digits").stdout
     assert own.endswith("4 dead letters\n")
     assert "other" not in own

@@ -259,3 +259,20 @@ def test_what_comes_after_a_pause_is_joined_however_old_it_is() -> None:
         kept.write(join.on(EndReached(side), 300.0))
     assert kept.joined() == {0: None, 1: 1}
     assert join.progress.late_left == 0
+
+
+def test_a_key_that_all_records_have_is_looked_through_once() -> None:
+    count = 3_000
+    join, kept = PartitionJoin(Times(10**6, 0, 0), 0.0), Kept({}, [])
+    records = tuple(Entry(offset, "a", offset, b"{}") for offset in range(count))
+    kept.write(join.on(Read("left", records), 0.0))
+    kept.write(join.on(Read("right", records), 0.0))
+    kept.write(join.on(Read("left", (Entry(count, "b", 10**9, b"{}"),)), 0.0))
+    commands = [join.on(Read("right", (Entry(count, "b", 10**9, b"{}"),)), 0.0)]
+    while join.has_more:
+        commands.append(join.advance())
+    told = [command for several in commands for command in several]
+    kept.write(told)
+    assert kept.joined() == {number: number for number in range(count)}
+    assert sum(isinstance(command, Keep) for command in told) <= 2 * count + 1
+    assert join.progress.joined == count

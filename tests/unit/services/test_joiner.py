@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from common.core.spans import Partition
 from common.errors import ConflictError, UnavailableError, UserError
+from common.jobs.build import codec_of
+from common.jobs.spec import parse_job
 from common.joining.machine import Times
 from common.joining.records import JoinSpec, Records
 from common.ports.servers import NewTopic
@@ -45,6 +47,21 @@ SPEC = JoinSpec(
     "at",
     "at",
 )
+
+
+JOB = f"""
+name: clicked
+streams: [{TO}]
+records:
+  codec: json
+  fields:
+    features: {{dtype: float32, from: [id, at], scale: [1, 1.0e-9]}}
+    label: {{dtype: int64, map: {{"0": 0, "yes": 1}}}}
+task: {{name: logistic-regression, classes: 2}}
+batch_size: 1
+group_size: 1
+optimizer: {{name: sgd, learning_rate: 1.0}}
+"""
 
 
 class UncertainLog(MemoryLog):
@@ -156,6 +173,26 @@ def test_a_left_record_becomes_a_sample_with_what_the_right_one_says(world: Worl
     assert 'doll_join_samples_total{outcome="joined",to="samples"} 2.0' in exposed
     assert 'doll_join_samples_total{outcome="alone",to="samples"} 1.0' in exposed
     assert 'doll_join_waiting_records{side="left",to="samples"} 0.0' in exposed
+
+
+def test_a_job_reads_samples_by_its_fields(world: World) -> None:
+    world.start("j1")
+    for number in range(4):
+        world.send(SPEC.left, shown(number, 0.0))
+    world.send(SPEC.right, click(2, 1.0, label="yes"))
+    world.drain()
+    values = [
+        record.value
+        for place in world.log.partitions(TO)
+        for record in records_of(world.log, place)
+    ]
+    decoded = codec_of(parse_job(JOB)).decode(values)
+
+    assert decoded.skipped == []
+    rows = zip(decoded.records["features"].tolist(), decoded.records["label"], strict=True)
+    assert sorted((features[0], label) for features, label in rows) == [
+        *((0.0, 0), (1.0, 0), (2.0, 1), (3.0, 0))
+    ]
 
 
 BAD = [
