@@ -2,11 +2,13 @@
 
 In a `console` block a line that begins with `$` is a command, and what follows is its answer, in
 which `...` stands for anything and white space for nothing. `sh` blocks are run as they are, and
-`python` blocks as programs; both have to succeed. Blocks of other kinds are for people.
+`python` blocks as programs; both have to succeed. Blocks of other kinds are for people. The cells
+of a notebook are one program.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -34,6 +36,9 @@ class Command(NamedTuple):
 def blocks(guide: str, *kinds: str) -> list[tuple[str, str]]:
     """The fenced blocks of a guide, each with its kind."""
     text = (DOCS / guide).read_text()
+    if guide.endswith(".ipynb"):
+        cells = [each["source"] for each in json.loads(text)["cells"] if "outputs" in each]
+        return [("python", "\n\n".join("".join(source) for source in cells) + "\n")]
     found = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [(kind, block) for kind, block in found if kind in kinds]
 

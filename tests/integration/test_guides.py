@@ -42,7 +42,7 @@ WITH_A_STACK = (
     ("howto/evaluation.md", "howto/serving.md"),
     ("howto/operating.md", "howto/alerts.md"),
     ("howto/security.md",),
-    ("reference/api.md",),
+    ("reference/api.md", "examples/follow.ipynb"),
     ("start/your-topics.md",),
 )
 
@@ -129,7 +129,8 @@ def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
 
 def test_every_guide_with_commands_is_one_whose_commands_are_run() -> None:
     run = {*ALONE, *WITH_SERVERS, *WITH_CONTAINERS, *chain.from_iterable(WITH_A_STACK)}
-    guides = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    files = chain(DOCS.rglob("*.md"), DOCS.rglob("*.ipynb"))
+    guides = {path.relative_to(DOCS).as_posix() for path in files}
     assert {guide for guide in guides if blocks(guide, "sh", "console", "python")} == run
 
 
