@@ -79,6 +79,11 @@ SERVICES = {
                 "--predictions",
                 {"metavar": "TOPIC", "help": "where answers go, too, with their version"},
             ),
+            (
+                "--from",
+                {"dest": "source", "metavar": "TOPIC", "help": "answer its records, too"},
+            ),
+            ("--to", {"metavar": "TOPIC", "help": "where the answers of --from go, each once"}),
         ),
     ),
 }

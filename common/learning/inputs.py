@@ -42,6 +42,14 @@ class _Noted(Mapping[str, Tensor]):
         return len(self._columns)
 
 
+def zeros_of(fields: Sequence[Field]) -> dict[str, Tensor]:
+    """Columns of some records of zeros."""
+    return {
+        field.name: torch.from_numpy(np.zeros((_ROWS, *field.shape), field.dtype))
+        for field in fields
+    }
+
+
 class Forward(NamedTuple):
     """What goes into a prediction, and what comes out."""
 
@@ -58,11 +66,7 @@ def forward_of(task: Task, module: nn.Module, fields: Sequence[Field]) -> Forwar
         fields: Of its records.
     """
     device = next(module.parameters()).device
-    zeros = {
-        field.name: torch.from_numpy(np.zeros((_ROWS, *field.shape), field.dtype)).to(device)
-        for field in fields
-    }
-    noted = _Noted(zeros)
+    noted = _Noted({name: column.to(device) for name, column in zeros_of(fields).items()})
     try:
         with torch.inference_mode():
             outputs = task.forward(module, noted)

@@ -62,6 +62,11 @@ def dead_letter_topic(stream: str) -> str:
     return f"{stream}.dlq"
 
 
+def positions_topic(job: str, source: str, to: str) -> str:
+    """Where a model server keeps how far it has answered a topic to another one; its group, too."""
+    return f"doll.{job}.served.{source}.{to}"
+
+
 def group_name(job: str) -> str:
     """The consumer group of a job's workers."""
     return f"doll.{job}"

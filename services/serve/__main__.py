@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING, TypeVar
@@ -14,16 +14,18 @@ import uvicorn
 
 from common.checkpoints.find import wish_of
 from common.config.program import command_line
-from common.errors import UnavailableError
+from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
-from common.runtime.connect import connect
+from common.runtime.connect import connect, open_registry
 from common.runtime.listen import listen, url_of
 from common.runtime.service import freeze_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.serve import ServeMetrics
+from common.topics.schemas import JobSchemas
 from services.serve.app import ModelServer
 from services.serve.batching import Batches
+from services.serve.door import Door, Route
 from services.serve.follower import LOOK_S, Follower
 from services.serve.predictions import PredictionWriter
 from services.serve.protocol import Inputs
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
+    from common.checkpoints.find import Wish
     from common.config.servers import Outside
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
@@ -47,6 +50,10 @@ IDLE_S = 75  # that a connection without requests stays: longer than a load bala
 END_S = 5  # for requests under way
 
 
+class _EndedError(Exception):
+    """The process is to end before it has begun."""
+
+
 def main() -> int:
     """Run until told to end; returns the exit status."""
     arguments = command_line("serve")
@@ -55,48 +62,65 @@ def main() -> int:
 
 def _serve(arguments: argparse.Namespace, process: ServiceProcess) -> None:
     getLogger("uvicorn").setLevel("ERROR")  # its beginning and end are told by us
-    job, settings, outside = arguments.job, process.settings, connect(process.settings)
-    torch.set_num_threads(settings.threads or 1)
+    torch.set_num_threads(process.settings.threads or 1)
+    if bool(arguments.source) != bool(arguments.to):
+        raise UserError("--from and --to: one needs the other")
     wishes = [wish_of(each) for each in (arguments.alias, arguments.shadow) if each]
-    record = _awaited(process, lambda: JobStore(outside.open_log()).get(job))
-    if record is None:
-        return
-    models = [ServedModel(record.spec, settings, wish) for wish in wishes]
-    metrics = ServeMetrics(job, models[0])
-    with ExitStack() as stack:
-        writer: PredictionWriter | None = None
-        if arguments.predictions:
-            write_to = partial(PredictionWriter, job=job, metrics=metrics)
-            writer = _awaited(process, lambda: write_to(outside.open_log(), arguments.predictions))
-            if writer is None:
-                return
-            stack.callback(writer.close)
-        batches = Batches(
-            *models,
-            metrics=metrics,
-            watchdog=process.watchdogs.begin("the thread of predictions"),
-            note=None if writer is None else writer.write,
-            ended=process.stopping.set,
-        )
-        stack.callback(batches.close)
-        served = ModelServer(
-            job, models[0], inputs_of(record.spec, models[0]), batches, metrics, settings
-        )
-        process.serve_metrics(metrics.meters)
-        freeze_imports()
-        _listen(served.app(), process, stack)
-        _follow(process, job, models, outside)
-        if batches.fault is not None:
-            raise batches.fault
+    with ExitStack() as stack, suppress(_EndedError):
+        _open(arguments, wishes, process, stack)
     process.logger.info("serve_ended")
 
 
-def inputs_of(spec: JobSpec, model: ServedModel) -> Inputs:
-    """How requests become what a model reads."""
-    wanted = [field.name for field in model.forward.fields]
-    return Inputs(
-        model.forward.fields, codec_of(spec, wanted), is_text=spec.records.codec == "json"
+def _open(
+    arguments: argparse.Namespace, wishes: list[Wish], process: ServiceProcess, stack: ExitStack
+) -> None:
+    """Open everything, and serve until told to end."""
+    job, settings, outside = arguments.job, process.settings, connect(process.settings)
+    logger = process.logger.bind(job=job)
+    record = _awaited(process, lambda: JobStore(outside.open_log()).get(job))
+    models = [ServedModel(record.spec, settings, wish) for wish in wishes]
+    model, metrics = models[0], ServeMetrics(job, models[0])
+    schemas = JobSchemas(outside.open_log(), job, open_registry(settings))
+    inputs = inputs_of(record.spec, model, schemas)
+    writer: PredictionWriter | None = None
+    if topic := arguments.predictions:
+        make = partial(PredictionWriter, topic=topic, job=job, metrics=metrics)
+        writer = _awaited(process, lambda: make(outside.open_log()))
+        stack.callback(writer.close)
+    faults = list[BaseException]()
+    if arguments.source:
+        route = Route(job, arguments.source, arguments.to)
+        door = _awaited(
+            process,
+            lambda: Door(outside.open_log(), route, model, inputs, arguments.name, logger),
+        )
+        stack.callback(door.close)
+        thread = threading.Thread(target=_answer_topic, args=(door, process, faults), name="door")
+        thread.start()
+        stack.callback(thread.join)
+    batches = Batches(
+        *models,
+        metrics=metrics,
+        watchdog=process.watchdogs.begin("the thread of predictions"),
+        note=None if writer is None else writer.write,
+        ended=process.stopping.set,
     )
+    stack.callback(batches.close)
+    process.serve_metrics(metrics.meters)
+    freeze_imports()
+    app = ModelServer(job, model, inputs, batches, metrics, settings).app()
+    _listen(app, process, stack)
+    _follow(process, job, models, outside)
+    for fault in (*faults, batches.fault):
+        if fault is not None:
+            raise fault
+
+
+def inputs_of(spec: JobSpec, model: ServedModel, schemas: JobSchemas) -> Inputs:
+    """How requests become what a model reads."""
+    fields, is_text = model.forward.fields, spec.records.codec == "json"
+    codec = codec_of(spec, [field.name for field in fields])
+    return Inputs(fields, codec, schemas, is_text=is_text)
 
 
 def _listen(app: Starlette, process: ServiceProcess, stack: ExitStack) -> None:
@@ -150,8 +174,25 @@ def _follow(
         follower.close()
 
 
-def _awaited(process: ServiceProcess, ask: Callable[[], T]) -> T | None:
-    """What Kafka answers, once it is there; None: this process is to end."""
+def _answer_topic(door: Door, process: ServiceProcess, faults: list[BaseException]) -> None:
+    """Answer the records of a topic until the process is to end."""
+    watchdog = process.watchdogs.begin("the thread that answers a topic")
+    try:
+        while not process.stopping.is_set():
+            watchdog.beat()
+            door.turn(LOOK_S)
+    except BaseException as fault:  # noqa: BLE001 -- the process ends with it
+        faults.append(fault)
+        process.stopping.set()
+
+
+def _awaited(process: ServiceProcess, ask: Callable[[], T]) -> T:
+    """What Kafka answers, once it is there.
+
+    Raises:
+        _EndedError: If the process is to end before that.
+        UserError: If there is no such job, or no such topic.
+    """
     outage = Outage(process.logger, "kafka")
     while not process.stopping.is_set():
         try:
@@ -159,7 +200,9 @@ def _awaited(process: ServiceProcess, ask: Callable[[], T]) -> T | None:
         except UnavailableError as error:
             outage.met(error)
             process.stopping.wait(AGAIN_S)
-    return None
+        except UnknownTopicError as error:
+            raise UserError(str(error)) from error
+    raise _EndedError
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from common.errors import UserError
 from common.learning.fields import concatenate
+from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from common.learning.codecs import Codec
     from common.learning.fields import Columns, Field
+    from common.topics.schemas import JobSchemas
 
 RECORD = "record"
 OUTPUT = "output"
@@ -92,12 +94,16 @@ class Inputs:
     Args:
         fields: Those that it reads.
         codec: Of its records.
-        is_text: Whether these are texts, so that a request may hold them.
+        schemas: Of the job, for records of which a registry knows them.
+        is_text: Whether records are texts, so that a request may hold them.
     """
 
-    def __init__(self, fields: Sequence[Field], codec: Codec, *, is_text: bool) -> None:
+    def __init__(
+        self, fields: Sequence[Field], codec: Codec, schemas: JobSchemas, *, is_text: bool
+    ) -> None:
         self._fields = {field.name: field for field in fields}
         self._codec = codec
+        self._schemas = schemas
         self._is_text = is_text
 
     def described(self) -> list[Described]:
@@ -130,7 +136,13 @@ class Inputs:
         return columns, request.id
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[Columns, dict[int, str]]:
-        """The columns of records, and which of them did not decode, and why."""
+        """The columns of records, and which of them did not decode, and why.
+
+        Raises:
+            UnavailableError: If a schema is not known, and its registry is unavailable.
+        """
+        if isinstance(self._codec, RegisteredCodec):
+            self._schemas.teach(self._codec, values)
         decoded = self._codec.decode(values)
         columns = {name: decoded.records[name] for name in self._fields}
         return concatenate([columns]), dict(decoded.skipped)

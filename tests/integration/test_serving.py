@@ -1,16 +1,37 @@
-"""A model is served by a process while it trains and its leader is killed: no answer is missing."""
+"""Model servers as processes: no answer is missing, and none is there twice, whoever is killed."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
+from common.core.messages import ModelId
+from common.core.snapshots import Snapshot
+from common.embedded.services import Service, stop_all
+from common.jobs.build import trainer_of
+from common.jobs.spec import parse_job
+from common.jobs.store import JobStore
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_board, open_log
+from common.topics.read import records_of
+from tests.integration.cluster import await_condition
+
+if TYPE_CHECKING:
+    from common.config.settings import Settings
+
+pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 280.0
+EACH = 500  # records of a partition before a server is killed, and after it
+PARTITIONS = 2
 
 
 @pytest.mark.nightly
@@ -32,3 +53,59 @@ def test_no_request_fails_and_no_answer_is_taken_back_while_leaders_are_killed(
     assert told["answers_taken_back"] == 0
     assert told["answers"] == {"leader killed": 180, "board wiped": 180}
     assert min(told["versions_served"].values()) > 1
+
+
+@pytest.mark.nightly
+def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
+    settings: Settings, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    name = f"answered-{len(request.node.name)}"
+    asked, answered = f"{name}-asked", f"{name}-answered"
+    spec = parse_job(
+        f"""
+        name: {name}
+        streams: [{asked}]
+        records:
+          codec: json
+          fields: {{features: {{dtype: float32, shape: [2]}}, label: {{dtype: int64}}}}
+        task: {{name: logistic-regression, classes: 2}}
+        batch_size: 2
+        group_size: 1
+        optimizer: {{name: sgd, learning_rate: 0.1}}
+        """.replace("\n        ", "\n")
+    )
+    log = open_log(settings)
+    log.create_topics([NewTopic(asked, PARTITIONS), NewTopic(answered)])
+    with closing(JobStore(log)) as book:
+        book.submit(spec)
+    trainer = trainer_of(spec, (), 100)()
+    kept = SnapshotFile(Snapshot(0, ModelId(0, 1), 2, 0, {}), trainer.snapshot())
+    with closing(open_board(settings, name)) as board:
+        board.put_snapshot(0, to_bytes(kept))
+    writer = log.writer()
+
+    def write() -> None:
+        for number in range(EACH * PARTITIONS):
+            writer.append(asked, b'{"features": [1, 2]}', partition=number % PARTITIONS)
+        assert writer.flush(60.0)
+
+    def answers() -> list[str]:
+        [place] = log.partitions(answered)
+        return [dict(each.headers)["from"].decode() for each in records_of(log, place)]
+
+    own = settings.model_copy(update={"api_port": 0, "threads": 1})
+    door = (name, "--from", asked, "--to", answered)
+    servers = [Service("serve", f"s{n}", own, tmp_path, door) for n in range(2)]
+    try:
+        write()
+        await_condition(lambda: len(answers()) > EACH // 2, "some are answered")
+        servers[0].kill()
+        write()
+        wanted = {f"{asked}[{p}]@{at}" for p in range(PARTITIONS) for at in range(2 * EACH)}
+        await_condition(lambda: len(answers()) >= len(wanted), "all are answered")
+        assert sorted(answers()) == sorted(wanted)
+    finally:
+        with closing(JobStore(log)) as book:
+            book.want(name, "stopped", "the test is over")
+        stop_all([each for each in servers if each.exit_code is None])
+        writer.close()

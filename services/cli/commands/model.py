@@ -12,7 +12,7 @@ from rich.table import Table
 
 from common.errors import UserError
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
-from services.cli.system.outside import system_of
+from services.cli.system.outside import outside_of, system_of
 
 app = typer.Typer(no_args_is_help=True, help="List and export trained models.")
 
@@ -42,6 +42,31 @@ def pull(
         f"{job} version {model.version} (made by leader {model.epoch}): {output},"
         f" {len(model.data):,} B"
     )
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    job: JobName,
+    output: Annotated[Path, typer.Option("--output", "-o", help="FILE.pt2 or FILE.onnx")],
+    version: Annotated[str, typer.Option(help="A number, newest or best.")] = "newest",
+) -> None:
+    """Write a model as a program that needs no code of the task, by `torch.export` or as ONNX.
+
+    It takes the fields that the task's `forward` reads, of any number of records, in the order of
+    the job file, and says in its metadata what it is. It is made in a process of its own.
+
+    Example: [bold]doll model export digits -o digits.onnx --version best[/]
+    """
+    from common.checkpoints.find import wish_of
+    from common.jobs.export import check_output, export_apart
+    from common.learning.torch_here import need_torch
+
+    check_output(output)
+    need_torch("doll model export")
+    model = system_of(context).model(job, wish_of(version), partial(typer.echo, err=True))
+    export_apart(model.data, output, outside_of(context).settings.tasks)
+    typer.echo(f"{job} version {model.version} (made by leader {model.epoch}): {output}")
 
 
 @app.command("list")

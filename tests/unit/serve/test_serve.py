@@ -29,8 +29,8 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.snapshots import Snapshot
-from common.core.spans import Span
-from common.errors import UnavailableError
+from common.core.spans import Partition, Span
+from common.errors import UnavailableError, UnknownTopicError
 from common.jobs.build import optimizer_of, task_of
 from common.jobs.spec import JobSpec, parse_job
 from common.learning.errors import Origin, Raised, TaskError
@@ -45,12 +45,15 @@ from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics.names import updates_topic
-from common.topics.read import read_decoded
+from common.topics.read import read_decoded, records_of
+from common.topics.schemas import JobSchemas
 from common.wire.messages import encode_audit
 from services.serve import batching, follower
+from services.serve import door as door_module
 from services.serve.__main__ import inputs_of
 from services.serve.app import ModelServer
 from services.serve.batching import Batches
+from services.serve.door import Door, Route
 from services.serve.follower import Follower
 from services.serve.predictions import PredictionWriter
 from services.serve.served_model import ServedModel
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
 
     from common.checkpoints.find import Wish
     from common.learning.fields import Columns
+    from services.serve.protocol import Inputs
     from services.serve.served_model import Predicted
 
 DIGITS = parse_job(
@@ -157,11 +161,16 @@ class World:
         )
 
     @cached_property
+    def inputs(self) -> Inputs:
+        """How requests are read."""
+        schemas = JobSchemas(self.log, self.spec.name, None)
+        return inputs_of(self.spec, self.models[0], schemas)
+
+    @cached_property
     def app(self) -> Any:  # noqa: ANN401 -- Starlette's
         """The application."""
-        inputs = inputs_of(self.spec, self.models[0])
         server = ModelServer(
-            self.spec.name, self.models[0], inputs, self.batches, self.metrics, self.settings
+            self.spec.name, self.models[0], self.inputs, self.batches, self.metrics, self.settings
         )
         return server.app()
 
@@ -525,3 +534,128 @@ def test_swapping_weights_under_load_never_mixes_two_versions(world: World) -> N
         right = weights[int(told["model_version"])]
         assert told["outputs"][0]["data"] == pytest.approx(right, abs=1e-5)
     assert found[-1]["model_version"] == "8"
+
+
+# --- from a topic to another one ------------------------------------------------------------------
+
+
+class Doors:
+    """Processes that answer the topic `asked` to the topic `answered`."""
+
+    def __init__(self, world: World, partitions: int = 2) -> None:
+        self._world = world
+        self.log = world.log
+        self.log.create_topics([NewTopic("asked", partitions), NewTopic("answered")])
+        self._writer = self.log.writer()
+
+    def open(self, name: str) -> Door:
+        """One more process."""
+        inputs = self._world.inputs
+        route = Route(self._world.spec.name, "asked", "answered")
+        logger = event_logger("serve")
+        return Door(self.log, route, self._world.models[0], inputs, name, logger)
+
+    def write(self, *records: object, partition: int = 0) -> None:
+        """Ask something."""
+        for record in records:
+            value = record if isinstance(record, bytes) else json.dumps(record).encode()
+            self._writer.append("asked", value, partition=partition, key=b"a key")
+        assert self._writer.flush(1.0)
+
+    def answers(self) -> dict[str, dict[str, Any]]:
+        """By the record that was answered; fails where one was answered twice."""
+        found = dict[str, dict[str, Any]]()
+        for record in records_of(self.log, Partition("answered", 0)):
+            name = dict(record.headers)["from"].decode()
+            assert name not in found
+            assert record.key == b"a key"
+            found[name] = json.loads(record.value or b"")
+        return found
+
+
+@pytest.fixture
+def doors(made: list[World]) -> Doors:
+    made.append(World(CLICKS))
+    return Doors(made[0])
+
+
+def turned(*doors: Door) -> None:
+    """Let each have some turns."""
+    for _ in range(4):
+        for door in doors:
+            door.turn(0.0)
+
+
+CLICK = {"spent": 2, "visits": 4.5}
+
+
+def test_each_record_of_a_topic_is_answered_once_there_is_a_version(
+    doors: Doors, made: list[World]
+) -> None:
+    [world] = made
+    door = doors.open("s1")
+    doors.write(CLICK, b"not JSON", CLICK)
+    doors.write(CLICK, partition=1)
+    turned(door)
+    assert doors.answers() == {}
+    world.publish(0, 1, seed=1)
+    world.look()
+    turned(door)
+    answers = doors.answers()
+    assert sorted(answers) == ["asked[0]@0", "asked[0]@1", "asked[0]@2", "asked[1]@0"]
+    right = expected(CLICKS, 1, {"features": np.array([[1, 2.25]], np.float32)})
+    told = answers["asked[1]@0"]
+    assert told.pop("outputs") == pytest.approx(right)
+    assert told == {"job": "clicks", "version": 1, "epoch": 0}
+    assert "error" in answers["asked[0]@1"]
+    door.close()
+
+
+def test_who_comes_next_goes_on_where_the_last_one_was(doors: Doors, made: list[World]) -> None:
+    [world] = made
+    world.publish(0, 1, seed=1)
+    world.look()
+    first = doors.open("s1")
+    doors.write(CLICK, CLICK)
+    turned(first)
+    doors.write(CLICK)
+    second = doors.open("s2")  # takes a partition over; the first has not gone
+    doors.write(CLICK, CLICK, partition=1)
+    turned(first, second, first)
+    doors.log.lose("doll.clicks.served.asked.answered", "s1")  # and it does not know it
+    doors.write(CLICK, CLICK)
+    turned(second)
+    turned(first)
+    doors.write(CLICK, partition=1)
+    turned(second, first)
+    assert len(doors.answers()) == 8
+    for door in (first, second):
+        door.close()
+
+
+def test_records_that_expired_are_passed_over(
+    doors: Doors, made: list[World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "RETRY_S", 0.0)
+    [world] = made
+    world.publish(0, 1, seed=1)
+    world.look()
+    door = doors.open("s1")
+    turned(door)
+    doors.write(CLICK, CLICK, CLICK)
+    doors.log.expire(Partition("asked", 0), 2)
+    turned(door)
+    turned(door)
+    assert list(doors.answers()) == ["asked[0]@2"]
+    door.close()
+
+
+def test_topics_of_a_door_must_be_there(doors: Doors) -> None:
+    with pytest.raises(UnknownTopicError, match="elsewhere"):
+        Door(
+            doors.log,
+            Route("clicks", "elsewhere", "answered"),
+            *(cast("Any", None), cast("Any", None)),
+            "s1",
+            event_logger("serve"),
+        )

@@ -1,0 +1,100 @@
+"""A trained network as a file that needs none of our code: `torch.export`, or ONNX."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import CorruptError, UserError
+from common.learning.errors import one_line
+from common.learning.inputs import forward_of, zeros_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    import numpy.typing as npt
+
+    from common.learning.fields import Field
+    from common.learning.tasks import Task
+
+ABOUT = "about.json"  # of a `.pt2`: what it is; an `.onnx` has it in its metadata
+
+
+class _Forward(nn.Module):
+    """The task's `forward`, of columns in the order of its fields."""
+
+    def __init__(self, task: Task, module: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.module = module
+        self._task = task
+        self._names = tuple(names)
+
+    def forward(self, *columns: Tensor) -> Tensor:
+        """(n, ...) outputs."""
+        return self._task.forward(self.module, dict(zip(self._names, columns, strict=True)))
+
+
+def export(
+    task: Task,
+    weights: Mapping[str, npt.NDArray[Any]],
+    fields: Sequence[Field],
+    about: Mapping[str, str],
+    path: Path,
+) -> None:
+    """Write what `forward` computes, for any number of records, in evaluation mode.
+
+    Args:
+        task: What was learned.
+        weights: The tensors of its network by their names in the `state_dict`.
+        fields: Of the records; of these the file takes those that `forward` reads, in this order.
+        about: What the file says of itself.
+        path: Its suffix says the format: `.pt2` or `.onnx`.
+
+    Raises:
+        CorruptError: If the weights are not this network's.
+        UserError: If the network cannot be exported, or the file not written.
+    """
+    module = task.build()
+    tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
+    try:
+        missing = module.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise CorruptError(f"the weights are of another network: {one_line(error)}") from error
+    # Counters are no weights: see `training_state`.
+    lost = [name for name in missing.missing_keys if not name.endswith("num_batches_tracked")]
+    if lost or missing.unexpected_keys:
+        names = ", ".join([*lost, *missing.unexpected_keys])
+        raise CorruptError(f"the weights are of another network: {names}")
+    module.eval()
+    read = forward_of(task, module, fields).fields
+    columns = tuple(zeros_of(read).values())
+    rows = torch.export.Dim("records")
+    try:
+        program = torch.export.export(
+            _Forward(task, module, [field.name for field in read]),
+            columns,
+            dynamic_shapes={"columns": tuple({0: rows} for _ in columns)},
+        )
+        if path.suffix == ".onnx":
+            written = torch.onnx.export(
+                program,
+                input_names=[field.name for field in read],
+                output_names=["output"],
+                dynamo=True,
+                verbose=False,
+            )
+            assert written is not None  # noqa: S101 -- as with `dynamo`
+            written.model.metadata_props.update(about)
+            written.save(path)
+        else:
+            told = {ABOUT: json.dumps(dict(about))}
+            torch.export.save(program, path, extra_files=told)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error}") from error
+    except Exception as error:  # the network is the user's code, and exporters raise anything
+        raise UserError(f"this network cannot be exported: {one_line(error)}") from error

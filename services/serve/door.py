@@ -1,0 +1,201 @@
+"""Answers the records of a topic to another one: each once, whatever is killed meanwhile.
+
+    group       ── which partitions ──▶ ┌──────┐
+    a topic     ── records          ──▶ │ door │ ── predictions, a position ──▶ one transaction
+    positions   ── where it stands  ──▶ └──────┘
+
+The group says who should have a partition; who writes for it, Kafka says by its transactional id.
+So a process that stood still for long is refused, and none of its answers is there twice.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from common.core.events import Assigned, Revoked
+from common.core.spans import Partition
+from common.errors import ExpiredError, OutsideError, TruncatedError, UserError
+from common.learning.errors import TaskError
+from common.ports.servers import NewRecord, NewTopic
+from common.telemetry.logging import Outage
+from common.topics.names import positions_topic
+from common.topics.read import records_of
+from services.serve.predictions import as_data
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from common.learning.fields import Columns
+    from common.ports.servers import Log, LogRecord, Tail, Transactions
+    from common.telemetry.logging import EventLogger
+    from services.serve.protocol import Inputs
+    from services.serve.served_model import ServedModel
+
+ROWS = 256  # of one transaction
+RETRY_S = 0.5  # until a partition is taken again
+_NEAR_END = 100  # offsets in which the last position lies: after each comes a transaction's marker
+_HEADER = "from"  # names the record that was answered
+
+
+class Route(NamedTuple):
+    """Whose model answers what, and where to."""
+
+    job: str
+    source: str
+    to: str
+
+
+class _Taken(NamedTuple):
+    transactions: Transactions
+    tail: Tail
+
+    def close(self) -> None:
+        self.tail.close()
+        self.transactions.close()
+
+
+class Door:
+    """The partitions of a topic that the group gives this process. For one thread.
+
+    Args:
+        log: Kafka.
+        route: From where to where.
+        model: Who answers.
+        inputs: How records become what it reads.
+        name: Of this process, in the group.
+        logger: Bound to the job.
+
+    Raises:
+        UserError: If a topic is not there.
+        UnavailableError: If Kafka is unavailable.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        route: Route,
+        model: ServedModel,
+        inputs: Inputs,
+        name: str,
+        logger: EventLogger,
+    ) -> None:
+        self._log = log
+        self._route = route
+        self._model = model
+        self._inputs = inputs
+        self._logger = logger
+        self._outage = Outage(logger, "kafka")
+        self._positions = positions_topic(route.job, route.source, route.to)
+        count = len(log.partitions(route.source))
+        log.partitions(route.to)
+        log.create_topics([NewTopic(self._positions, count, compacted=True)])
+        if (had := len(log.partitions(self._positions))) < count:
+            raise UserError(
+                f"{route.source} has {count} partitions, and had {had} when {self._positions} was"
+                " made: add as many to that"
+            )
+        self._group = log.stream(self._positions, [route.source], name)
+        self._mine = dict[int, float]()  # that the group gives, and when each may be taken
+        self._taken = dict[int, _Taken]()
+
+    def turn(self, wait_s: float) -> None:
+        """Answer what there is; waits for something where there is nothing."""
+        ready, worked = self._model.version is not None, False
+        for index in list(self._mine) if ready else ():
+            try:
+                worked |= self._answer(index)
+                self._outage.quiet()
+            except OutsideError as error:
+                self._outage.met(error)
+                self._drop(index)
+                self._mine[index] = monotonic() + RETRY_S
+        try:
+            for event in self._group.poll(1, 0.0 if worked else wait_s):
+                if isinstance(event, Assigned):
+                    self._mine |= {each.index: monotonic() for each in event.partitions}
+                elif isinstance(event, Revoked):
+                    for place in event.partitions:
+                        self._mine.pop(place.index, None)
+                        self._drop(place.index)
+        except OutsideError as error:
+            self._outage.met(error)
+
+    def close(self) -> None:
+        """Leave the group; what is not answered is answered by others."""
+        for index in list(self._taken):
+            self._drop(index)
+        self._group.close()
+
+    def _answer(self, index: int) -> bool:
+        """Answer some records of a partition; whether there were any."""
+        place = Partition(self._route.source, index)
+        taken = self._taken.get(index)
+        if taken is None:
+            if monotonic() < self._mine[index]:
+                return False
+            taken = self._taken[index] = self._take(place)
+        try:
+            records = taken.tail.read(ROWS, 0.0)
+        except (ExpiredError, TruncatedError) as error:
+            bounds = self._log.bounds(place)
+            at = bounds.start if isinstance(error, ExpiredError) else bounds.end
+            self._logger.warning("records_passed_over", reason=str(error), until=at)
+            taken.transactions.write([self._position(index, at)])
+            raise
+        if not records:
+            return False
+        answers = [
+            NewRecord(
+                self._route.to,
+                msgspec.json.encode({"job": self._route.job, **told}),
+                record.key,
+                ((_HEADER, f"{place}@{record.offset}".encode()),),
+            )
+            for record, told in zip(records, self._told(records), strict=True)
+        ]
+        taken.transactions.write([*answers, self._position(index, records[-1].offset + 1)])
+        return True
+
+    def _take(self, place: Partition) -> _Taken:
+        """Take a partition's name, then see where it stands: no earlier one writes any more."""
+        transactions = self._log.transactions(f"{self._positions}.{place.index}")
+        try:
+            own = Partition(self._positions, place.index)
+            found = list(records_of(self._log, own, _NEAR_END)) or list(records_of(self._log, own))
+            at = int(found[-1].value or b"0") if found else self._log.bounds(place).start
+            return _Taken(transactions, self._log.tail(place, at))
+        except BaseException:
+            transactions.close()
+            raise
+
+    def _drop(self, index: int) -> None:
+        if (taken := self._taken.pop(index, None)) is not None:
+            taken.close()
+
+    def _position(self, index: int, offset: int) -> NewRecord:
+        return NewRecord(self._positions, str(offset).encode(), b"position", (), index)
+
+    def _told(self, records: Sequence[LogRecord]) -> list[dict[str, Any]]:
+        """What is told of each record: an answer, or why there is none."""
+        columns, wrong = self._inputs.decode([record.value for record in records])
+        good = [number for number in range(len(records)) if number not in wrong]
+        told = {number: {"error": reason} for number, reason in wrong.items()}
+        told |= dict(zip(good, self._answers(columns, len(good)), strict=True))
+        return [told[number] for number in range(len(records))]
+
+    def _answers(self, columns: Columns, count: int) -> list[dict[str, Any]]:
+        if not count:
+            return []
+        try:
+            found = self._model.predict(columns)
+        except TaskError as error:
+            if count == 1:
+                return [{"error": str(error)}]
+            rows = ({name: each[n : n + 1] for name, each in columns.items()} for n in range(count))
+            return [answer for row in rows for answer in self._answers(row, 1)]
+        made = as_data(found)
+        return [{**made, "outputs": outputs} for outputs in made["outputs"]]

@@ -1,0 +1,126 @@
+"""An exported network computes what the task does, by programs that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.datasets.digits import load_digits
+from common.errors import CorruptError, UserError
+from common.learning.checkpoint import named_weights
+from common.learning.export import ABOUT, export
+from common.learning.fields import Field
+from common.learning.parameters import FlatModel, layout_of
+from common.learning.tasks import build_model, make_task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from common.learning.tasks import Task
+
+FIELDS = (Field("image", "uint8", (1, 8, 8)), Field("label", "int64"))
+ABOUT_IT = {"job": "digits", "version": "12"}
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Task, nn.Module]:
+    """A classifier, a little trained."""
+    task = make_task("image-classifier", {"classes": 10, "height": 8, "width": 8})
+    module, train = build_model(task, 0), load_digits().train
+    optimizer = torch.optim.Adam(module.parameters(), 2e-3)
+    for start in range(0, 1280, 64):
+        batch = {name: torch.from_numpy(c[start : start + 64]) for name, c in train.items()}
+        optimizer.zero_grad()
+        task.losses(task.forward(module, batch), batch).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return task, module.eval()
+
+
+def weights(module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:
+    return named_weights(layout_of(module), FlatModel(module).vector)
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_held_out_digits_are_told_apart_as_by_torch_however_many_there_are(
+    digits: tuple[Task, nn.Module], tmp_path: Path, suffix: str
+) -> None:
+    task, module = digits
+    path = tmp_path / f"digits{suffix}"
+    images = load_digits().held_out["image"]
+    with torch.inference_mode():
+        right = task.forward(module, {"image": torch.from_numpy(images)}).numpy()
+    export(task, weights(module), FIELDS, ABOUT_IT, path)
+    if suffix == ".onnx":
+        session = onnxruntime.InferenceSession(path)
+        assert [each.name for each in session.get_inputs()] == ["image"]
+        assert session.get_modelmeta().custom_metadata_map == ABOUT_IT
+
+        def told(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+            [outputs] = session.run(["output"], {"image": rows})
+            return np.asarray(outputs)
+    else:
+        extra = {ABOUT: ""}
+        program = torch.export.load(path, extra_files=extra).module()
+        assert json.loads(extra[ABOUT]) == ABOUT_IT
+
+        def told(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+            found: npt.NDArray[np.float32] = program(torch.from_numpy(rows)).detach().numpy()
+            return found
+
+    for count in (len(images), 1, 7):
+        np.testing.assert_allclose(told(images[:count]), right[:count], atol=1e-5)
+
+
+def test_weights_of_another_network_are_refused(
+    digits: tuple[Task, nn.Module], tmp_path: Path
+) -> None:
+    task, module = digits
+    good = weights(module)
+    first = next(iter(good))
+    for wrong in (
+        {name: value for name, value in good.items() if name != first},
+        good | {"other": good[first]},
+        good | {first: good[first][:1]},
+    ):
+        with pytest.raises(CorruptError, match="another network"):
+            export(task, wrong, FIELDS, {}, tmp_path / "digits.pt2")
+
+
+class Branching:
+    """Looks at its numbers before it decides what to do: no one program."""
+
+    def build(self) -> nn.Module:
+        """Make the network."""
+        return nn.Linear(2, 1)
+
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+        """Branch."""
+        outputs: Tensor = module(records["a"])
+        return outputs if outputs.sum() > 0 else -outputs
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """Read nothing else."""
+        return outputs.sum(1) + records["a"].sum(1)
+
+    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tell nothing else."""
+        return {"loss": self.losses(outputs, records)}
+
+
+def test_a_network_that_is_no_one_program_is_refused_in_a_line(tmp_path: Path) -> None:
+    task = Branching()
+    path = tmp_path / "model.pt2"
+    fields = (Field("a", "float32", (2,)),)
+    with pytest.raises(UserError, match="cannot be exported") as told:
+        export(task, weights(task.build()), fields, {}, path)
+    assert "\n" not in str(told.value)
+    assert not path.exists()
