@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,6 +23,8 @@ from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import numpy.typing as npt
 
     from common.config.settings import Settings
     from tests.integration.cluster import Cluster
@@ -88,7 +90,7 @@ stop: {updates: 12}
 aggregation: {mode: group}
 """)
     log, random = open_log(settings), np.random.default_rng(1)
-    records = {
+    records: dict[str, npt.NDArray[Any]] = {
         "features": random.normal(size=(500, 6)).astype(np.float32),
         "label": random.integers(0, 3, 500),
     }
