@@ -271,7 +271,7 @@ class PolicyRunner:
             if slot is None or slot >= len(up):
                 continue
             if self._last.counted:
-                up[slot] |= instance.running
+                up[slot] |= instance.running and not instance.left
                 continue
             coming = not instance.stand_in and slot not in self._backoff.refused
             on_demand = instance.running and self._last.places[slot] == ON_DEMAND
@@ -284,6 +284,8 @@ class PolicyRunner:
         ready = readiness(self._settings.pools, now_s)
         counts = dict[Offer, MachineCount]()
         for instance in self._ledger.open:
+            if instance.left:
+                continue
             before, is_ready = counts.get(instance.asked, MachineCount()), ready(instance)
             counts[instance.asked] = MachineCount(
                 before.ready + is_ready, before.coming + (not is_ready)

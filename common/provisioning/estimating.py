@@ -20,7 +20,7 @@ from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplie
 from common.core.stop_rule import LOSS_WINDOW
 from common.policies.policy import ON_DEMAND
 from common.provisioning.availability import Availability
-from common.provisioning.records import Ended, EstimateRecord, Seated, Started
+from common.provisioning.records import Ended, EstimateRecord, Left, Seated, Started
 from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
 from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.theory.losses import LossTally
@@ -151,7 +151,7 @@ class Estimator:
     def fleet(self, record: PlanRecord, ledger: FleetLedger) -> None:
         """Take in a record of the plans topic that counts, after the ledger did."""
         instance = None
-        if isinstance(record, (Started, Seated, Ended)):
+        if isinstance(record, (Started, Seated, Left, Ended)):
             instance = ledger.machines[record.launch]
             self._heard_of(record, instance)
         self._availability.feed(record, instance)
@@ -311,14 +311,15 @@ class Estimator:
                 self._heard_s[span.place] = now_s
         self._batches += 1
 
-    def _heard_of(self, record: Started | Seated | Ended, instance: Instance) -> None:
+    def _heard_of(self, record: Started | Seated | Left | Ended, instance: Instance) -> None:
         """Silence of a stream that nobody reads says nothing; its records come all the same."""
         spare = instance.slot is None and self.settings.on_preemption == "hold"
-        if instance.started_s is None or spare:
-            return  # it never ran, or reads nothing yet
+        told = instance.left and isinstance(record, Ended)
+        if instance.started_s is None or spare or told:
+            return  # it never ran, reads nothing yet or no more
         speeds = {pool.name: pool.speed for pool in self.settings.pools}
         self._speeds[instance.member] = speeds.get(instance.pool, 1.0)
-        step = -1 if isinstance(record, Ended) else 1
+        step = -1 if isinstance(record, (Left, Ended)) else 1
         before, self._running = self._running, self._running + step
         if bool(before) != bool(self._running):
             change = StreamTally.returned if self._running else StreamTally.gone

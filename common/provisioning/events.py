@@ -84,6 +84,13 @@ class MachinesSeen(msgspec.Struct, frozen=True):
     as_of_s: float  # when the call was begun; an answer to an earlier call is passed over
 
 
+class WorkersSeen(msgspec.Struct, frozen=True):
+    """Whose heartbeats there are, by name; asked for only where slots are seated."""
+
+    members: frozenset[str]
+    as_of_s: float  # when they were asked for
+
+
 class LaunchAnswered(msgspec.Struct, frozen=True):
     """`Fleet.launch` came back without an error."""
 
@@ -119,6 +126,7 @@ ProvisionerEvent: TypeAlias = (
     | WantedChanged
     | SettingsChanged
     | MachinesSeen
+    | WorkersSeen
     | LaunchAnswered
     | FleetAway
     | PricesSeen

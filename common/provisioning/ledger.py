@@ -18,6 +18,7 @@ from common.provisioning.records import (
     Ended,
     LaunchRequested,
     Lead,
+    Left,
     Planned,
     Priced,
     ReplanAsked,
@@ -56,6 +57,8 @@ class Instance:
     type: str = ""  # what was given, where a pool has several
     zone: str = ""
     asked: Offer = field(default_factory=lambda: Offer(""))  # by default: any of the pool
+    seated_s: float | None = None  # when it was given its slot; None: it has none, or its order's
+    left_s: float | None = None  # when its worker was found to be gone; None: it was not
     member: str = ""  # the name under which its worker works; until it is seated, as ordered
 
     def __post_init__(self) -> None:
@@ -65,7 +68,17 @@ class Instance:
     @property
     def counted(self) -> bool:
         """Whether it was ordered for no slot of its own."""
-        return self.slot is None or self.member != self.worker
+        return self.slot is None or self.seated_s is not None
+
+    @property
+    def left(self) -> bool:
+        """Whether its worker has left it, so that it is of no use any more."""
+        return self.left_s is not None
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether a slot's stream is its, now."""
+        return self.open and self.slot is not None and not self.left
 
     @property
     def open(self) -> bool:
@@ -116,7 +129,7 @@ class FleetLedger:
     - Plans and launches are numbered: the next number counts, once. A machine starts once, ends
       once, and does not start after its end.
     - A slot is seated on a machine that runs and has no slot, if no other machine of the slot is
-      open: whoever had it before has ended, and will not come back.
+      open whose worker has not left: whoever had it before will not come back.
     - `ReplanAsked` is anybody's and counts always.
 
     Attributes:
@@ -132,7 +145,7 @@ class FleetLedger:
         reviews: Thinned, oldest first.
         review: The last one.
         replans: By offset, those that no plan has answered yet.
-        vacated_s: By slot, when the machine ended that it had last.
+        vacated_s: By slot, when the machine ended that it had last, or the worker left it.
         settled: The last word, until there is a new leader.
 
     Args:
@@ -230,10 +243,18 @@ class FleetLedger:
         self.settled = None
         return True
 
-    def _decided(  # noqa: C901 -- one case per record
+    def _decided(  # noqa: C901, PLR0911 -- one case per record
         self,
         offset: int,
-        record: Priced | Planned | LaunchRequested | Started | Seated | Ended | Reviewed | Settled,
+        record: Priced
+        | Planned
+        | LaunchRequested
+        | Started
+        | Seated
+        | Left
+        | Ended
+        | Reviewed
+        | Settled,
     ) -> bool:
         match record:
             case LaunchRequested():
@@ -242,6 +263,8 @@ class FleetLedger:
                 return self._started(record)
             case Seated():
                 return self._seated(record)
+            case Left():
+                return self._left(record)
             case Ended():
                 return self._ended(record)
             case Planned():
@@ -299,10 +322,23 @@ class FleetLedger:
         instance = self._open.get(seated.launch)
         if instance is None or not instance.running or instance.slot is not None:
             return False
-        if any(other.slot == seated.slot for other in self._open.values()):
+        if any(other.slot == seated.slot and other.has_seat for other in self._open.values()):
             return False
         instance.slot, instance.member = seated.slot, seated.worker
+        instance.seated_s = seated.at_s
         return True
+
+    def _left(self, left: Left) -> bool:
+        instance = self._open.get(left.launch)
+        if instance is None or not instance.counted or not instance.has_seat:
+            return False
+        instance.left_s = left.at_s
+        self._vacate(instance, left.at_s)
+        return True
+
+    def _vacate(self, instance: Instance, at_s: float) -> None:
+        if instance.slot is not None:
+            self.vacated_s[instance.slot] = at_s
 
     def _ended(self, ended: Ended) -> bool:
         instance = self._open.pop(ended.launch, None)
@@ -310,7 +346,7 @@ class FleetLedger:
             return False
         instance.ended_s, instance.cause, instance.detail = ended.at_s, ended.cause, ended.detail
         self.ended[ended.cause] += 1
-        if instance.slot is not None:
-            self.vacated_s[instance.slot] = ended.at_s
+        if not instance.left:
+            self._vacate(instance, ended.at_s)
         self._bill.ended(ended.launch, ended.at_s, ended.cause)
         return True

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0  # of outages that last minutes, what is lost by asking so late is a fraction
+LEFT_S = 150.0  # after a notice EC2 takes a machine within 120 s; given back, all of it is paid for
 SOON_S = 60.0  # a machine that fails earlier would fail again: its start is what is wrong
 
 
@@ -106,20 +107,25 @@ def reconcile_counted(
     instances: Iterable[Instance],
     on_demand: str,
     may_order: Callable[[Wish], bool] = lambda _: True,
+    now_s: float = 0.0,
 ) -> FleetDiff:
     """Say the same where machines are counted.
 
     Of too many, those on demand are given back; others stay until they are lost and are then not
-    replaced, as long as their offer is named. Those go first that have no slot's stream.
+    replaced, as long as their offer is named. Those go first that have no slot's stream. One whose
+    worker has left is replaced at once, and given back if it does not end by itself.
 
     Args:
         wanted: How many of each offer.
         instances: Machines that run or may come to run.
         on_demand: The pool whose machines are never lost.
         may_order: Whether the wish's pool may be asked now, see `Backoff`.
+        now_s: Since 1970.
     """
     there: dict[Offer, list[Instance]] = {}
-    for machine in sorted(instances, key=lambda each: (each.slot is None, *_usefulness(each))):
+    each_of = tuple(instances)
+    useful = (machine for machine in each_of if not machine.left)
+    for machine in sorted(useful, key=lambda each: (each.slot is None, *_usefulness(each))):
         there.setdefault(machine.asked, []).append(machine)
     order = tuple(
         wish
@@ -133,6 +139,10 @@ def reconcile_counted(
         for offer, machines in there.items()
         if offer.pool == on_demand or offer not in wanted
         for machine in machines[wanted.get(offer, 0) :]
+    ) + tuple(
+        machine
+        for machine in each_of
+        if machine.left_s is not None and now_s >= machine.left_s + LEFT_S
     )
     return FleetDiff(order, release)
 

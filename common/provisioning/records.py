@@ -177,6 +177,17 @@ class Seated(msgspec.Struct, frozen=True, tag="seated"):
     worker: str  # the name under which the machine's worker reads it: the slot's static member
 
 
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """The worker of a machine that has a seat is gone from it: the slot waits for another one.
+
+    The machine runs still: the provider has given notice, or the worker has failed.
+    """
+
+    term: int
+    at_s: float
+    launch: int
+
+
 class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):
     """How things stand, now and then: for people, and for curves over time."""
 
@@ -222,6 +233,7 @@ PlanRecord: TypeAlias = (
     | LaunchRequested
     | Started
     | Seated
+    | Left
     | Ended
     | Reviewed
     | ReplanAsked

@@ -4,8 +4,9 @@
     machine m4        ready: a spare ─────┘                     machines and a rejoin, no start-up
 
 A stream has one reader at a time. So a seat is given away only after the machine that had it has
-ended, and it is the ledger that says so: a `Seated` record while the holder is open does not count.
-A worker whose machine was taken for lost and lives on is fenced by the consumer group: both are the
+ended, or its worker has sent heartbeats and does so no more: on a machine that was given notice, or
+whose worker failed. It is the ledger that says so: a `Seated` record before that does not count. A
+worker whose machine was taken for lost and lives on is fenced by the consumer group: both are the
 same static member, of which the one that joined last reads on. What the other still announces is
 settled as any zombie's claim.
 """
@@ -54,7 +55,7 @@ def seats(
         rates_per_s: (N_tot,) of the slots' streams.
     """
     there = tuple(instances)
-    taken = {instance.slot for instance in there}
+    taken = {instance.slot for instance in there if instance.has_seat}
     free = sorted(
         (slot for slot in range(len(rates_per_s)) if slot not in taken),
         key=lambda slot: (vacated_s.get(slot, float("-inf")), -rates_per_s[slot], slot),

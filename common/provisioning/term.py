@@ -128,6 +128,8 @@ class Term:
             case events.MachinesSeen():
                 self._fleet_away = ""
                 self._watch.seen(event)
+            case events.WorkersSeen():
+                self._watch.workers_seen(event)
             case events.LaunchAnswered(launches, refused):
                 self._fleet_away = ""
                 self._watch.answered(launches, refused, now_s)
@@ -156,7 +158,14 @@ class Term:
             return
         yield from self._launch(now_s)
         for step in (
-            *(self._watch.records, self._seat, self._priced, self._end, self._provide),
+            *(
+                self._watch.records,
+                self._watch.left,
+                self._seat,
+                self._priced,
+                self._end,
+                self._provide,
+            ),
             self._decide,
         ):
             records = tuple(step(now_s))
@@ -257,7 +266,7 @@ class Term:
             return reconcile((), known.ledger.open)
         if plan.counted:
             alone = plan.pools[ON_DEMAND]
-            return reconcile_counted(plan.counts, known.ledger.open, alone, may_order)
+            return reconcile_counted(plan.counts, known.ledger.open, alone, may_order, now_s)
         wishes = wishes_of(plan.places, plan.stand_ins, plan.pools)
         moves = known.settings.on_preemption == "reassign"
         at_work = readiness(known.settings.pools, now_s) if moves else None
@@ -359,7 +368,7 @@ class Term:
         else:
             speeds = {pool.name: pool.speed for pool in situation.pools}
             holds = known.settings.on_preemption == "hold"
-            serving = [each for each in known.ledger.running if each.slot is not None or not holds]
+            serving = [each for each in known.ledger.running if each.has_seat or not holds]
             machines = sum(speeds.get(instance.pool, 1.0) for instance in serving)
             fleet = stability_of_fleet(machines, situation)
             ratio = fleet.ratio

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.ports.machines import LaunchRequest
-from common.provisioning.records import Ended, Started, client_token
+from common.provisioning.records import Ended, Left, Started, client_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from common.ports.machines import Machine, Refused
-    from common.provisioning.events import MachinesSeen
+    from common.provisioning.events import MachinesSeen, WorkersSeen
     from common.provisioning.ledger import FleetLedger, Instance
     from common.provisioning.settings import ProvisionerSettings
 
@@ -55,6 +55,8 @@ class FleetWatch:
     _look: MachinesSeen | None = None
     _as_of_s: float = float("-inf")
     _missed: dict[int, _Missed] = field(default_factory=dict)  # by launch
+    # By launch, once the worker on its seat was heard of: since when it is not.
+    _silent: dict[int, _Missed | None] = field(default_factory=dict)
     _unknown: dict[str, _Missed] = field(default_factory=dict)  # by the provider's id
     _released_s: dict[str, float] = field(default_factory=dict)  # by the provider's id: when, last
 
@@ -70,6 +72,18 @@ class FleetWatch:
         """Take in a look, unless a later one was taken in before."""
         if look.as_of_s > self._as_of_s:
             self._look, self._as_of_s, self.looked = look, look.as_of_s, True
+
+    def workers_seen(self, seen: WorkersSeen) -> None:
+        """Take in whose heartbeats there are; where there are none, Redis may have been emptied."""
+        for instance in self.ledger.running if seen.members else ():
+            if instance.seated_s is None or seen.as_of_s <= instance.seated_s:
+                continue  # what there was then was of whoever had the seat before
+            if instance.member in seen.members:
+                self._silent[instance.launch] = None
+            elif instance.launch in self._silent:
+                missed = self._silent[instance.launch] or _Missed(seen.as_of_s)
+                missed.looks += 1
+                self._silent[instance.launch] = missed
 
     # --- what to write down --------------------------------------------------------------------
 
@@ -92,6 +106,15 @@ class FleetWatch:
                 yield Ended(term, instance.launch, now_s, "refused", refused.reason)
             elif look is not None and (gone := self._not_named(instance, look, now_s)) is not None:
                 yield gone
+
+    def left(self, now_s: float) -> Iterator[Left]:
+        """Say whose workers have left the seats of their machines."""
+        for instance in self.ledger.running:
+            missed = self._silent.get(instance.launch)
+            if missed is None or missed.looks < LOOKS or not instance.has_seat:
+                continue
+            if now_s - missed.since_s >= self.settings.grace_s:
+                yield Left(self.ledger.term, now_s, instance.launch)
 
     def _ours(self, look: MachinesSeen) -> Iterator[Machine]:
         """Machines of open orders; of two for one order the one that was written down."""

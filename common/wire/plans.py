@@ -15,6 +15,7 @@ import msgspec
 from common.errors import WireError
 from common.provisioning.records import (
     LaunchRequested,
+    Left,
     Planned,
     PlanRecord,
     Priced,
@@ -119,7 +120,7 @@ def check_plan(record: PlanRecord) -> None:
 
 _TAGS = (
     *("taken", "priced", "planned", "ordered", "started", "ended", "reviewed", "replan"),
-    *("settled", "seated"),
+    *("settled", "seated", "left"),
 )
 FORMAT = 5  # the latest that this program knows; no record was ever of 2 or 3
 
@@ -131,7 +132,7 @@ def format_of(record: PlanRecord) -> int:
     would be wrong. Format 5 counts machines, which no slot has until it is seated on one.
     """
     match record:
-        case Seated() | LaunchRequested(slot=None) | Planned(places=()):
+        case Seated() | Left() | LaunchRequested(slot=None) | Planned(places=()):
             return 5
         case LaunchRequested(machine_type=kind, zone=zone, bid_usd_per_hour=bid) if (
             kind or zone or bid is not None

@@ -19,6 +19,7 @@ from common.provisioning.provisioner import Provisioner
 from common.provisioning.records import (
     Ended,
     LaunchRequested,
+    Left,
     Planned,
     Seated,
     Settled,
@@ -59,6 +60,7 @@ _LOGGED: dict[type, tuple[str, tuple[str, ...]]] = {  # the event of a record, a
     LaunchRequested: ("machine_ordered", ("launch", "slot", "pool", "worker")),
     Started: ("machine_started", ("launch", "machine")),
     Seated: ("slot_seated", ("slot", "launch", "worker")),
+    Left: ("worker_left_machine", ("launch",)),
     Ended: ("machine_ended", ("launch", "cause", "detail")),
     Settled: ("settled", ("spent_usd", "why")),
 }
@@ -110,6 +112,7 @@ class JobProvisioner:
         self._job = settings.job
         self._source = replica.log
         self._board = replica.board(LEASE.format(job=self._job))
+        self._workers = replica.board(self._job)
         self._log = replica.logger.bind(job=self._job)
         self._metrics = replica.metrics
         self._wake = wake
@@ -155,6 +158,7 @@ class JobProvisioner:
         self._provider.close()
         self._release_lease()
         self._board.close()
+        self._workers.close()
         if self._topics is not None:
             self._topics.close()
         try:
@@ -218,6 +222,11 @@ class JobProvisioner:
                 self._writer.append(plans_topic(self._job), encode_plan(record))
             case do.Launch() | do.Release() | do.LookAtMachines() | do.LookAtPrices():
                 self._provider.send(command)
+                if (
+                    isinstance(command, do.LookAtMachines)
+                    and self._settings.on_preemption == "hold"
+                ):
+                    self._look_for_workers()
             case do.AskLease():
                 self._ask_lease()
             case do.ReleaseLease():
@@ -246,6 +255,12 @@ class JobProvisioner:
             self._board_outage.met(error)
             return  # whoever is in charge stays so: the lease only says who may try
         self._heard.put(events.LeaseAnswered(held))
+
+    def _look_for_workers(self) -> None:
+        as_of_s = time()
+        with suppress(UnavailableError):  # the lease tells of it
+            members = frozenset[str](self._workers.alive())
+            self._heard.put(events.WorkersSeen(members, as_of_s))
 
     def _release_lease(self) -> None:
         try:

@@ -61,7 +61,7 @@ def seat_of(spec: JobSpec, name: str, log: Log, stays: Callable[[], bool]) -> Wo
                     machine = _ordered(ledger, plan, name) or machine
             if machine is None and tail.position() >= bounds.end:
                 return WorkerId(name)  # an order stands there before its machine is asked for
-            if machine is not None and machine.open and machine.slot is not None:
+            if machine is not None and machine.has_seat:
                 return WorkerId(machine.member)
     return None
 

@@ -113,11 +113,16 @@ PROVISIONING_MUTANTS = (
         (
             Edit(
                 HERE + "ledger.py",
-                "        if any(other.slot == seated.slot for other in self._open.values()):\n"
+                "        if any(other.slot == seated.slot and other.has_seat "
+                "for other in self._open.values()):\n"
                 "            return False\n",
                 "",
             ),
-            Edit(HERE + "seating.py", "{instance.slot for instance in there}", "set[int | None]()"),
+            Edit(
+                HERE + "seating.py",
+                "{instance.slot for instance in there if instance.has_seat}",
+                "set[int | None]()",
+            ),
         ),
     ),
     Mutant(
@@ -148,5 +153,23 @@ PROVISIONING_MUTANTS = (
         "an offer that no decision names is given up",
         60,
         (Edit(HERE + "reconciling.py", " or offer not in wanted\n", "\n"),),
+    ),
+    Mutant(
+        "who was not heard of yet has not left",
+        60,
+        (
+            Edit(HERE + "watching.py", "elif instance.launch in self._silent:", "else:"),
+            Edit(
+                HERE + "watching.py",
+                "self._silent[instance.launch] or _Missed",
+                "self._silent.get(instance.launch) or _Missed",
+            ),
+            Edit(HERE + "watching.py", "missed.looks < LOOKS or not", "not"),
+            Edit(
+                HERE + "watching.py",
+                "self.settings.grace_s:\n                yield Left",
+                "0:\n                yield Left",
+            ),
+        ),
     ),
 )

@@ -31,6 +31,7 @@ from common.provisioning.ledger import FleetLedger
 from common.provisioning.provisioner import Provisioner
 from common.provisioning.records import (
     LaunchRequested,
+    Left,
     Planned,
     ReplanAsked,
     Seated,
@@ -281,6 +282,8 @@ class World:
         )
         self.wanted: Literal["running", "paused", "stopped"] = "running"
         self.counting: Counting | None = None
+        self.silent = set[int]()  # launches whose workers have left
+        self.begun_s: dict[int, float] = {}  # by launch, when its worker joined
         if seed % 3 == COUNTED:
             self.counting = Counting(SCRIPT, self.chance.choice((15.0, 40.0, 60.0)))
             start_up_s = self.chance.choice((0.0, 3.0))
@@ -299,6 +302,8 @@ class World:
         if self.counting is None:
             return self._run()
         policy = self.counting
+        for _ in range(4):
+            self.after(self.chance.uniform(5, CALM_S - BEGIN_S), self._fall_silent)
         with patch.object(deciding, "policy_of", lambda *_, **__: policy):
             return self._run()
 
@@ -441,12 +446,28 @@ class World:
             self._tell(process, answer[0], soon_s)
 
     def _look(self, process: Process, soon_s: float) -> None:
+        if self.settings.on_preemption == "hold" and self.counting is not None:
+            self._tell(process, events.WorkersSeen(self._members(), self.now_s), soon_s)
         seen: list[tuple[Machine, ...]] = []
         if self._call(process, lambda: seen.append(self.fleet.machines())):
             look = events.MachinesSeen(seen[0], self.now_s)
             self._tell(process, look, soon_s)
             if self.chance.random() < 0.1:  # twice, or long after
                 self._tell(process, look, self.chance.uniform(0, 6))
+
+    def _members(self) -> frozenset[str]:
+        """Whose heartbeats there are: workers begin some time after they are seated."""
+        held = (self.truth.machines[launch] for launch in self.running())
+        begun = [
+            each for each in held if self.now_s >= self.begun_s.get(each.launch, self.now_s + 1)
+        ]
+        return frozenset(each.member for each in begun if each.launch not in self.silent)
+
+    def _fall_silent(self) -> None:
+        """A worker ends, on notice or by a fault, while its machine runs on."""
+        held = [launch for launch in self.running() if self.truth.machines[launch].has_seat]
+        if held:
+            self.silent.add(self.chance.choice(held))
 
     def _ask_lease(self, name: str) -> bool:
         if self.lease is None or self.lease[0] == name or self.lease[1] <= self.now_s:
@@ -526,7 +547,7 @@ class Violation(NamedTuple):
 def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
     """An order is given as it stands in the log, and not before it stands there."""
     known = world.truth.machines.get(order.launch)
-    written = known and (known.slot, known.pool, known.worker)
+    written = known and (None if known.counted else known.slot, known.pool, known.worker)
     if written != (order.slot, order.pool, order.worker):
         yield Violation("an order is written down before it is given", str(order))
 
@@ -553,9 +574,12 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
     machines, plan = world.truth.machines, world.truth.plan
     if isinstance(record, LaunchRequested) and record.slot is None and plan is not None:
         asked = machines[record.launch].asked
-        there = sum(each.asked == asked for each in world.truth.open)
+        there = sum(each.asked == asked and not each.left for each in world.truth.open)
         if there > plan.counts.get(asked, 0):
             yield Violation("no more are ordered than are wanted", f"{there} of {asked}")
+    beats = set(world.running()) - world.silent
+    if isinstance(record, Left) and record.launch in beats:
+        yield Violation("who sends heartbeats has not left", str(record))
     if isinstance(record, Seated):
         start_up_s = {pool.name: pool.start_up_s for pool in world.settings.pools}
         machine = machines[record.launch]
@@ -564,8 +588,10 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
         holders = [
             launch
             for launch in world.running()
-            if machines[launch].slot == record.slot and launch not in world.faults.hidden
+            if machines[launch].slot == record.slot
+            and launch not in world.faults.hidden | world.silent
         ]
+        world.begun_s[record.launch] = world.now_s + 2.0
         others = [each.launch for each in world.counted[:-1] if isinstance(each, Seated)]
         if record.launch in others:
             yield Violation("a machine has one slot", str(record))
@@ -595,12 +621,12 @@ def check_calm(world: World) -> Iterator[Violation]:
 def _calm_counted(world: World, plan: Planned) -> Iterator[Violation]:
     there = world.truth.running
     alone = sum(each.count for each in plan.machines if each.pool == "on-demand")
-    if sum(each.pool == "on-demand" for each in there) != alone:
+    if sum(each.pool == "on-demand" and not each.left for each in there) != alone:
         yield Violation("what is wanted runs, and no more on demand", f"{alone} of {there}")
-    if given_up := [each for each in there if each.asked not in plan.counts]:
+    if given_up := [each for each in there if each.asked not in plan.counts and not each.left]:
         yield Violation("what is given up is given back", str(given_up))
     spares = [each for each in there if each.slot is None]
-    seated = {each.slot for each in there} - {None}
+    seated = {each.slot for each in there if each.has_seat}
     calm_s = max((each.started_s or 0.0 for each in spares), default=0.0) + PATIENCE_S
     holds = world.settings.on_preemption == "hold"
     if holds and spares and len(seated) < world.settings.workers and world.now_s > calm_s:

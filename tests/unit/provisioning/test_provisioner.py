@@ -18,6 +18,7 @@ from common.provisioning.records import (
     Ended,
     LaunchRequested,
     Lead,
+    Left,
     OfferPrice,
     Planned,
     Priced,
@@ -510,3 +511,33 @@ def test_a_spare_does_not_count_among_the_machines_that_work(
     situation = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
     assert situation.work.records_per_s == pytest.approx(arrivals, rel=0.1)
     assert review.stability == pytest.approx(stability_of_fleet(2, situation).ratio, rel=0.1)
+
+
+def test_a_seat_passes_when_heartbeats_end_though_the_machine_runs_on(
+    street: Street, spares: ProviderThread
+) -> None:
+    # heartbeats   w0 and w1, then w1 alone; one that was never heard of has not left
+    def beats(*slots: int) -> None:
+        members = frozenset(f"digits-w{slot}" for slot in slots)
+        spares.on(events.WorkersSeen(members, street.clock()))
+        spares.run(1)
+
+    for _ in range(20):
+        beats(1)
+    beats(0, 1)
+    for _ in range(14):
+        beats(1)
+        beats()  # nobody at all: Redis came back empty
+        beats(0, 1)
+    assert street.written(Left) == []
+    for _ in range(17):
+        beats(1)
+
+    (left,) = street.written(Left)
+    passed = street.written(Seated)[-1]
+    assert (left.launch, passed.slot, passed.launch) == (1, 0, 3)
+    assert [each.pool for each in street.written(LaunchRequested)[4:]] == ["spot"]
+    running = [each.launch for each in spares.provisioner.ledger.running]
+    assert running == [1, 2, 3, 4, 5]  # given back if it does not end by itself
+    spares.run(150)
+    assert 1 not in [each.launch for each in spares.provisioner.ledger.running]

@@ -205,6 +205,15 @@ def test_an_offer_that_is_not_named_is_given_up_and_other_types_are_other_offers
     assert steps.release == tuple(there)
 
 
+def test_a_machine_whose_worker_has_left_is_replaced_and_later_given_back() -> None:
+    left = machine(1, 0)
+    left.left_s = T0
+    wish = Wish(None, "spot", offer=SPOT)
+
+    assert reconcile_counted({SPOT: 1}, [left], "on-demand", now_s=T0 + 149) == ((wish,), ())
+    assert reconcile_counted({SPOT: 1}, [left], "on-demand", now_s=T0 + 150) == ((wish,), (left,))
+
+
 def test_a_kind_of_machine_that_fails_soon_after_its_start_is_held_back() -> None:
     backoff, wish = Backoff(), Wish(None, "spot", offer=SPOT)
     backoff.feed(started(1), machine(1, None))

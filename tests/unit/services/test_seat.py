@@ -10,7 +10,7 @@ import pytest
 from common.errors import FutureFormatError
 from common.jobs.spec import job_from_json
 from common.ports.servers import NewTopic
-from common.provisioning.records import Ended, LaunchRequested, Lead, Seated, Started
+from common.provisioning.records import Ended, LaunchRequested, Lead, Left, Seated, Started
 from common.testing.log import MemoryLog
 from common.topics.names import plans_topic
 from common.wire.plans import encode_plan
@@ -100,6 +100,8 @@ def test_a_machine_that_was_taken_for_lost_has_its_slot_no_longer() -> None:
     topic = Topic([*ORDERED, seat(1, 2), lost, seat(1, 3)])
     assert topic.wait("digits-m2") is None
     assert topic.wait("digits-m3") == "digits-w1"
+    topic.write(Left(0, 5.0, 3))
+    assert topic.wait("digits-m3") is None
 
 
 def test_records_that_do_not_parse_are_passed_over_and_those_of_a_newer_program_are_not() -> None:

@@ -9,6 +9,7 @@ from common.errors import FutureFormatError, WireError
 from common.provisioning.records import (
     EstimateRecord,
     LaunchRequested,
+    Left,
     OfferCount,
     OfferPrice,
     Planned,
@@ -44,6 +45,7 @@ RECORDS: tuple[PlanRecord, ...] = (
     Settled(0, T0, "done", 1.0, 2.0, None),
     LaunchRequested(0, 1, T0, None, "spot", "digits-m1", bid_usd_per_hour=0.1),
     Seated(0, T0, 0, 1, "digits-w0"),
+    Left(0, T0, 1),
     planned_by_count(OfferCount("spot", 3), OfferCount("spot", 0, "c5.large", "1a", 0.1)),
 )
 replace = msgspec.structs.replace
@@ -103,7 +105,7 @@ def test_a_record_of_a_later_format_is_not_passed_over() -> None:
 
 
 def test_machines_that_no_slot_has_need_a_program_that_counts_them() -> None:
-    for record in RECORDS[-3:]:
+    for record in RECORDS[-4:]:
         assert b'"format":5' in encode_plan(record)
     of_a_type = replace(ordered(1), machine_type="c5.large")
     assert b'"format":5' in encode_plan(of_a_type)
