@@ -16,7 +16,7 @@ from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import PolicySpec
 from common.theory.billing import BY_NAME, HOUR_S
 from common.theory.errors import ParameterError
-from load.paper import auctions
+from load.paper import auctions, zones
 from load.paper.document import NONE, Section, percent
 from load.paper.job import Setting, Variation, experiment
 from load.paper.policies import MINIMUM_S, START_UP_S
@@ -70,13 +70,16 @@ SINGLE = (
     Single("B", 0.9, 1.05, 1.5, 0.57),
 )
 DEADLINES = 0.99  # 198 of 200
+ZONES = "skypilot/availability/1-node/aws-02-15-2023"
+ZONE_RUNS = 40
+ZONES_MOST = (0.32, 0.306)
 
 
 def run(runner: Runner) -> Section:
     """Compute all rows and write what came of them."""
     section = Section("Markets: what more pools and bids save")
     rows: dict[str, list[Case]] = {}
-    for name, case in (*_single(runner), *_auctions(runner), *_bill()):
+    for name, case in (*_single(runner), *_zones(runner), *_auctions(runner), *_bill()):
         rows.setdefault(name, []).append(case)
     section.table(
         " | value | at most | clairvoyant | deadlines met | worst lag",
@@ -145,12 +148,47 @@ def least_share(job: Experiment) -> float:
     return spot.usd_per_hour / alone.usd_per_hour * (later - first_s / theta_0_s)
 
 
+def _recorded(data: Path | None, name: str) -> Path | None:
+    """Find a folder of the data, where it is there."""
+    folder = data and data / name
+    return folder if folder and folder.is_dir() else None
+
+
+def _zones(runner: Runner) -> Iterator[tuple[str, Case]]:
+    """Rows E and F: zones that come and go as a whole, all together and each alone."""
+    asked = runner.asked
+    folder = asked.availability or _recorded(asked.data, f"spot-traces/{ZONES}")
+    if folder is None:
+        return
+    there, runs = zones.zones_in(folder), min(asked.runs, ZONE_RUNS)
+    works = {
+        f"{row}, {factor:.2f}, {len(some)} of {some[0].name}": zones.Work(
+            some, factor, runs, asked.seed
+        )
+        for row, groups in (("E", [there]), ("F", [(one,) for one in there]))
+        for factor in zones.FACTORS
+        for some in groups
+    }
+    found = runner.map("zones", zones.measured, works)
+    for row, most, beside in (("E", ZONES_MOST, (1.03, 1.03)), ("F", (), (1.03, 1.08))):
+        for number, factor in enumerate(zones.FACTORS):
+            some = [one for name, one in found.items() if name.startswith(f"{row}, {factor:.2f}")]
+            cost = fmean(one.cost for one in some)
+            least = fmean(one.clairvoyant for one in some)
+            met, of = sum(one.met for one in some), runs * len(some)
+            job = f"pools, pause, 24 h, {len(there)} zones, {factor:.2f}"
+            if most:
+                yield row, Case(job, cost, most[number], met, of, least)
+            yield row, Case(f"{job}: of the clairvoyant", cost / least, beside[number], met, of)
+            yield row, Case(f"{job}: deadlines missed", 1 - met / of, 0.0)
+
+
 def _auctions(runner: Runner) -> Iterator[tuple[str, Case]]:
     """Rows G and H: BidBrain on the prices of 2016 and 2015."""
     asked = runner.asked
-    folder = asked.prices or (asked.data and asked.data / "spot-prices")
+    folder = asked.prices or _recorded(asked.data, "spot-prices")
     if folder is None:
-        return  # nothing is recorded
+        return
     works = {
         f"{row.name}, {hours} h": auctions.Work(folder, row.name, hours, asked.runs, asked.seed)
         for row in auctions.ROWS

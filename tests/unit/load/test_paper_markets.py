@@ -6,12 +6,14 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from common.errors import UserError
-from load.paper import markets
+from load.paper import markets, zones
 from load.paper.__main__ import main
 from load.paper.auctions import read_auctions
+from load.paper.policies import START_UP_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +71,7 @@ def test_the_command_writes_rows_and_says_what_falls_short(
     monkeypatch.setattr(markets, "SINGLE", markets.SINGLE[-1:])  # machines that start at once
     out = tmp_path / "out"
     words = ["--only", "markets", "--runs", "12", "--processes", "1", "--out", str(out)]
+    words += ["--data", str(tmp_path)]  # where there are no recorded zones
     assert main([*words, "--prices", str(prices), "--json", str(tmp_path / "rows.json")]) in (0, 1)
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert rows["I"] == [
@@ -102,3 +105,31 @@ def test_the_bound_for_who_does_not_know_the_future_is_the_designs() -> None:
     first, *_, at_once = markets.SINGLE
     assert markets.least_share(markets.job_of(first)) == pytest.approx(0.601, abs=0.001)
     assert markets.least_share(markets.job_of(at_once)) == pytest.approx(0.158 / 0.286)
+
+
+def test_the_clairvoyant_takes_a_zone_while_it_is_up_and_on_demand_machines_for_the_rest() -> None:
+    looks, day_s = 100, 100 * zones.LOOK_S
+    up = np.ones((looks, 2, 3), np.bool_)
+    up[:, :, 1] = False  # the second run has no zone at all
+    up[50:, :, 2] = False  # the third one for half the time
+    spot, alone = zones.SPOT_USD / 3600, zones.ON_DEMAND_USD / 3600
+    least = zones.least_machine_usd(up, 0.8 * day_s)
+    assert least[:2] == pytest.approx([0.8 * day_s * spot, 0.8 * day_s * alone], rel=1e-3)
+    # As few machines as can do the rest in all of the other half: each starts up once.
+    rest_s = 0.3 * day_s * 0.5 * day_s / (0.5 * day_s - START_UP_S[0])
+    moved = 0.5 * day_s * spot + rest_s * alone
+    assert least[2] == pytest.approx(moved, rel=1e-3)
+
+
+def test_a_zone_alone_costs_no_less_than_the_clairvoyant_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zones, "HOURS_S", 7200.0)
+    looks = [int(index % 8 != 7) for index in range(80)]
+    trace = {"metadata": {"gap_seconds": 300}, "data": looks}
+    (tmp_path / "zone_v100_1.json").write_text(json.dumps(trace))
+    found = zones.measured(zones.Work(zones.zones_in(tmp_path), 1.25, 2, 1))
+    assert found.met == 2
+    assert 0.3 <= found.clairvoyant <= found.cost < 0.5
+    with pytest.raises(UserError, match="holds no recorded zones"):
+        zones.zones_in(tmp_path / "zone_v100_1.json")
