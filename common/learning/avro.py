@@ -15,10 +15,11 @@ from common.errors import UserError
 from common.learning.record_bytes import Rows, Sink, Values, Wanted, lists_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
 
+    from common.learning.fields import Keys
     from common.learning.record_bytes import RecordBytes
 
 _DEEPEST = 64  # a record within a record within a record: of a schema that names itself
@@ -88,12 +89,30 @@ class AvroReader:
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise UserError(f"it is no Avro schema: {error}") from error
 
+    def paths(self) -> dict[Keys, None]:
+        """Where values stand, in the schema's order; not in maps, nor twice in one record type."""
+        return dict.fromkeys(_paths(self._type, (), ()))
+
     def read(self, records: RecordBytes, wanted: Wanted) -> None:
         """Read all records to their ends, what is wanted into its sinks."""
         _read(records, self._type, records.rows, wanted, 0)
         left = records.left(records.rows)
         for row in np.flatnonzero(left).tolist():
             records.refuse(np.array([row]), f"{left[row]} bytes follow what its schema describes")
+
+
+def _paths(type_: Type, above: Keys, within: tuple[Record, ...]) -> Iterator[Keys]:
+    match type_:
+        case Record(fields) if type_ not in within:
+            for name, inner in fields:
+                yield from _paths(inner, (*above, name), (*within, type_))
+        case Union(branches):
+            for branch in branches:
+                yield from _paths(branch, above, within)
+        case Enum() | Fixed() | Array(keyed=False):
+            yield above
+        case Primitive(name) if name != "null":
+            yield above
 
 
 def _read(  # noqa: C901, PLR0912 -- one case per type

@@ -203,11 +203,11 @@ class HashedJsonCodec:
             yield bucket_of(key, text, self._buckets), np.nan if text else float(cell)
 
 
-_REGISTERED: dict[str, SchemaKind] = {
+REGISTERED: dict[str, SchemaKind] = {
     "avro": "AVRO",
     "protobuf": "PROTOBUF",
 }  # as a registry calls them
-CODEC_NAMES = ("tensor", "json", *_REGISTERED)
+CODEC_NAMES = ("tensor", "json", *REGISTERED)
 
 
 def make_codec(
@@ -238,7 +238,7 @@ def make_codec(
     if name == "tensor":
         return TensorCodec(fields)
     read = _wanted(fields, wanted)
-    return RegisteredCodec(read, _REGISTERED[name]) if name in _REGISTERED else JsonCodec(read)
+    return RegisteredCodec(read, REGISTERED[name]) if name in REGISTERED else JsonCodec(read)
 
 
 def _wanted(fields: Sequence[Field], wanted: Collection[str] | None) -> Sequence[Field]:

@@ -26,11 +26,12 @@ from common.errors import UserError
 from common.learning.record_bytes import Rows, Sink, Values, Wanted, lists_of, unzigzagged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
 
     from common.core.schemas import Reference
+    from common.learning.fields import Keys
     from common.learning.record_bytes import RecordBytes
 
 _DEEPEST = 64  # a message within a message within a message
@@ -94,6 +95,10 @@ class ProtobufReader:
                     todo.append(files[name])
         self._messages = _linked(files.values())
 
+    def paths(self) -> dict[Keys, None]:
+        """Where values stand, of all messages; not in repeated ones, nor twice in one message."""
+        return {keys: None for each in self._messages.values() for keys in _paths(each, (), ())}
+
     def read(self, records: RecordBytes, wanted: Wanted) -> None:
         """Read all records to their ends, what is wanted into its sinks."""
         for path, rows in _by_message(records).items():
@@ -111,6 +116,14 @@ class ProtobufReader:
                 return None
             name, inside = f"{name}.{inside[place].name}", inside[place].nested_type
         return self._messages.get(name)
+
+
+def _paths(message: _Message, above: Keys, within: tuple[_Message, ...]) -> Iterator[Keys]:
+    for of in message.fields.values():
+        if of.message is None:
+            yield (*above, of.name)
+        elif not of.repeated and message not in within:
+            yield from _paths(of.message, (*above, of.name), (*within, message))
 
 
 def _by_message(records: RecordBytes) -> dict[tuple[int, ...], Rows]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.core.schemas import Schema, SchemaKind
+    from common.learning.fields import Keys
     from common.learning.record_bytes import Wanted
 
 _FRAME = 5  # bytes: 0, and the schema's id
@@ -29,6 +30,9 @@ _FRAME = 5  # bytes: 0, and the schema's id
 
 class Reader(Protocol):
     """Reads what one schema describes."""
+
+    def paths(self) -> dict[Keys, None]:
+        """Where values stand in a record."""
 
     def read(self, records: RecordBytes, wanted: Wanted) -> None:
         """Read all records to their ends, what is wanted into its sinks."""
@@ -92,6 +96,28 @@ class RegisteredCodec:
         for part in parts:
             skipped += part.skipped
         return Decoded({k: v[order] for k, v in records.items()}, kept[order], sorted(skipped))
+
+    def objects(self, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
+        """Records with all that they hold, as JSON would have them; without those not sound."""
+        objects = list[dict[str, Any]]()
+        for frame, reader in self._readers.items():
+            if isinstance(reader, str):
+                continue
+            those = [value for value in values if _framed(value) and value[:_FRAME] == frame]
+            records, paths = RecordBytes(those, _FRAME), list(reader.paths())
+            wanted, sinks = wanted_of(paths)
+            reader.read(records, wanted)
+            found: list[dict[str, Any]] = [{} for _ in those]
+            for keys, sink in zip(paths, sinks, strict=True):
+                cells, absent = sink.cells(len(those))
+                listed = cells.tolist() if isinstance(cells, np.ndarray) else cells
+                for row in np.flatnonzero(~absent).tolist():
+                    inner = found[row]
+                    for key in keys[:-1]:
+                        inner = inner.setdefault(key, {})
+                    inner[keys[-1]] = listed[row]
+            objects += [each for row, each in enumerate(found) if row not in records.reasons]
+        return objects
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
         """Refuse: the schema says how a record is written, and the producer whose it is.

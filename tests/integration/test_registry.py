@@ -12,7 +12,7 @@ import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka.schema_registry import Schema as Registered
@@ -25,6 +25,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.protobuf.type_pb2 import Type
 
 from common.config.settings import read_settings
+from common.core.messages import UpdateApplied
+from common.datasets.tables import row_records
 from common.embedded.apache_kafka import resolve
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
@@ -42,9 +44,11 @@ from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition
 from tests.integration.test_oauth import answers
 from tests.servers import lacking
+from tests.tables import job_file, needs_tables, table
+from tests.unit.learning.test_registered import message_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
@@ -55,6 +59,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.nightly]
 FIELDS = [{"name": "a", "type": ["null", "double"]}, {"name": "label", "type": "boolean"}]
 ROW = {"type": "record", "name": "shop.Row", "fields": FIELDS}
 LATER = {**ROW, "fields": [*FIELDS, {"name": "new", "type": ["null", "string"], "default": None}]}
+ROWS = 1_400  # of the table of connections
+LOSS = 0.55  # as of JSON: tests/integration/test_table_examples.py
 VALUE = SerializationContext("rows", MessageField.VALUE)
 
 
@@ -167,11 +173,18 @@ class Training:
                 writer.append(self._topic, value)
             assert writer.flush(20.0)
 
-    def samples(self) -> int:
-        """Records of all updates."""
+    def _updates(self) -> list[UpdateApplied]:
         topic = updates_topic(self.spec.name)
         records = [record for _, record in read_decoded(self.log, topic, decode_audit)]
-        return sum(getattr(record, "samples", 0) for record in records)
+        return [record for record in records if isinstance(record, UpdateApplied)]
+
+    def samples(self) -> int:
+        """Records of all updates."""
+        return sum(update.samples for update in self._updates())
+
+    def losses(self) -> list[float]:
+        """Of the updates."""
+        return [update.loss for update in self._updates()]
 
     def await_samples(self, count: int) -> None:
         """Wait until so many records were learned."""
@@ -219,6 +232,41 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
         assert reason == "the registry has no schema 99"
         training.produce(*known)
         training.await_samples(320)
+
+
+@needs_tables
+@pytest.mark.parametrize("codec", ["avro", "protobuf"])
+def test_connections_are_trained_by_their_job_file_but_for_its_codec(
+    registry: RegistryProcess, likest_to_production: Settings, tmp_path: Path, codec: str
+) -> None:
+    client = registry.start()
+    found = row_records(table("connections", ROWS), "connections", ())["row"].tolist()
+    connections = [json.loads(row) for row in found]
+    serialize: Callable[[dict[str, Any]], bytes]
+    if codec == "avro":
+        fields = [
+            {"name": name, "type": "string" if isinstance(cell, str) else ["null", "double"]}
+            for name, cell in connections[0].items()
+        ]
+        schema = {"type": "record", "name": "Connection", "fields": fields}
+        write_avro = AvroSerializer(client, json.dumps(schema))
+        serialize = partial(write_avro, ctx=VALUE)
+    else:
+        _, message = message_of(connections[0])
+        write_message = ProtobufSerializer(message, client, {"use.deprecated.format": False})
+
+        def serialize(row: dict[str, Any]) -> bytes:
+            return bytes(write_message(message(**row), VALUE))
+
+    text = job_file("connections").read_text().replace("codec: json", f"codec: {codec}")
+    text = text.replace("connections", f"{codec}-connections")
+    settings = likest_to_production.model_copy(update={"schema_registry": {"url": registry.url}})
+    with closing(Training(parse_job(text), settings, tmp_path)) as training:
+        training.produce(*map(serialize, connections))
+        training.start("coordinator", "c1")
+        training.start("worker", "w1")
+        training.await_samples(ROWS)
+        assert sum(training.losses()[-5:]) / 5 < LOSS
 
 
 def test_what_the_serializers_write_is_read(registry: RegistryProcess) -> None:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from datetime import UTC, datetime
 from math import ceil, isqrt, log10
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -14,12 +15,16 @@ import numpy as np
 
 from common.errors import UserError
 from common.jobs.spec import RecordsSpec
-from common.learning.codecs import make_codec, unframed
+from common.learning.codecs import REGISTERED, make_codec, unframed
 from common.learning.columns import text_of
 from common.learning.fields import Keys
+from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from common.core.schemas import Schema
+    from common.ports.servers import SchemaRegistry
 
 _LABELS = ("label", "target", "class", "y", "outcome")  # what people call what is to be predicted
 _SYMBOLS = 32  # more different texts are no columns of their own
@@ -36,6 +41,7 @@ class Proposal(NamedTuple):
     records: dict[str, Any]
     task: dict[str, Any]
     left_out: tuple[str, ...]  # paths, and why
+    schemas: Mapping[int, Schema] = MappingProxyType({})  # of records behind ids
 
     def text(self, values: Sequence[bytes]) -> Iterator[str]:
         """As lines of YAML, with how many of these records decode so."""
@@ -55,17 +61,25 @@ class Proposal(NamedTuple):
 
     def _decoded(self, values: Sequence[bytes]) -> list[tuple[int, str]]:
         spec = RecordsSpec.model_validate_json(json.dumps(self.records))
-        return make_codec(spec.codec, spec.described()).decode(values).skipped
+        codec = make_codec(spec.codec, spec.described())
+        if isinstance(codec, RegisteredCodec):
+            for number, schema in self.schemas.items():
+                codec.learn(number, schema)
+        return codec.decode(values).skipped
 
 
-def propose(values: Sequence[bytes], label: str | None = None) -> Proposal:
+def propose(
+    values: Sequence[bytes], label: str | None = None, registry: SchemaRegistry | None = None
+) -> Proposal:
     """Propose how records may be read, and what may be learned of them.
 
     Args:
         values: Some records, at least one.
         label: Path of what is to be predicted; guessed by default.
+        registry: Of the schemas of records behind ids.
 
     Raises:
+        UnavailableError: If the registry does not answer.
         UserError: If they are in no form that there is a codec for, or nothing can be predicted.
     """
     records = [record for value in values if isinstance(record := _parsed(value), dict)]
@@ -73,10 +87,20 @@ def propose(values: Sequence[bytes], label: str | None = None) -> Proposal:
         return _Objects(records, label).proposal()
     schemas = {int.from_bytes(value[:5], "big") for value in values}  # a 0, and an id in four bytes
     if min(schemas) > 0 and max(schemas) < _SCHEMAS and len(schemas) <= _SYMBOLS:
-        raise UserError(
-            f"these records have the header of a schema registry (schema {min(schemas)}), and what"
-            " follows is no JSON: no codec reads it yet"
-        )
+        if registry is None:
+            raise UserError(
+                f"these records have the header of a schema registry (schema {min(schemas)}), and"
+                " what follows is no JSON: set DOLL_SCHEMA_REGISTRY_URL"
+            )
+        found = {number: schema for number in schemas if (schema := registry.schema(number))}
+        for name, kind in REGISTERED.items():
+            codec = RegisteredCodec((), kind)
+            for number, schema in found.items():
+                codec.learn(number, schema)
+            if records := codec.objects(values):
+                proposal = _Objects(records, label).proposal()
+                return proposal._replace(records={**proposal.records, "codec": name}, schemas=found)
+        raise UserError(f"the registry gives no schema that reads them: {sorted(schemas)}")
     return _tensors(values)
 
 

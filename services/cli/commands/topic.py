@@ -28,10 +28,12 @@ def describe(
 
     Example: [bold]doll topic describe payments --label payload.after.is_fraud[/]
     """
+    from common.runtime.connect import open_registry
     from common.topics.read import records_of
     from services.cli.commands.proposal import propose
 
-    log = outside_of(context).open_log()
+    outside = outside_of(context)
+    log = outside.open_log()
     try:
         partitions = log.partitions(topic)
     except UnknownTopicError as error:
@@ -41,4 +43,5 @@ def describe(
     values = [record.value for record in found if record.value is not None]
     if not values:
         raise UserError(f'topic "{topic}" holds no records to look at')
-    typer.echo("\n".join(propose(values, label or None).text(values)))
+    registry = open_registry(outside.settings)
+    typer.echo("\n".join(propose(values, label or None, registry).text(values)))

@@ -7,13 +7,18 @@ import json
 import pytest
 import yaml
 
+from common.core.schemas import Schema
+from common.errors import UserError
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import JobSpec, parse_job
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
 from common.ports.servers import NewTopic
 from services.cli import exits
+from services.cli.commands.proposal import propose
 from tests.unit.cli.conftest import World
+from tests.unit.learning.test_registered import framed, message_of, schema_of
+from tests.unit.topics.test_schemas import Registry
 
 REST = {"name": "j", "streams": ["s"], "batch_size": 2, "group_size": 1}
 
@@ -128,6 +133,37 @@ def test_what_cannot_be_proposed_is_told(
     world.write("s", *values)
     result = world.run("topic", "describe", "s", *options, code=exits.REFUSED)
     assert told in " ".join(result.stderr.split())
+
+
+def test_records_behind_ids_are_described_by_their_schemas() -> None:
+    avro = schema_of({"x": ["null", "double"], "when": "string", "image": "bytes", "label": "int"})
+    rows = [
+        {"x": n or None, "when": f"2026-01-0{1 + n}", "image": bytes(4), "label": n % 2}
+        for n in range(6)
+    ]
+    registry = Registry()
+    registry.schemas = {7: Schema("AVRO", json.dumps(avro))}
+    values = [framed(7, avro, row) for row in rows]
+    proposal = propose(values, None, registry)
+    text = "\n".join(proposal.text(values))
+    assert text.startswith("# 6 of 6 records decode so\nrecords:\n  codec: avro")
+    assert proposal.records["fields"]["when"]["parse"] == "time"
+    assert proposal.records["fields"]["numbers"]["from"] == ["x"]
+    assert proposal.task == {"name": "tabular-mlp", "classes": 2}
+    with pytest.raises(UserError, match=r"gives no schema that reads them: \[8\]"):
+        propose([framed(8, avro, row) for row in rows], None, registry)
+
+
+def test_messages_are_described_by_their_schemas() -> None:
+    text, message = message_of({"x": 1.5, "label": 1.0, "kind": "u"})
+    rows = [message(x=n, label=n % 2, kind="uv"[n % 2]) for n in range(6)]
+    registry = Registry()
+    registry.schemas = {7: Schema("PROTOBUF", text)}
+    values = [b"\0\0\0\0\7\0" + row.SerializeToString() for row in rows]
+    proposal = propose(values, None, registry)
+    assert next(proposal.text(values)) == "# 6 of 6 records decode so"
+    assert proposal.records["codec"] == "protobuf"
+    assert proposal.records["fields"]["kind"]["one_hot"] == ["u", "v"]
 
 
 def test_a_topic_that_is_not_there_is_told(world: World) -> None:

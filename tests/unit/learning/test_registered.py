@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 from common.core.schemas import Schema
 from common.jobs.build import codec_of
@@ -37,6 +41,19 @@ def framed(number: int, schema: dict[str, Any], row: dict[str, Any]) -> bytes:
     data.write(b"\0" + number.to_bytes(4))
     fastavro.schemaless_writer(data, fastavro.parse_schema(schema), row)
     return data.getvalue()
+
+
+def message_of(row: dict[str, Any]) -> tuple[str, Any]:
+    """A schema of Protobuf for such rows, and the class of its records."""
+    file = FileDescriptorProto(name="rows.proto", syntax="proto3")
+    message = file.message_type.add(name="Connection")
+    for number, (name, cell) in enumerate(row.items(), 1):
+        kind = "TYPE_STRING" if isinstance(cell, str) else "TYPE_DOUBLE"
+        message.field.add(name=name, number=number, type=kind, label="LABEL_OPTIONAL")
+    pool = DescriptorPool()
+    pool.Add(file)
+    made = GetMessageClass(pool.FindMessageTypeByName("Connection"))
+    return b64encode(file.SerializeToString()).decode(), made
 
 
 def codec(fields: str, *schemas: dict[str, Any]) -> RegisteredCodec:

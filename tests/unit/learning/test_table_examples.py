@@ -6,16 +6,12 @@ Both get the same mini-batches in the same order, and predict each before they l
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message_factory import GetMessageClass
 from sklearn.feature_extraction import FeatureHasher
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import roc_auc_score
@@ -32,7 +28,7 @@ from common.learning.parameters import FlatModel
 from common.learning.registered import RegisteredCodec
 from common.learning.tasks import build_model
 from tests.tables import job_file, needs_tables, table
-from tests.unit.learning.test_registered import framed
+from tests.unit.learning.test_registered import framed, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,19 +137,6 @@ def test_connections_are_numbers_and_symbols() -> None:
     assert best < accuracy + BETTER
 
 
-def described(row: dict[str, Any]) -> tuple[str, Any]:
-    """A schema of Protobuf for such rows, and the class of its records."""
-    file = FileDescriptorProto(name="rows.proto", syntax="proto3")
-    message = file.message_type.add(name="Connection")
-    for number, (name, cell) in enumerate(row.items(), 1):
-        kind = "TYPE_STRING" if isinstance(cell, str) else "TYPE_DOUBLE"
-        message.field.add(name=name, number=number, type=kind, label="LABEL_OPTIONAL")
-    pool = DescriptorPool()
-    pool.Add(file)
-    made = GetMessageClass(pool.FindMessageTypeByName("Connection"))
-    return b64encode(file.SerializeToString()).decode(), made
-
-
 def test_connections_are_the_same_as_avro_and_protobuf() -> None:
     """By the same job file but for its codec: so what is learned of them is the same."""
     rows = [
@@ -168,7 +151,7 @@ def test_connections_are_the_same_as_avro_and_protobuf() -> None:
     ]
     fields = [{"name": name, "type": type_} for name, type_ in types]
     schema = {"type": "record", "name": "Connection", "fields": fields}
-    message, connection = described(rows[0])
+    message, connection = message_of(rows[0])
     written: dict[SchemaKind, tuple[str, list[bytes]]] = {
         "AVRO": (json.dumps(schema), [framed(1, schema, row) for row in rows]),
         "PROTOBUF": (
