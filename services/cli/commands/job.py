@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.topics import names as topics
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay, requeue
-from services.cli.system.outside import service_of, system_of
+from services.cli.system.outside import outside_of, service_of, system_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -299,6 +299,46 @@ def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> 
                 typer.echo(_event(event.kind, json.loads(event.data)))
     except KeyboardInterrupt:  # the usual end
         pass
+
+
+@app.command()
+def logs(
+    context: typer.Context,
+    job: JobName,
+    *,
+    updates: Annotated[bool, typer.Option("--updates", help="Each update, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print what was decided of a job: leaders, quarantined batches, evaluations, drift.
+
+    It comes from the audit trail in Kafka, all of it; what counts for nothing is left out. With
+    --json a line for each record.
+
+    Example: [bold]doll job logs digits[/]
+    """
+    import msgspec
+
+    from common.core.history import History
+    from common.core.messages import Drifted, Evaluated, UpdateApplied
+    from common.core.spans import Partition
+    from common.jobs.store import JobStore
+    from common.jobs.watching import decoded
+    from common.topics.read import records_of
+    from common.wire.messages import decode_audit
+
+    log, history = outside_of(context).open_log(), History()
+    JobStore(log).get(job)
+    for each in records_of(log, Partition(topics.updates_topic(job), 0)):
+        record = decoded(decode_audit, each)
+        counts = history.feed(each.offset, record) or isinstance(record, Evaluated | Drifted)
+        if not counts or (isinstance(record, UpdateApplied) and not updates):
+            continue
+        data = msgspec.to_builtins(record)
+        kind = data.pop("type")
+        if as_json:
+            typer.echo(json.dumps({"event": kind, "at_s": each.timestamp_s, "data": data}))
+        else:
+            typer.echo(_event(kind, data | {"at_s": each.timestamp_s}))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from common.core.messages import (
     Replayed,
     Requeued,
     Skipped,
+    UpdateApplied,
     WorkerId,
 )
 from common.core.spans import Partition, Span
@@ -194,3 +196,18 @@ def test_who_comes_second_is_told_so_and_does_nothing(command: str, first: Audit
 
     assert "was requeued or replayed by somebody else meanwhile" in told
     assert len(stream(world)) == 10
+
+
+def test_what_was_decided_is_printed_without_what_counts_for_nothing(world: World) -> None:
+    late = Lead(7, GENESIS, "c3")  # another one leads: it does not count
+    made = UpdateApplied(0, 1, (batch(3, 9, 10),), 1, 0.5)
+    happened(world, *QUARANTINE, late, made, Lead(0, GENESIS, "c2"))
+    lines = world.run("job", "logs", "digits").stdout.splitlines()
+    assert [line.split()[1] for line in lines] == ["lead", *["quarantined"] * 3, "lead"]
+    assert "candidate=c1" in lines[0]
+    assert "reason=poison: raised: KeyError" in lines[1]
+    assert "candidate=c2" in lines[-1]
+    told = world.run("job", "logs", "digits", "--updates", "--json").stdout.splitlines()
+    (update,) = [each for each in map(json.loads, told) if each["event"] == "update"]
+    assert (update["data"]["version"], len(told)) == (1, 6)
+    world.run("job", "logs", "nobody", code=exits.REFUSED)
