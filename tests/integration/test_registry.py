@@ -42,7 +42,7 @@ from common.topics.names import schemas_topic, updates_topic
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition
-from tests.integration.test_oauth import answers
+from tests.integration.token_issuer import answers
 from tests.servers import lacking
 from tests.tables import job_file, needs_tables, table
 from tests.unit.learning.test_registered import message_of

@@ -46,13 +46,14 @@ def token_issuer(
     environ = {**os.environ, "SERVER_PORT": str(port), "JSON_CONFIG": config}
     child = Child(["java", "-Xmx256m", "-cp", f"{jars}/*", main], folder / "log", environ)
     try:
-        child.await_ready(lambda: _answers(f"{url}/jwks"), 60.0)
+        child.await_ready(lambda: answers(f"{url}/jwks"), 60.0)
         yield url
     finally:
         child.kill()
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether something is there."""
     try:
         with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310 -- our own http
             return bool(answer.read())
