@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class BoardAggregation:
     """The coordinator holds the weights, adds gradients to sums, and takes each step at once."""
 
-    news = storing = diverged = False
+    news = storing = False
+    trouble = ""
     fallback: ModelId | None = None
 
     def __init__(self, settings: CoordinatorSettings) -> None:

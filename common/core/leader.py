@@ -71,9 +71,6 @@ if TYPE_CHECKING:
 
 NO_WISH = Wish()
 NO_STRIKES: Mapping[int, int] = {}
-DIVERGED = (
-    "diverged: a sum of finite gradients is not finite; lower the learning rate and start again"
-)
 CLAIMS_LOST = (
     "the control topic lost records that Kafka had acknowledged: the batch at {:,}, of which an"
     " update was made, is not there any more; `doll job resume --after-loss` goes on from the best"
@@ -472,8 +469,8 @@ class Leader:
 
     def _advance(self, now: float) -> Iterator[CoordinatorCommand]:
         self._aggregation.look(self._liveness.there, self._liveness.live, self._rounds, now)
-        if self._aggregation.diverged:
-            yield from self.hold(DIVERGED)
+        if self._aggregation.trouble:
+            yield from self.hold(self._aggregation.trouble)
         yield from self._decide(now)
         if self._aggregation.news:
             yield self._trigger(())

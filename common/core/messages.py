@@ -490,7 +490,7 @@ class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
     model: ModelId  # that it is to be applied to
     life: int
     attempt: AttemptId
-    digest: int  # of the result
+    digest: int  # of the result, and of the weights that it is to be applied to
     square: float | UnsetType = UNSET  # |sum of gradients|^2, where that is asked for
 
 

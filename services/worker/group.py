@@ -132,6 +132,7 @@ class GroupLoop:
         self._over = threading.Event()
         self._tasks = SimpleQueue["Callable[[], None] | None"]()  # of the collective thread
         self._sum = np.empty(0, np.float32)  # its own
+        self._held_digest = 0  # likewise, of the weights that are held
         self._board_outage = Outage(self._log, "board")
         self._threads = [
             threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
@@ -330,6 +331,7 @@ class GroupLoop:
         started = perf_counter()
         trainer.apply(_RESULT, reduce.learning_rate, reduce.scale)
         self._vectors.clear()
+        self._tasks.put(self._take_digest)
         self._compute.times.add("apply", started)
 
     # --- collectives --------------------------------------------------------------------------
@@ -403,8 +405,15 @@ class GroupLoop:
             )
         return added
 
+    def _take_digest(self) -> None:
+        """Know the weights by their bits, while the next gradients are computed."""
+        with self._changed:
+            trainer = self._trainer
+        if trainer is not None:
+            self._held_digest = digest(np.frombuffer(trainer.weights(), np.float32))
+
     def _finished(self, reduce: Reduce, total: Vector) -> tuple[Say, ...]:
-        found = digest(total) >> 1  # what is written of it are 63 bits
+        found = (digest(total) ^ self._held_digest) >> 1  # what is written of it are 63 bits
         with self._changed:
             trainer = self._trainer
             if trainer is None:
@@ -457,6 +466,7 @@ class GroupLoop:
             if (self._replica.made, self._replica.origin) != before:
                 self._trainer = trainer
                 self._vectors.clear()
+                self._tasks.put(self._take_digest)
                 of = None if source is None else source.worker
                 self._log.info("weights_copied", epoch=made.epoch, version=made.version, of=of)
             self._changed.notify_all()

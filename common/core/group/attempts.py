@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import Broken, Member, Reduce, Reduced
 
-Verdict: TypeAlias = Literal["open", "whole", "over", "diverged"]
+Verdict: TypeAlias = Literal["open", "whole", "over", "diverged", "different"]
 
 # So long after somebody broke off others are waited for: their answers are under way, or they hang
 # until the attempt is said to be over.
@@ -118,4 +118,6 @@ class Attempt:
         has_it = self.finished.keys() & frozenset(there)
         enough = min(copies, len(frozenset(there).intersection(self.members)))
         digests = {self.finished[member] for member in has_it}
-        return "whole" if len(digests) == 1 and len(has_it) >= enough else "over"
+        if len(digests) > 1:
+            return "different"
+        return "whole" if digests and len(has_it) >= enough else "over"

@@ -61,6 +61,16 @@ FORM_S, ADDED_PER_S = 2.5, 5_000_000
 STORED = 3  # newest versions that are remembered to be in storage
 
 
+DIVERGED = (
+    "diverged: a sum of finite gradients is not finite; lower the learning rate and start again"
+)
+DIFFERENT = (
+    "workers hold different weights of one version: they run on machines whose processors compute"
+    " otherwise, or one of them is broken; run them on machines of one kind, stop those that are"
+    " not, and resume the job"
+)
+
+
 class GroupAggregation:
     """What a leader knows of its members.
 
@@ -368,9 +378,9 @@ class GroupAggregation:
         return False
 
     @property
-    def diverged(self) -> bool:
-        """Whether members found a sum not to be finite."""
-        return self._verdict == "diverged"
+    def trouble(self) -> str:
+        """Why the job must be held; mostly empty."""
+        return {"diverged": DIVERGED, "different": DIFFERENT}.get(self._verdict, "")
 
     def sign(self, draft: UpdateApplied) -> UpdateApplied:
         """The update, with the attempt that made it."""

@@ -134,7 +134,7 @@ class _Group:
 
     computed: tuple[int, ...] = ()
 
-    def finish(self, *workers: WorkerId) -> None:
+    def finish(self, *workers: WorkerId, digest: int = DIGEST) -> None:
         """The collective that all have entered comes to its end, at these."""
         for worker in workers:
             process = self.of[worker]
@@ -143,7 +143,7 @@ class _Group:
             assert process.weights is not None
             added = [o for part in entered.reduce.parts for message in part for o in message]
             process.result = (*process.weights, *sorted(added))
-            self.tell(process, process.replica.finished(entered.reduce.attempt, DIGEST))
+            self.tell(process, process.replica.finished(entered.reduce.attempt, digest))
 
     def break_off(self, *workers: WorkerId) -> None:
         """It fails at these."""
@@ -358,6 +358,15 @@ def test_a_sum_that_is_not_finite_holds_the_job() -> None:
     group.tell(process, process.replica.failed(process.entered.reduce.attempt, "not_finite"))
 
     assert the(group.bench.said, do.Hold).reason.startswith("diverged: a sum of finite gradients")
+
+
+def test_members_that_hold_different_weights_of_one_version_hold_the_job() -> None:
+    group = begun(A, B)
+    group.finish(A)
+    group.finish(B, digest=DIGEST + 1)
+
+    assert "different weights of one version" in the(group.bench.said, do.Hold).reason
+    assert group.updates == []
 
 
 def test_a_checkpoint_is_published_once_a_member_has_stored_its_version() -> None:
