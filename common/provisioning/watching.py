@@ -111,7 +111,7 @@ class FleetWatch:
         """Say whose workers have left the seats of their machines."""
         for instance in self.ledger.running:
             missed = self._silent.get(instance.launch)
-            if missed is None or missed.looks < LOOKS or not instance.has_seat:
+            if missed is None or not instance.has_seat or missed.looks < LOOKS:
                 continue
             if now_s - missed.since_s >= self.settings.grace_s:
                 yield Left(self.ledger.term, now_s, instance.launch)

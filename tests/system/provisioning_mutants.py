@@ -164,7 +164,7 @@ PROVISIONING_MUTANTS = (
                 "self._silent[instance.launch] or _Missed",
                 "self._silent.get(instance.launch) or _Missed",
             ),
-            Edit(HERE + "watching.py", "missed.looks < LOOKS or not", "not"),
+            Edit(HERE + "watching.py", " or missed.looks < LOOKS:", ":"),
             Edit(
                 HERE + "watching.py",
                 "self.settings.grace_s:\n                yield Left",
