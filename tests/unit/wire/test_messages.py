@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -52,6 +52,7 @@ from common.core.messages import (
     WorkerId,
     WorkerLeaving,
 )
+from common.core.schemas import Reference, Schema, SchemaFound, SchemaKind
 from common.core.spans import Address, LogPosition, Partition, Span, address_of
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import FutureFormatError, WireError
@@ -284,6 +285,18 @@ placements = st.builds(
 )
 
 
+schemas = st.builds(
+    SchemaFound,
+    id=st.integers(0, 2**32 - 1),
+    schema=st.builds(
+        Schema,
+        kind=st.sampled_from(get_args(SchemaKind)),
+        text=st.text(),
+        references=st.lists(st.builds(Reference, st.text(), st.text()), max_size=2).map(tuple),
+    ),
+)
+
+
 class Way(NamedTuple):
     """One kind of message, there and back."""
 
@@ -295,6 +308,7 @@ class Way(NamedTuple):
 WAYS = {
     "claim": Way(wire.encode_claim, wire.decode_claim, ready | expired | openings),
     "audit": Way(wire.encode_audit, wire.decode_audit, audits),
+    "schema": Way(wire.encode_schema, wire.decode_schema, schemas),
     "standing": Way(wire.encode_leader_status, wire.decode_leader_status, leader_statuses),
     "trigger": Way(wire.encode_trigger, wire.decode_trigger, triggers | triggers_of_groups()),
     "reply": Way(
