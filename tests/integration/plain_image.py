@@ -165,6 +165,8 @@ class PlainImage:
             return
         for source in sources:
             path = Path(self.place(folder)) / to
+            if to.endswith("/"):
+                path.mkdir(parents=True, exist_ok=True)
             if (ROOT / source).is_dir():
                 shutil.copytree(
                     ROOT / source, path, ignore=shutil.ignore_patterns("__pycache__", "*.py[co]")

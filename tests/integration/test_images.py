@@ -123,7 +123,7 @@ def test_what_is_installed_fits_together_and_is_compiled(
     done = subprocess.run(check, capture_output=True, text=True, check=False)  # noqa: S603 -- pip
     assert done.returncode == 0, done.stdout
     # On a file system that is read-only it would be compiled anew at each start.
-    assert list((image.packages / "common" / "__pycache__").glob("config.cpython-*.pyc"))
+    assert list((image.packages / "common" / "__pycache__").glob("errors.cpython-*.pyc"))
     assert not (image.packages / "pip").exists()
     assert not (image.root / "src").exists()
 
