@@ -88,7 +88,7 @@ class ModelServer:
             self._check(request, str(version.made.version))
         told: dict[str, Any] = {"ready": version is not None}
         if version is not None:
-            told |= {"version": str(version.made.version), **self._parameters(version)}
+            told |= self._parameters(version)
         return _answer(told, 200 if version is not None else 503)
 
     async def _metadata(self, request: Request) -> Response:
@@ -153,8 +153,10 @@ class ModelServer:
 
     def _parameters(self, version: Version) -> dict[str, Any]:
         """What else there is to say of the version that answers."""
+        epoch, number = version.made
         return {
-            "epoch": version.made.epoch,
+            "version": number,  # KServe's client drops `model_version`
+            "epoch": epoch,
             "age_s": round(max(0.0, time() - version.made_at_s), 3),
             "behind_s": round(self._model.behind_s(), 3),
         }

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import uvicorn
 
 from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.core.messages import ModelId
 from common.core.snapshots import Snapshot
+from common.embedded.process import free_port
 from common.embedded.services import Service, stop_all
 from common.jobs.build import trainer_of
 from common.jobs.spec import parse_job
@@ -22,6 +25,8 @@ from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log
 from common.topics.read import records_of
 from tests.integration.cluster import await_condition
+from tests.integration.test_clients import environment, ran
+from tests.unit.serve.test_serve import World
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
@@ -32,6 +37,25 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 280.0
 EACH = 500  # records of a partition before a server is killed, and after it
 PARTITIONS = 2
+KSERVE = "kserve==0.21.0"
+ASKED = """
+import asyncio, sys
+import numpy as np
+from kserve import InferInput, InferRequest, InferenceRESTClient, RESTConfig
+
+async def main(url):
+    client = InferenceRESTClient(config=RESTConfig(protocol="v2", timeout=60))
+    live, ready = await client.is_server_live(url), await client.is_server_ready(url)
+    model_ready = await client.is_model_ready(url, "digits")
+    image = InferInput("image", [2, 1, 8, 8], "UINT8")
+    image.set_data_from_numpy(np.zeros((2, 1, 8, 8), np.uint8), binary_data=False)
+    request = InferRequest("digits", [image], request_id="mine")
+    answer = await client.infer(url, request, model_name="digits")
+    rows, classes = answer.outputs[0].as_numpy().shape
+    print(live, ready, model_ready, answer.id, answer.parameters["version"], f"{rows}x{classes}")
+
+asyncio.run(main(sys.argv[1]))
+"""
 
 
 @pytest.mark.nightly
@@ -53,6 +77,27 @@ def test_no_request_fails_and_no_answer_is_taken_back_while_leaders_are_killed(
     assert told["answers_taken_back"] == 0
     assert told["answers"] == {"leader killed": 180, "board wiped": 180}
     assert min(told["versions_served"].values()) > 1
+
+
+@pytest.mark.nightly
+def test_kserves_own_client_reads_and_infers(tmp_path: Path) -> None:
+    world, port = World(), free_port()
+    world.publish(0, 1, seed=1)
+    world.look()
+    server = uvicorn.Server(uvicorn.Config(world.app, port=port, lifespan="off", log_config=None))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        programs = environment(tmp_path, KSERVE)
+        url = f"http://127.0.0.1:{port}"
+        said = ran(programs / "python", "-c", ASKED, url, folder=tmp_path)
+        live, ready, model_ready, name, version, shape = said.splitlines()[-1].split()
+        assert (live, ready, model_ready) == ("True", "True", "True")
+        assert (name, version, shape) == ("mine", "1", "2x10")
+    finally:
+        server.should_exit = True
+        thread.join()
+        world.close()
 
 
 @pytest.mark.nightly

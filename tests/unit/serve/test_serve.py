@@ -283,7 +283,7 @@ def expected(spec: JobSpec, seed: int, columns: dict[str, np.ndarray[Any, Any]])
 def test_an_answer_is_the_networks_and_says_which_version_it_is(world: World) -> None:
     told = world.infer(asked(id="mine"))
     assert (told["model_name"], told["model_version"], told["id"]) == ("digits", "1", "mine")
-    assert told["parameters"]["epoch"] == 0
+    assert (told["parameters"]["version"], told["parameters"]["epoch"]) == (1, 0)
     assert 0 <= told["parameters"]["behind_s"] < 60
     [output] = told["outputs"]
     assert (output["name"], output["datatype"], output["shape"]) == ("output", "FP32", [3, 10])
@@ -299,7 +299,7 @@ def test_an_answer_is_the_networks_and_says_which_version_it_is(world: World) ->
 def test_what_is_served_is_described_as_the_protocol_says(world: World) -> None:
     assert world.ask("/v2").json()["name"] == "doll"
     assert world.ask("/v2/health/live").json() == {"live": True}
-    assert world.ask("/v2/health/ready").json()["version"] == "1"
+    assert world.ask("/v2/health/ready").json()["version"] == 1
     assert world.ask("/v2/models/digits/versions/1/ready").status_code == 200
     assert world.ask("/v2/models/digits/versions/2/ready").status_code == 404
     assert "only 'digits'" in world.ask("/v2/models/letters").json()["error"]
