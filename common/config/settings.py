@@ -84,6 +84,7 @@ _PREFIX = "DOLL_"
 _EMBEDDED = "embedded:"
 _BLOBS = re.compile(r"(file:///.*|s3://[^/@]+(/.*)?)?")
 _API = re.compile(r"(https?://[^/@?#\s]+(/[^@?#\s]*)?)?")
+_LOOPBACK = re.compile(r"http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")
 _HOST = re.compile(r"[\w.:-]*", re.ASCII)
 _ENDPOINT = re.compile(r"http://([\w-]{1,63}(\.[\w-]{1,63})*|\[[\da-fA-F:.]+\])(:\d+)?/?", re.ASCII)
 
@@ -250,6 +251,20 @@ class Settings(BaseModel):
     """Longest time of one simulation."""
     api_traces: str = ""
     """Folder of the traces that simulations may name."""
+    oidc_issuer: _Url = ""
+    """OpenID Connect issuer whose access tokens the admin service takes, beside API keys."""
+    oidc_audience: str = ""
+    """The audience that tokens must be for."""
+    oidc_groups: str = "groups"
+    """Their claim that holds a person's groups."""
+    oidc_operators: _Names = ()
+    """Groups whose members are operators, between commas; everybody else looks."""
+    oidc_client_id: str = ""
+    """Client as which the page signs people in; without it tokens are for programs."""
+    oidc_client_secret: str = Field(default="", repr=False)
+    """Its secret, if it has one."""
+    oidc_scope: str = "openid"
+    """What the page asks for, between spaces, so that the token is for the audience."""
     api: _Url = ""
     """URL of an admin service, for the command line."""
     api_key: str = Field(default="", repr=False)
@@ -282,6 +297,12 @@ class Settings(BaseModel):
         certificates = self.redis_ca or self.redis_cert or self.redis_key
         if certificates and not self.redis.startswith("rediss://"):
             raise ValueError("DOLL_REDIS: must begin with rediss:// where there are certificates")
+        if self.oidc_issuer and not self.oidc_audience:
+            raise ValueError("DOLL_OIDC_AUDIENCE: is missing, but DOLL_OIDC_ISSUER is set")
+        if self.oidc_issuer.startswith("http://") and not _LOOPBACK.match(self.oidc_issuer):
+            raise ValueError(
+                "DOLL_OIDC_ISSUER: must be https: whoever is between could let people in"
+            )
         for name in ("redis", "api_tls"):
             cert, key = getattr(self, f"{name}_cert"), getattr(self, f"{name}_key")
             if bool(cert) != bool(key):

@@ -34,6 +34,9 @@ from services.admin.app import create_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from fastapi import FastAPI
 
     from common.core.messages import AuditRecord, Synchrony
     from common.provisioning.records import PlanRecord
@@ -173,10 +176,15 @@ class PageService:
             writer.flush(_PATIENCE_S)
 
 
-@contextmanager
-def served(service: PageService) -> Iterator[str]:
+def served(service: PageService) -> AbstractContextManager[str]:
     """Serve in a thread; gives the address."""
-    config = uvicorn.Config(service.app, port=0, log_level="error", timeout_graceful_shutdown=1)
+    return served_app(service.app)
+
+
+@contextmanager
+def served_app(app: FastAPI) -> Iterator[str]:
+    """Serve any application so."""
+    config = uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -28,6 +28,7 @@ from services.admin.routes import (
     page,
     provisioning,
     quarantine,
+    sign_in,
 )
 from services.admin.service import Service
 
@@ -72,6 +73,7 @@ def create_app(outside: Outside | None = None) -> FastAPI:
     app.state.service = service
     problems.install(app)
     app.include_router(health.router, responses=problems.ALWAYS)
+    app.include_router(sign_in.router)
     for router in ROUTERS:
         app.include_router(router, dependencies=[VIEWER], responses=problems.ALWAYS)
     app.add_middleware(Gate, service=service)

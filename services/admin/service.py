@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 from fastapi import Depends
 from starlette.requests import HTTPConnection  # noqa: TC002 -- FastAPI reads it when run
 
+from common.api.keys import KeyRecord
 from common.api.provisioning import billing_of, market_of
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S
@@ -19,6 +20,7 @@ from services.admin.checks import Checks, Servers
 from services.admin.limiter import Limiter
 from services.admin.live.follower import Sources
 from services.admin.live.followers import Followers
+from services.admin.oidc import Issuer
 from services.admin.pricing import PriceDesk
 from services.admin.simulating import Simulations
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.ports.servers import Log
     from common.theory.billing import Billing
+    from services.admin.middleware.access import Caller
 
 MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
 HISTORIES_AT_ONCE = 2  # of jobs, read whole for a request
@@ -68,6 +71,7 @@ class Service:
         self._lock = threading.Lock()
         self._log: Log | None = None
         self.books = Books(self.log, clock)
+        self.issuer = Issuer(self.settings, clock) if self.settings.oidc_issuer else None
         self._servers = Servers(outside, self.log, lambda: self.books.unread)
         self.checks = Checks(self._servers.asked())
         sources = Sources(
@@ -97,6 +101,12 @@ class Service:
         except KeyError:
             raise NotFoundError(f'there is no job "{name}"') from None
 
+    def lets_in(self, caller: Caller) -> bool:
+        """Whether whoever came in would still get in."""
+        if isinstance(caller, KeyRecord):
+            return caller in self.books.keys
+        return self.clock() < caller.until_s
+
     def start(self) -> None:
         """Begin to follow jobs and keys, unless that has begun."""
         self.books.start()
@@ -109,6 +119,8 @@ class Service:
         self.checks.close()
         for turns in (self.models, self.histories, self.tasks, self.questions):
             turns.close()
+        if self.issuer is not None:
+            self.issuer.close()
         self._servers.close()
         self.books.close()
 

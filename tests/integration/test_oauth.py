@@ -7,14 +7,11 @@ Amazon MSK.
 from __future__ import annotations
 
 import json
-import os
 import time
 import urllib.request
 from contextlib import closing, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.error import URLError
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -23,14 +20,14 @@ from common.adapters.kafka import KafkaLog
 from common.config.settings import read_settings
 from common.core.events import Assigned
 from common.core.spans import Partition
-from common.embedded.apache_kafka import ApacheKafka, Safe, resolve
-from common.embedded.process import Child, free_port
-from common.errors import OutsideError, UnavailableError, UserError
+from common.embedded.apache_kafka import ApacheKafka, Safe
+from common.errors import OutsideError, UnavailableError
 from common.ports.servers import NewTopic
 from common.runtime.connect import kafka_settings, open_log
 from tests.certificates import Authority
 from tests.integration.test_security import acls_of, rights
-from tests.servers import kafka_jars, lacking
+from tests.integration.token_issuer import token_issuer
+from tests.servers import kafka_jars
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,32 +50,9 @@ class Issued(NamedTuple):
 
 @pytest.fixture(scope="module")
 def issuer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    try:
-        jars = resolve(folder=Path(__file__).parent / "oauth")
-    except UserError as error:
-        lacking(str(error))
-    port, folder = free_port(), tmp_path_factory.mktemp("oauth")
-    url = f"http://127.0.0.1:{port}/default"
     claims = {"sub": "${clientId}", "aud": ["${scope}"]}
-    told = {"requestParam": "grant_type", "match": "*", "claims": claims}
-    tokens = {"issuerId": "default", "tokenExpiry": LIFE_S, "requestMappings": [told]}
-    main = "no.nav.security.mock.oauth2.StandaloneMockOAuth2ServerKt"
-    config = json.dumps({"tokenCallbacks": [tokens]})
-    environ = {**os.environ, "SERVER_PORT": str(port), "JSON_CONFIG": config}
-    child = Child(["java", "-Xmx256m", "-cp", f"{jars}/*", main], folder / "log", environ)
-    try:
-        child.await_ready(lambda: answers(f"{url}/jwks"), 60.0)
+    with token_issuer(tmp_path_factory.mktemp("oauth"), claims, LIFE_S) as url:
         yield url
-    finally:
-        child.kill()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310 -- our own http
-            return bool(answer.read())
-    except (OSError, URLError):
-        return False
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ from common.topics.names import schemas_topic, updates_topic
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition
-from tests.integration.test_oauth import answers
+from tests.integration.token_issuer import answers
 from tests.servers import lacking
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Who may do what: API keys in the Authorization header, roles on every route.
+"""Who may do what: API keys and tokens of people, roles on every route.
 
 A key comes as `Authorization: Bearer KEY`, or as the password of Basic, so that a browser can open
-the page: it asks its user once, whatever the name. Nothing but health is open.
+the page: it asks its user once, whatever the name. A person's access token comes as Bearer, or in
+the cookie of the page's sign-in. Nothing but health, and the way to sign in, is open.
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ from fastapi import Depends, HTTPException, Request, Security
 from fastapi.security.http import HTTPBase
 
 from common.api.keys import KeyRecord, Role
+from services.admin.oidc import Person
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.datastructures import Headers
+    from starlette.requests import HTTPConnection
     from starlette.types import Scope
 
-OPEN = frozenset({"/healthz", "/readyz"})
+Caller: TypeAlias = KeyRecord | Person
+
+OPEN = frozenset({"/healthz", "/readyz", "/sign-in", "/sign-in/done", "/sign-in/out"})
+TOKEN_COOKIE = "doll-token"  # noqa: S105 -- its name
 # Basic alone: Chromium takes a header for one challenge, and asks nobody where it names two.
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="doll", charset="UTF-8"'}
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # change nothing
 _CALLER = "doll.caller"  # where a request carries whose key it came with
-_LONGEST = 1000  # characters of a header that is looked at
+_LONGEST = 8000  # characters of a header that is looked at: a token with many groups
 
 
 def presented(headers: Headers) -> str | None:
@@ -45,29 +51,36 @@ def presented(headers: Headers) -> str | None:
     return password or None
 
 
+def in_cookie(connection: HTTPConnection) -> str | None:
+    """The token of somebody who signed in on the page."""
+    if "authorization" in connection.headers:
+        return None
+    return connection.cookies.get(TOKEN_COOKIE)
+
+
 def from_another_site(method: str, headers: Headers) -> bool:
     """Whether a page of another site made a browser send what would change something.
 
     A browser adds a key that it remembers to whatever any page makes it send, and the page's origin
-    to all that may change something. Programs send no origin.
+    to all that may change something. Programs send no origin, and no cookie.
     """
     origin = headers.get("origin")
     if method in _SAFE or origin is None:
-        return False
+        return method not in _SAFE and "cookie" in headers
     try:
         return urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
     except ValueError:  # no origin that a browser would send
         return True
 
 
-def let_in(scope: Scope, caller: KeyRecord) -> None:
+def let_in(scope: Scope, caller: Caller) -> None:
     """Note whose key a request came with."""
     scope[_CALLER] = caller
 
 
-def caller_of(scope: Mapping[str, object]) -> KeyRecord | None:
+def caller_of(scope: Mapping[str, object]) -> Caller | None:
     """Whose key a request came with; None: it was not let in, or not yet."""
-    return cast("KeyRecord | None", scope.get(_CALLER))
+    return cast("Caller | None", scope.get(_CALLER))
 
 
 class _Scheme(HTTPBase):
@@ -83,7 +96,7 @@ _BASIC = _Scheme(
 )
 
 
-def _needing(role: Role) -> Callable[..., Awaitable[KeyRecord]]:
+def _needing(role: Role) -> Callable[..., Awaitable[Caller]]:
     """Whose key a request came with, for a route that is for this role.
 
     Raises:
@@ -94,13 +107,13 @@ def _needing(role: Role) -> Callable[..., Awaitable[KeyRecord]]:
         request: Request,
         _bearer: Annotated[None, Security(_BEARER)],
         _basic: Annotated[None, Security(_BASIC)],
-    ) -> KeyRecord:
+    ) -> Caller:
         known = caller_of(request.scope)
         if known is None:
             raise HTTPException(401, "needs an API key", CHALLENGE)
         if not known.may(role):
             raise HTTPException(
-                403, f'needs the role {role}; the key "{known.name}" has the role {known.role}'
+                403, f'needs the role {role}; "{known.name}" has the role {known.role}'
             )
         return known
 
@@ -109,5 +122,5 @@ def _needing(role: Role) -> Callable[..., Awaitable[KeyRecord]]:
 
 VIEWER = Depends(_needing("viewer"))  # for what need not know whose key it was
 OPERATOR = Depends(_needing("operator"))
-Viewer: TypeAlias = Annotated[KeyRecord, VIEWER]
-Operator: TypeAlias = Annotated[KeyRecord, OPERATOR]
+Viewer: TypeAlias = Annotated[Caller, VIEWER]
+Operator: TypeAlias = Annotated[Caller, OPERATOR]

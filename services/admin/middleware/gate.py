@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fastapi import HTTPException
 from starlette.requests import HTTPConnection
 
+from common.api.keys import KeyRecord
 from common.errors import UnavailableError
 from services.admin.middleware import access
 from services.admin.middleware.problems import problem, problem_of
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from common.api.keys import KeyRecord
+    from services.admin.middleware.access import Caller
     from services.admin.service import Service
 
 BUCKETS = 10_000  # callers that are remembered: about 2 MB; whoever was forgotten has a full bucket
+_DOTS = 2  # of a token: no key has one
 _EVENTS = "/events"  # paths of streams of events end so
 _CLOSE = {"Connection": "close"}  # nobody reads the rest
 
@@ -109,20 +111,31 @@ class Gate:
     async def _refusal(self, scope: Scope) -> Response | None:
         """Why a request is not let in, None: it is."""
         connection, path = HTTPConnection(scope), scope["path"]
-        key, caller = access.presented(connection.headers), None
+        issuer = self._service.issuer
+        key = access.presented(connection.headers)
+        caller: Caller | None = None
+        if key is None and issuer is not None:
+            key = access.in_cookie(connection)
         if key is not None and path not in access.OPEN:
             try:
-                await self._service.books.ready()
+                if issuer is not None and key.count(".") == _DOTS:
+                    caller = await issuer.person(key)
+                else:
+                    await self._service.books.ready()
+                    caller = self._service.books.keys.role_of(key)
             except UnavailableError as error:
                 return problem_of(error, scope)
-            caller = self._service.books.keys.role_of(key)
-        return self._limit(connection, caller) or _denial(connection, key, caller)
+        signs_in = issuer is not None and issuer.signs_in
+        return self._limit(connection, caller) or _denial(
+            connection, key, caller, signs_in=signs_in
+        )
 
-    def _limit(self, connection: HTTPConnection, caller: KeyRecord | None) -> Response | None:
+    def _limit(self, connection: HTTPConnection, caller: Caller | None) -> Response | None:
         """Too many requests, or too large a one."""
         path = connection.scope["path"]
         address = connection.client.host if connection.client else "nowhere"
-        who = f"address {address}" if caller is None else f"key {caller.name}"
+        kind = "key" if isinstance(caller, KeyRecord) else "person"
+        who = f"address {address}" if caller is None else f"{kind} {caller.name}"
         wait_s = self._buckets.take(who, monotonic())
         if wait_s > 0:
             return _too_many(path, f"requests of this {who.partition(' ')[0]}", wait_s)
@@ -135,22 +148,26 @@ class Gate:
 
 
 def _denial(
-    connection: HTTPConnection, key: str | None, caller: KeyRecord | None
+    connection: HTTPConnection, key: str | None, caller: Caller | None, *, signs_in: bool
 ) -> Response | None:
     """Nobody we know, or not from where they say."""
     path = connection.scope["path"]
-    if path in access.OPEN:
+    other_site = access.from_another_site(connection.scope["method"], connection.headers)
+    if path in access.OPEN and not other_site:
         return None
     if caller is None and path == "/" and "text/html" in connection.headers.get("accept", ""):
         encodings = connection.headers.get("accept-encoding", "")
-        return refused_page(encodings, access.CHALLENGE)
-    if caller is None:
+        if signs_in and connection.scope["query_string"] != b"key":
+            return refused_page("sign-in.html", encodings, {"WWW-Authenticate": "Bearer"})
+        return refused_page("refused.html", encodings, access.CHALLENGE)
+    if caller is None and path not in access.OPEN:
         said = "needs an API key" if key is None else "this API key is not valid"
         hint = ": `Authorization: Bearer KEY`; `doll key create NAME` makes one"
         return problem(401, said + hint, path, headers=access.CHALLENGE)
-    if access.from_another_site(connection.scope["method"], connection.headers):
+    if other_site:
         return problem(403, "changes are not taken from pages of another site", path)
-    access.let_in(connection.scope, caller)
+    if caller is not None:
+        access.let_in(connection.scope, caller)
     return None
 
 

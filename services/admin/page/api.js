@@ -50,7 +50,7 @@ export async function ask(path, signal) {
 export async function send(method, path, body, headers = { "Content-Type": "application/json" }) {
   const sent = body === undefined ? {} : { body: typeof body === "string" ? body : JSON.stringify(body), headers };
   const answer = await fetched(path, { method, ...sent }, "");
-  return method === "HEAD" ? null : answer.json();
+  return method === "HEAD" || answer.status === 204 ? null : answer.json();
 }
 
 /** As whom this page asks. @returns {Promise<{name: string, role: string}>} */

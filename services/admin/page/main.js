@@ -1,5 +1,6 @@
 /** Which view the address asks for: `#/` all jobs, `#/jobs/NAME` one, `#/submit` a new one. */
 
+import { me, send } from "./api.js";
 import { h, say } from "./dom.js";
 import { jobView } from "./views/job.js";
 import { jobsView } from "./views/jobs.js";
@@ -36,6 +37,19 @@ function route() {
   scrollTo(0, 0);
 }
 
+/** Who signed in, and the way out; with an API key there is none: the browser keeps it. */
+async function tellWho() {
+  const { name } = await me();
+  const who = document.getElementById("who");
+  const [, shown] = name.split(/^oidc:/);
+  who.hidden = shown === undefined;
+  say(who.firstElementChild, shown ?? "");
+  who.lastElementChild.addEventListener("click", async () => {
+    await send("POST", "/sign-in/out");
+    location.reload();
+  });
+}
+
 function decoded(text) {
   try {
     return decodeURIComponent(text);
@@ -55,3 +69,4 @@ addEventListener("hashchange", () => {
 addEventListener("pagehide", () => close());
 addEventListener("pageshow", (event) => event.persisted && route());
 route();
+tellWho().catch(() => {}); // without a key the view says so

@@ -155,4 +155,4 @@ async def stream_events(
 ) -> EventStream:
     """Follow a job: updates, workers, machines, plans, as they come."""
     follower = await service.followers.ready(job)
-    return EventStream(follower, last_event_id, lambda: caller in service.books.keys)
+    return EventStream(follower, last_event_id, lambda: service.lets_in(caller))

@@ -19,7 +19,7 @@ from common.api.answers import (
     WorkersAnswer,
 )
 from common.api.jobs import job_answer, job_summary, progress_answer, unreadable_records
-from common.api.keys import fingerprint
+from common.api.keys import KeyRecord, fingerprint
 from common.config.synchronisation import (
     SynchronisationSpec,  # noqa: TC001 -- FastAPI reads it when run
 )
@@ -218,7 +218,9 @@ async def change_job(
     patch: Annotated[JobPatch, strictly(JobPatch), Body()],
 ) -> Response:
     """Pause, resume or stop a job, or change its settings: at the next boundary of an update."""
-    reason = patch.get("reason", "") or f"by the API key {caller.name}"
+    reason = patch.get("reason", "") or (
+        f"by the API key {caller.name}" if isinstance(caller, KeyRecord) else f"by {caller.name}"
+    )
     given = _given(patch)
     if not given.keys().isdisjoint(BLOCKS):  # another memory may be needed
         await _check(service, changed_spec(service.job(job).spec, given))

@@ -15,7 +15,10 @@ router = APIRouter(prefix="/v1/me", tags=["health"])
 class Me(Answer):
     """Whose request it is."""
 
-    name: str = Field(description="Of the API key.", examples=["laptop"])
+    name: str = Field(
+        description="Of the API key; `oidc:` and a name of somebody who is signed in.",
+        examples=["laptop"],
+    )
     role: Role = Field(description="An operator may do all that a viewer may, and change things.")
 
 

@@ -122,12 +122,13 @@ def page_asset(folder: str, name: str, accept_encoding: Annotated[str, Header()]
     return _answer(name, found[name], accept_encoding, _HEADERS | {"Cache-Control": kept})
 
 
-def refused_page(accept_encoding: str, headers: dict[str, str]) -> Response:
+def refused_page(name: str, accept_encoding: str, headers: dict[str, str]) -> Response:
     """Answer a browser that came without a valid key: how to get one, in a sentence.
 
     Args:
+        name: Of the HTML file.
         accept_encoding: The request's header of that name.
         headers: Further headers: `WWW-Authenticate`, at which the browser asks for a key.
     """
-    name, own = "refused.html", _DOCUMENT_HEADERS | {"Cache-Control": "no-store"} | headers
+    own = _DOCUMENT_HEADERS | {"Cache-Control": "no-store"} | headers
     return _answer(name, document(name), accept_encoding, own, 401)

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from common.api.keys import KeyStore
 from services.admin.app import ROUTERS
 from services.admin.middleware import access
-from services.admin.routes import health
+from services.admin.routes import health, sign_in
 from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import HOST, World, problem
 
@@ -69,7 +69,11 @@ def routes_of(routes: Iterable[BaseRoute]) -> Iterator[Route]:
 
 
 ROUTES = sorted(
-    {route for router in (*ROUTERS, health.router) for route in routes_of(router.routes)}
+    {
+        route
+        for router in (*ROUTERS, health.router, sign_in.router)
+        for route in routes_of(router.routes)
+    }
 )
 CLOSED = [route for route in ROUTES if route.path not in access.OPEN]
 
@@ -89,10 +93,13 @@ def untouched() -> Iterator[World]:
 
 
 def test_these_are_all_routes(world: World) -> None:
-    assert len(world.app.routes) == len(ROUTERS) + 1
+    assert len(world.app.routes) == len(ROUTERS) + 2
     assert [route for route in ROUTES if route.path in access.OPEN] == [
         ("GET", "/healthz"),
         ("GET", "/readyz"),
+        ("GET", "/sign-in"),
+        ("GET", "/sign-in/done"),
+        ("POST", "/sign-in/out"),
     ]
 
 

@@ -1,0 +1,279 @@
+"""People who sign in at an OpenID Connect issuer: whose access token it is, and how they get one.
+
+What is signed by a key that is known is judged here, without a question to anybody, so that people
+who are signed in go on while the issuer is away. Keys are asked for anew now and then, so that one
+that was withdrawn counts no more, and when a token names one that is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
+
+import httpx2
+from joserfc import jwt
+from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
+from joserfc.jwk import KeySet
+
+from common.errors import OutsideError, UnavailableError, UserError
+from services.admin.limiter import Limiter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.api.keys import Role
+    from common.config.settings import Settings
+
+# What a public key can check: with HS256 the issuer's public key would be everybody's secret.
+ALGORITHMS = [
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "Ed25519", "EdDSA"),
+]
+FRESH_S = 300.0  # a key that was withdrawn is believed for so long
+AGAIN_S = 5.0  # between questions that tokens with unknown keys may cause
+PATIENCE_S = 5.0
+LEEWAY_S = 30  # that clocks differ
+_LONGEST_NAME = 100
+
+
+class Person(NamedTuple):
+    """Who is signed in."""
+
+    name: str  # with a colon, which no API key's has
+    role: Role
+    until_s: float  # the token is valid, since 1970
+
+    def may(self, needed: Role) -> bool:
+        """Whether they may do what needs a role."""
+        return needed in ("viewer", self.role)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the issuer says of itself."""
+
+    name: str
+    authorization: str
+    token: str
+    keys: KeySet
+    at_s: float
+
+
+class Issuer:
+    """One issuer; belongs to the event loop.
+
+    Args:
+        settings: `oidc_*`, of which `oidc_issuer` is there.
+        clock: Seconds since 1970.
+        transport: None: the network.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Callable[[], float],
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._client = httpx2.Client(timeout=PATIENCE_S, transport=transport)
+        self._turns = Limiter("asking the OpenID Connect issuer", 1, 2 * PATIENCE_S)
+        self._lock = asyncio.Lock()
+        self._known: _Known | None = None
+        self._asked_s = -AGAIN_S
+        self._away: UnavailableError | None = None  # what became of the last question
+        self._refreshing: asyncio.Task[None] | None = None
+
+    @property
+    def signs_in(self) -> bool:
+        """Whether browsers are sent there."""
+        return bool(self._settings.oidc_client_id)
+
+    async def person(self, token: str) -> Person | None:
+        """Whose access token it is; None: it is not valid.
+
+        Raises:
+            UnavailableError: If its key is not known and the issuer does not say.
+        """
+        try:
+            return self._judged(token, await self._fresh())
+        except (InvalidKeyIdError, BadSignatureError) as error:  # or by a new key of the same name
+            unknown = isinstance(error, InvalidKeyIdError)
+        try:
+            return self._judged(token, await self._ask())
+        except (InvalidKeyIdError, BadSignatureError):
+            return None
+        except UnavailableError:
+            if unknown:
+                raise
+            return None
+
+    async def way_in(self, back: str, state: str, verifier: str) -> str:
+        """Where a browser goes to sign in (authorization code with PKCE).
+
+        Args:
+            back: The URL that it comes back to.
+            state: Comes back with it.
+            verifier: Who asks for the token shows it.
+
+        Raises:
+            UnavailableError: If the issuer is unavailable.
+        """
+        known = await self._fresh()
+        digest = hashlib.sha256(verifier.encode()).digest()
+        query = {
+            "response_type": "code",
+            "client_id": self._settings.oidc_client_id,
+            "redirect_uri": back,
+            "scope": self._settings.oidc_scope,
+            "state": state,
+            "code_challenge": base64.urlsafe_b64encode(digest).decode().rstrip("="),
+            "code_challenge_method": "S256",
+        }
+        return (
+            f"{known.authorization}{'&' if '?' in known.authorization else '?'}{urlencode(query)}"
+        )
+
+    async def token(self, code: str, back: str, verifier: str) -> str:
+        """The access token for a code that a browser came back with.
+
+        Raises:
+            UserError: If the issuer does not give one.
+            UnavailableError: If it is unavailable.
+        """
+        known = await self._fresh()
+        form = {
+            "grant_type": "authorization_code",
+            "client_id": self._settings.oidc_client_id,
+            "code": code,
+            "redirect_uri": back,
+            "code_verifier": verifier,
+        }
+        if self._settings.oidc_client_secret:
+            form["client_secret"] = self._settings.oidc_client_secret
+        told = await self._turns.run(lambda: self._answer("POST", known.token, form))
+        token = told.get("access_token")
+        if not isinstance(token, str):
+            raise UserError("the OpenID Connect issuer gave no access token: sign in again")
+        return token
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._turns.close()
+        self._client.close()
+
+    def _judged(self, token: str, known: _Known) -> Person | None:
+        """Whose it is by the keys that are known.
+
+        Raises:
+            InvalidKeyIdError: If it is by another one.
+            BadSignatureError: If it is by another one of the same name, or by nobody.
+        """
+        now = self._clock()
+        registry = jwt.JWTClaimsRegistry(
+            int(now),
+            LEEWAY_S,
+            iss={"essential": True, "value": known.name},
+            aud={"essential": True, "value": self._settings.oidc_audience},
+            exp={"essential": True},
+            sub={"essential": True},
+        )
+        try:
+            claims = jwt.decode(token, known.keys, algorithms=ALGORITHMS).claims
+            registry.validate(claims)
+        except (InvalidKeyIdError, BadSignatureError):
+            raise
+        except (JoseError, ValueError):
+            return None
+        groups = claims.get(self._settings.oidc_groups) or ()
+        mine = {groups} if isinstance(groups, str) else {str(each) for each in groups}
+        operator = not mine.isdisjoint(self._settings.oidc_operators)
+        name = str(claims.get("preferred_username") or claims.get("email") or claims["sub"])
+        shown = "".join(each if each.isprintable() else "?" for each in name[:_LONGEST_NAME])
+        until_s = float(claims["exp"]) + LEEWAY_S
+        return Person(f"oidc:{shown}", "operator" if operator else "viewer", until_s)
+
+    async def _fresh(self) -> _Known:
+        """What is known; asks for it anew in the background where that was long ago.
+
+        Raises:
+            UnavailableError: If nothing is known, and the issuer is unavailable.
+        """
+        if self._known is None:
+            return await self._ask()
+        due = self._clock() - max(self._known.at_s + FRESH_S, self._asked_s + AGAIN_S) >= 0
+        if due and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = asyncio.create_task(self._refresh())
+        return self._known
+
+    async def _refresh(self) -> None:
+        try:
+            await self._ask()
+        except OutsideError:
+            return  # what was known counts on
+
+    async def _ask(self) -> _Known:
+        """Ask the issuer, unless somebody just did: what came of that counts.
+
+        Raises:
+            UnavailableError: If it is unavailable.
+        """
+        async with self._lock:
+            if self._clock() - self._asked_s >= AGAIN_S:
+                self._asked_s, self._away = self._clock(), None
+                try:
+                    self._known = await self._turns.run(self._read)
+                except UnavailableError as error:
+                    self._away = error
+            if self._away is not None or self._known is None:
+                raise UnavailableError(str(self._away))
+            return self._known
+
+    def _read(self) -> _Known:
+        """Read what it says of itself, and its keys.
+
+        Raises:
+            UnavailableError: If it does not say.
+        """
+        told = self._answer("GET", f"{self._settings.oidc_issuer}/.well-known/openid-configuration")
+        try:
+            name = str(told["issuer"])
+            if name.rstrip("/") != self._settings.oidc_issuer:
+                raise UnavailableError(
+                    f"DOLL_OIDC_ISSUER: {self._settings.oidc_issuer} says that it is {name}"
+                )
+            keys = KeySet.import_key_set(self._answer("GET", str(told["jwks_uri"])))  # type: ignore[arg-type]  # judged there
+            places = str(told["authorization_endpoint"]), str(told["token_endpoint"])
+        except (KeyError, TypeError, ValueError, JoseError) as error:
+            raise UnavailableError(
+                f"the OpenID Connect issuer {self._settings.oidc_issuer} does not say what it"
+                f" should: {error}"
+            ) from error
+        return _Known(name, *places, keys, self._clock())
+
+    def _answer(self, method: str, url: str, form: dict[str, str] | None = None) -> dict[str, Any]:
+        """Ask for JSON.
+
+        Raises:
+            UserError: If the issuer refuses.
+            UnavailableError: If it is unavailable.
+        """
+        try:
+            answer = self._client.request(method, url, data=form)
+            told = answer.json()
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+            raise UnavailableError(
+                f"the OpenID Connect issuer {self._settings.oidc_issuer} is unavailable: {error}"
+            ) from error
+        if form is not None and 400 <= answer.status_code < 500:
+            raise UserError("the OpenID Connect issuer did not take this sign-in: sign in again")
+        if answer.status_code != 200 or not isinstance(told, dict):
+            raise UnavailableError(
+                f"the OpenID Connect issuer {self._settings.oidc_issuer} answers with the status"
+                f" {answer.status_code}"
+            )
+        return told

@@ -1,0 +1,103 @@
+"""`/sign-in`: browsers of people get a token from the OpenID Connect issuer, as a cookie.
+
+The cookie is the token, so any replica knows it; scripts cannot read it, other sites cannot have it
+sent with a request that changes something (SameSite, and `Origin` at the gate).
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from typing import Annotated
+
+from fastapi import APIRouter, Cookie, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from common.errors import NotFoundError, UserError
+from services.admin.middleware.access import TOKEN_COOKIE
+from services.admin.oidc import Issuer  # noqa: TC001 -- FastAPI reads it when run
+from services.admin.service import Answering, Service  # noqa: TC001 -- likewise
+
+router = APIRouter(prefix="/sign-in", include_in_schema=False)
+
+_COOKIE = "doll-sign-in"  # state and verifier, while the browser is away
+_AWAY_S = 600
+_LARGEST = 4000  # bytes of a cookie that every browser keeps
+
+
+@router.get("")
+async def leave(service: Answering, request: Request) -> Response:
+    """Send a browser to the issuer."""
+    state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(64)
+    there = await _issuer(service).way_in(_back(request), state, verifier)
+    answer = RedirectResponse(there, 303, headers={"Cache-Control": "no-store"})
+    _keep(answer, request, _COOKIE, f"{state}.{verifier}", _AWAY_S)
+    return answer
+
+
+@router.get("/done")
+async def come_back(
+    service: Answering,
+    request: Request,
+    code: Annotated[str, Query(max_length=4000)] = "",
+    state: Annotated[str, Query(max_length=200)] = "",
+    kept: Annotated[str, Cookie(alias=_COOKIE)] = "",
+) -> Response:
+    """Take the code that a browser came back with for a token.
+
+    Raises:
+        UserError: If this browser did not ask for it, or the token is not for this service.
+    """
+    issuer = _issuer(service)
+    asked, _, verifier = kept.partition(".")
+    if not code or not asked or not hmac.compare_digest(asked.encode(), state.encode()):
+        raise UserError("this browser did not begin to sign in, or long ago: open / and sign in")
+    token = await issuer.token(code, _back(request), verifier)
+    person = await issuer.person(token)
+    if person is None:
+        raise UserError(
+            "the issuer's access token is not for this service: DOLL_OIDC_AUDIENCE and"
+            " DOLL_OIDC_SCOPE say what is asked for"
+        )
+    if len(token) > _LARGEST:
+        raise UserError(f"the issuer's access token is larger than a cookie: {len(token)} bytes")
+    answer = RedirectResponse("/", 303, headers={"Cache-Control": "no-store"})
+    _keep(answer, request, TOKEN_COOKIE, token, max(0, int(person.until_s - service.clock())))
+    answer.delete_cookie(_COOKIE, path=router.prefix)
+    return answer
+
+
+@router.post("/out")
+async def sign_out(service: Answering) -> Response:
+    """Have a browser forget its token."""
+    _issuer(service)
+    answer = Response(status_code=204)
+    answer.delete_cookie(TOKEN_COOKIE)
+    return answer
+
+
+def _issuer(service: Service) -> Issuer:
+    """Where people sign in.
+
+    Raises:
+        NotFoundError: If they do not.
+    """
+    if service.issuer is None or not service.issuer.signs_in:
+        raise NotFoundError("nobody signs in here: DOLL_OIDC_CLIENT_ID is not set")
+    return service.issuer
+
+
+def _back(request: Request) -> str:
+    return str(request.url.replace(path=f"{router.prefix}/done", query=""))
+
+
+def _keep(answer: Response, request: Request, name: str, value: str, life_s: int) -> None:
+    answer.set_cookie(
+        name,
+        value,
+        max_age=life_s,
+        path=router.prefix if name == _COOKIE else "/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="lax",
+    )

@@ -1,0 +1,276 @@
+"""People's access tokens: who gets in, who does not, and what holds while their issuer is away."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+import pytest
+from joserfc import jwt
+from joserfc.jwk import RSAKey
+
+from common.config.settings import Settings, read_settings
+from common.errors import UserError
+from common.testing.clock import ManualClock
+from services.admin.oidc import FRESH_S, Issuer
+from services.admin.routes.requests import JOB
+from tests.unit.admin.conftest import HOST, World, problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+URL = "https://login.test/realms/doll"
+NOW_S = 1_800_000_000.0
+
+
+@dataclass
+class FakeIssuer:
+    """An issuer with keys, which may be away."""
+
+    keys: dict[str, RSAKey] = field(default_factory=dict)
+    away: bool = False
+    asked: int = 0
+    exchanged: list[dict[str, list[str]]] = field(default_factory=list)
+    gives: str = ""
+
+    def rotate(self, *names: str) -> None:
+        """From now on these are its keys."""
+        self.keys = {name: self.keys.get(name) or new_key(name) for name in names}
+
+    def answer(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer the service."""
+        self.asked += 1
+        if self.away:
+            raise httpx2.ConnectError("nobody answers")
+        if request.url.path.endswith("/token"):
+            self.exchanged.append(parse_qs(request.content.decode()))
+            return httpx2.Response(200, json={"access_token": self.gives})
+        if request.url.path.endswith("/keys"):
+            keys = [key.as_dict(private=False) for key in self.keys.values()]
+            return httpx2.Response(200, json={"keys": keys})
+        places = {"authorization_endpoint": "authorize", "token_endpoint": "token"}
+        told = {name: f"{URL}/{place}" for name, place in places.items()}
+        return httpx2.Response(200, json={"issuer": URL, "jwks_uri": f"{URL}/keys", **told})
+
+    def token(self, key: str = "first", *, by: RSAKey | None = None, **changed: Any) -> str:  # noqa: ANN401 -- claims
+        """Make a token; None leaves a claim out."""
+        claims = {
+            "iss": URL,
+            "aud": ["doll", "mail"],
+            "sub": "17",
+            "exp": NOW_S + 600,
+            "preferred_username": "ada",
+            "groups": ["staff"],
+            **changed,
+        }
+        given = {name: value for name, value in claims.items() if value is not None}
+        return jwt.encode({"alg": "RS256", "kid": key}, given, by or self.keys[key])
+
+
+def new_key(name: str) -> RSAKey:
+    return RSAKey.generate_key(2048, {"kid": name, "use": "sig"})
+
+
+@dataclass
+class Office:
+    """An admin service whose people sign in."""
+
+    world: World
+    issuer: FakeIssuer
+    clock: ManualClock
+
+    def as_whom(self, token: str) -> tuple[int, str]:
+        """The status, and the role or the problem."""
+        answer = self.world.ask("GET", "/v1/me", key=token)
+        told = answer.json()
+        return answer.status_code, told.get("role") or told["detail"]
+
+
+@pytest.fixture
+def office() -> Iterator[Office]:
+    settings = Settings(
+        blobs="s3://memory",
+        oidc_issuer=URL,
+        oidc_audience="doll",
+        oidc_operators=("ml-platform",),
+        oidc_client_id="doll-page",
+    )
+    world, issuer, clock = World(settings), FakeIssuer(), ManualClock(NOW_S)
+    issuer.rotate("first")
+    world.service.clock = clock
+    world.service.issuer = Issuer(settings, clock, httpx2.MockTransport(issuer.answer))
+    yield Office(world, issuer, clock)
+    world.close()
+
+
+def test_a_group_makes_an_operator_and_everybody_else_looks(office: Office) -> None:
+    office.world.streams("clinic-a", "clinic-b")
+    token = office.issuer.token(groups=["staff", "ml-platform"])
+    viewer = office.issuer.token(groups=None)
+
+    assert office.as_whom(token) == (200, "operator")
+    assert office.as_whom(viewer) == (200, "viewer")
+    assert "needs the role operator" in problem(
+        office.world.ask("POST", "/v1/jobs", key=viewer, json=JOB), 403
+    )
+    assert office.world.ask("POST", "/v1/jobs", key=token, json=JOB).status_code == 201
+    told = office.world.ask("PATCH", "/v1/jobs/digits", key=token, json={"wanted": "paused"})
+    assert told.json()["reason"] == "by oidc:ada"
+    assert office.world.get("/v1/me") == {"name": "eve", "role": "viewer"}  # by a key, as before
+
+
+def test_what_is_not_for_this_service_or_not_signed_or_over_is_refused(office: Office) -> None:
+    good = office.issuer.token()
+    header, claims, signature = good.split(".")
+    none = base64.urlsafe_b64encode(b'{"alg":"none","kid":"first"}').decode().rstrip("=")
+    public = office.issuer.keys["first"].as_pem(private=False)
+    hs256 = base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"first"}').decode().rstrip("=")
+    mac = hmac.digest(public, f"{hs256}.{claims}".encode(), "sha256")
+    by_public_key = base64.urlsafe_b64encode(mac).decode().rstrip("=")
+    bad = {
+        "none": f"{none}.{claims}.",
+        "none, signed": f"{none}.{claims}.{signature}",
+        "a shared secret": f"{hs256}.{claims}.{by_public_key}",
+        "no signature": f"{header}.{claims}.",
+        "another audience": office.issuer.token(aud="mail"),
+        "no audience": office.issuer.token(aud=None),
+        "another issuer": office.issuer.token(iss="https://login.test/realms/other"),
+        "over": office.issuer.token(exp=NOW_S - 60),
+        "for ever": office.issuer.token(exp=None),
+        "not yet": office.issuer.token(nbf=NOW_S + 600),
+        "nobody": office.issuer.token(sub=None),
+        "somebody else's key": office.issuer.token(by=new_key("first")),
+        "an unknown key": office.issuer.token("second", by=new_key("second")),
+        "garbage": "a.b.c",
+    }
+
+    found = {why: office.as_whom(token)[0] for why, token in bad.items()}
+
+    assert office.as_whom(good) == (200, "viewer")
+    assert found == dict.fromkeys(bad, 401)
+    assert office.issuer.asked == 2  # for all of these: once, its document and its keys
+
+
+def test_a_new_key_is_learnt_and_a_withdrawn_one_forgotten(office: Office) -> None:
+    old = office.issuer.token(exp=NOW_S + 10_000)
+    assert office.as_whom(old)[0] == 200
+
+    office.issuer.rotate("second")
+    office.clock.advance(10.0)
+    assert office.as_whom(office.issuer.token("second"))[0] == 200
+    assert office.as_whom(old)[0] == 401
+
+    second = office.issuer.token("second", exp=NOW_S + 10_000)
+    office.issuer.rotate("third")
+    office.clock.advance(FRESH_S)
+    for _ in range(1000):  # asked for in the background
+        status, _said = office.as_whom(second)
+        if status == 401:
+            break
+    assert status == 401
+
+
+def test_while_the_issuer_is_away_known_keys_count_and_others_are_told_so(office: Office) -> None:
+    known = office.issuer.token(exp=NOW_S + 10_000)
+    assert office.as_whom(known)[0] == 200
+
+    office.issuer.away = True
+    office.clock.advance(FRESH_S + 10)
+    assert office.as_whom(known) == (200, "viewer")
+    office.issuer.rotate("second")
+    for _ in range(2):
+        status, said = office.as_whom(office.issuer.token("second", exp=NOW_S + 10_000))
+        assert status == 503
+        assert f"the OpenID Connect issuer {URL} is unavailable" in said
+
+    office.issuer.away = False
+    office.clock.advance(10.0)
+    assert office.as_whom(office.issuer.token("second", exp=NOW_S + 10_000))[0] == 200
+
+
+def test_a_browser_signs_in_with_a_code_that_only_it_can_use(office: Office) -> None:
+    world = office.world
+    html = {"Accept": "text/html"}
+    front = world.ask("GET", "/", key=None, headers=html)
+    assert (front.status_code, "/sign-in" in front.text) == (401, True)
+    assert not front.headers["www-authenticate"].startswith("Basic")
+    by_key = world.ask("GET", "/?key", key=None, headers=html)
+    assert by_key.headers["www-authenticate"].startswith("Basic")
+
+    leaving = world.ask("GET", "/sign-in", key=None)
+    there = urlsplit(leaving.headers["location"])
+    query = {name: value for name, (value,) in parse_qs(there.query).items()}
+    cookie = leaving.headers["set-cookie"]
+    assert f"{there.scheme}://{there.netloc}{there.path}" == f"{URL}/authorize"
+    assert query["code_challenge_method"] == "S256"
+    assert query["redirect_uri"] == f"http://{HOST}/sign-in/done"
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+
+    office.issuer.gives = office.issuer.token(groups=["ml-platform"])
+    done = f"/sign-in/done?code=c1&state={query['state']}"
+    assert "did not begin" in problem(world.ask("GET", done, key=None), 422)
+    sent = {"Cookie": cookie.partition(";")[0]}
+    assert "did not begin" in problem(
+        world.ask("GET", "/sign-in/done?code=c1&state=guessed", key=None, headers=sent), 422
+    )
+    back = world.ask("GET", done, key=None, headers=sent)
+    assert (back.status_code, back.headers["location"]) == (303, "/")
+    [form] = office.issuer.exchanged
+    verifier = form["code_verifier"][0]
+    assert verifier in cookie
+    assert verifier not in leaving.headers["location"]
+
+    kept = back.headers["set-cookie"].partition(";")[0]
+    mine = {"Cookie": kept}
+    assert world.ask("GET", "/v1/me", key=None, headers=mine).json()["role"] == "operator"
+
+
+def test_a_cookie_changes_nothing_for_another_site(office: Office) -> None:
+    mine = {"Cookie": f"doll-token={office.issuer.token(groups=['ml-platform'])}"}
+    here = {"Origin": f"http://{HOST}"}
+    body = {"json": {"wanted": "paused"}}
+    path = "/v1/jobs/nobody"
+
+    for headers in ({"Origin": "https://evil.test"}, {"Origin": "null"}, {}):
+        answer = office.world.ask("PATCH", path, key=None, headers=mine | headers, **body)
+        assert "another site" in problem(answer, 403)
+    assert office.world.ask("PATCH", path, key=None, headers=mine | here, **body).status_code == 404
+    out = office.world.ask("POST", "/sign-in/out", key=None, headers=mine | here)
+    assert (out.status_code, 'doll-token=""' in out.headers["set-cookie"]) == (204, True)
+
+
+def test_an_issuer_that_says_that_it_is_another_is_not_believed(office: Office) -> None:
+    office.world.service.issuer = Issuer(
+        office.world.settings.model_copy(update={"oidc_issuer": "https://login.test/other"}),
+        office.clock,
+        httpx2.MockTransport(office.issuer.answer),
+    )
+
+    status, said = office.as_whom(office.issuer.token())
+
+    assert status == 503
+    assert "says that it is" in said
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"DOLL_OIDC_ISSUER": URL}, "DOLL_OIDC_AUDIENCE"),
+        ({"DOLL_OIDC_ISSUER": "http://login.test", "DOLL_OIDC_AUDIENCE": "doll"}, "must be https"),
+    ],
+)
+def test_settings_that_would_let_in_anybody_are_refused(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_settings(environ)
+
+
+def test_without_an_issuer_nobody_signs_in(world: World) -> None:
+    assert "DOLL_OIDC_CLIENT_ID" in problem(world.ask("GET", "/sign-in", key=None), 404)
+    token = json.dumps({"alg": "none"})
+    assert world.ask("GET", "/v1/me", key=f"{token}.x.").status_code == 401
