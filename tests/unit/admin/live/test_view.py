@@ -47,7 +47,7 @@ def written(course: list[tuple[str, int, int]]) -> list[AuditRecord | None]:
         if what == "update":
             version = max(1, history.head.version + 1 + number)
             made = [batch(offset * 2, f"w{offset % 3}"), batch(offset * 2 + 1)]
-            name = "accuracy" if offset % 3 else "recall"
+            name = "accuracy" if offset % 3 else "top5"
             record = update(epoch, version, *made, loss=offset / 7, metrics={name: offset / 100})
         elif what == "lead":
             back = history.path[-min(len(history.path), 1 + number)]
