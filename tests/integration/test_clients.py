@@ -103,7 +103,10 @@ def test_the_client_works_alone_beside_others_packages_that_are_called_as_ours(
 def test_a_client_that_is_generated_from_the_document_has_types(
     world: World, tmp_path: Path
 ) -> None:
-    (tmp_path / "openapi.json").write_text(json.dumps(create_app(world.outside).openapi()))
+    document = create_app(world.outside).openapi()
+    bodies = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]
+    del bodies["application/yaml"]  # this generator knows no bodies of text
+    (tmp_path / "openapi.json").write_text(json.dumps(document))
     (tmp_path / "mypy.ini").write_text(MYPY)
     (tmp_path / "typed.py").write_text(TYPED)
     programs = environment(tmp_path, GENERATOR)
