@@ -4,12 +4,12 @@
     python load/serving.py --seconds 20 --pairs 2     # shorter
 
 Training (Kafka, Redis, two coordinators, a worker; the 28x28 CNN) and this program have one core,
-whoever serves another. Two runs of requests on a schedule, an image each: in the first the leader
-is killed twice, in the second Redis loses the job's data in the moment in which its leader is
-killed. An answer was taken back if its version is not in the effective history in the end. An
-answer is stale for as long as a newer snapshot has been on the board when it comes. Then blocks of
-requests as fast as they are answered, in pairs: of `doll serve`, which goes on to follow the
-training, and of a plain server of the same network.
+who serves and who asks another. Two runs of requests on a schedule, an image each: in the first the
+leader is killed twice, in the second Redis loses the job's data in the moment in which its leader
+is killed. An answer was taken back if its version is not in the effective history in the end. It is
+stale for as long as a newer snapshot has been on the board when it comes. Then blocks of requests
+as fast as they are answered, in pairs: of `doll serve`, which goes on to follow the training, and
+of a plain server of the same network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,61 +28,38 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 import msgspec
 import numpy as np
 
-from common.core.messages import ModelId
 from common.embedded.process import free_port
 from common.embedded.services import Service, environment_of
 from load.harness import report
-from load.harness.asking import Address, Answer, connect, in_turn, on_schedule
+from load.harness.asking import Address, connect, in_turn
 from load.harness.processor import used_s
 from load.harness.stack import NotMeasuredError, await_until, servers
+from load.predictions.asker import Came, request
 from load.predictions.trained import Trained, stale_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from load.harness.asking import Asked
 
 JOB = "served"
 START_S = 60.0
 CONNECTIONS = 8  # of a block as fast as can be
 BLOCK_S = 3.0
-_PLAIN = Path(__file__).parent / "predictions" / "plain_server.py"
-
-
-class _Parameters(msgspec.Struct):
-    epoch: int
-
-
-class _Told(msgspec.Struct):
-    """What an answer says of its version."""
-
-    model_version: str
-    parameters: _Parameters
-
-
-class Noted(NamedTuple):
-    """One answer."""
-
-    at: float  # monotonic
-    made: ModelId
+_ASKER, _PLAIN = (
+    Path(__file__).parent / "predictions" / name for name in ("asker.py", "plain_server.py")
+)
 
 
 class Run(NamedTuple):
     """What came of requests on a schedule."""
 
-    asked: Asked
-    notes: list[Noted]
-    stale_s: list[float]  # of each
+    came: Came
+    stale_s: list[float]  # of each answer
     taken_back: int
-
-    @property
-    def failed(self) -> int:
-        """Requests that were not answered with 200."""
-        return self.asked.statuses.total() - self.asked.statuses[200]
 
     def p99_ms(self) -> float:
         """Latency, from when a request was due."""
-        return 1e3 * float(np.quantile(self.asked.seconds, 0.99))
+        return 1e3 * float(np.quantile(self.came.seconds, 0.99))
 
     def stale_p99_s(self) -> float:
         """Staleness."""
@@ -131,8 +107,16 @@ def main() -> int:
             stack.callback(plain.kill)
         address = Address("127.0.0.1", port, "")
         _await_ready(address, ours)
-        killed = _run(trained, address, given.rate, given.seconds, _kill_twice)
-        wiped = _run(trained, address, given.rate, given.seconds, _wipe_once)
+
+        def ask() -> subprocess.Popen[bytes]:
+            with _on(cores[-1]):
+                asked = (str(port), JOB, str(given.rate), str(given.seconds))
+                return subprocess.Popen(  # noqa: S603 -- our own command line, no shell
+                    [sys.executable, str(_ASKER), *asked], stdout=subprocess.PIPE
+                )
+
+        killed = _run(trained, ask, lambda: _kill_twice(trained, given.seconds))
+        wiped = _run(trained, ask, lambda: _wipe_once(trained, given.seconds))
         plain_address = Address("127.0.0.1", plain_port, "")
         await_until(lambda: _answers(plain_address), START_S, "the plain server answers")
         pairs = _pairs(given.pairs, (address, ours.pid), (plain_address, plain.pid))
@@ -148,13 +132,6 @@ def _on(core: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _request(address: Address) -> bytes:
-    image = np.random.default_rng(0).integers(0, 256, 784).tolist()
-    tensor = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 28, 28], "data": image}
-    body = msgspec.json.encode({"inputs": [tensor]})
-    return address.request("POST", f"/v2/models/{JOB}/infer", body)
 
 
 def _plain_request(address: Address) -> bytes:
@@ -185,29 +162,21 @@ def _await_ready(address: Address, ours: Service) -> None:
 
 
 def _run(
-    trained: Trained,
-    address: Address,
-    rate: float,
-    seconds: float,
-    disturb: Callable[[Trained, float], None],
+    trained: Trained, ask: Callable[[], subprocess.Popen[bytes]], disturb: Callable[[], None]
 ) -> Run:
     """Ask on a schedule while something disturbs the training."""
-    notes, answer_of = list[Noted](), msgspec.json.Decoder(_Told)
-
-    def note(answer: Answer) -> None:
-        if answer.status == 200:
-            told = answer_of.decode(answer.body)
-            made = ModelId(told.parameters.epoch, int(told.model_version))
-            notes.append(Noted(time.monotonic(), made))
-
-    asking = on_schedule(address, _request(address), rate, seconds, note)
-    with ThreadPoolExecutor(1) as pool:  # services belong to the thread that starts them
-        under_way = pool.submit(asyncio.run, asking)
-        disturb(trained, seconds)
-        asked = under_way.result()
-    stale = [stale_s(trained.seen, each.made, each.at) for each in notes]
+    asking = ask()
+    disturb()
+    said, _ = asking.communicate()
+    if asking.returncode:
+        raise NotMeasuredError("requests could not be sent")
+    came = msgspec.json.decode(said, type=Came)
     counting = trained.counting()
-    return Run(asked, notes, stale, sum(each.made not in counting for each in notes))
+    return Run(
+        came,
+        [stale_s(trained.seen, made, at) for at, made in came.notes],
+        sum(made not in counting for _, made in came.notes),
+    )
 
 
 def _kill_twice(trained: Trained, seconds: float) -> None:
@@ -223,7 +192,7 @@ def _wipe_once(trained: Trained, seconds: float) -> None:
 
 def _pairs(count: int, ours: tuple[Address, int], plain: tuple[Address, int]) -> list[Pair]:
     """Blocks of both, whose order changes from pair to pair."""
-    requests = {ours: _request(ours[0]), plain: _plain_request(plain[0])}
+    requests = {ours: request(ours[0], JOB), plain: _plain_request(plain[0])}
     pairs = list[Pair]()
     for number in range(-1, count):  # the first warms both up
         found = dict[tuple[Address, int], tuple[float, float]]()
@@ -248,7 +217,7 @@ def _concluded(
         for name in ("ratio", "ours_cpu_us", "plain_cpu_us")
     )
     figures = (
-        report.Figure("failed_requests", killed.failed + wiped.failed, most=0),
+        report.Figure("failed_requests", killed.came.failed + wiped.came.failed, most=0),
         report.Figure("answers_taken_back", killed.taken_back, most=0),
         report.Figure("answers_taken_back_after_wipe", wiped.taken_back),
         report.Figure("staleness_p99_s", stale_s, 3, most=1.0),
@@ -257,11 +226,13 @@ def _concluded(
         report.Figure("cpu_us_per_answer", ours_us),
         report.Figure("plain_cpu_us_per_answer", plain_us),
     )
-    versions = {name: len({note.made for note in run.notes}) for name, run in _named(killed, wiped)}
+    versions = {
+        name: len({made for _, made in run.came.notes}) for name, run in _named(killed, wiped)
+    }
     data = {
         **{figure.name: figure.value for figure in figures},
         "versions_served": versions,
-        "answers": {name: len(run.notes) for name, run in _named(killed, wiped)},
+        "answers": {name: len(run.came.notes) for name, run in _named(killed, wiped)},
         "pairs": [pair._asdict() for pair in pairs],
     }
     found = report.Found(f"predictions beside training: {versions}", figures, data)
