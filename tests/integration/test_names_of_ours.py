@@ -46,9 +46,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("installed")
     venv.create(root, symlinks=True)
     (site,) = root.glob("lib/python3.*/site-packages")
-    left_out = shutil.ignore_patterns("__pycache__")
-    for package in ("common", "services"):
-        shutil.copytree(ROOT / package, site / package, ignore=left_out)
+    left_out = shutil.ignore_patterns("__pycache__", "public")
+    for package in ("common", "services", "common/public/doll"):
+        shutil.copytree(ROOT / package, site / Path(package).name, ignore=left_out)
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
     (root / "bin/doll").write_text(START.format(entry=entry))  # as pip makes it, to its effect
