@@ -333,11 +333,11 @@ class SimulatedCoordinator:
     def _count_fallback(self) -> None:
         """Count how often a leader falls back, and how often somebody held what it gave up."""
         world = self.world
-        newest = effective_updates(world)[0][-1]
-        made = ModelId(newest.epoch, newest.version)
-        there = [hold for hold in world.group.members.values() if hold(made)[0] is not None]
         world.group.met["fallen back"] += 1
-        world.group.met["in vain"] += bool(there)
+        for newest in effective_updates(world)[0][-1:]:  # none, where the topic was created anew
+            made = ModelId(newest.epoch, newest.version)
+            there = [hold for hold in world.group.members.values() if hold(made)[0] is not None]
+            world.group.met["in vain"] += bool(there)
 
     def _is_expected(self, reason: str) -> bool:
         """Whether the job is held for what Kafka lost, and it did, or for a sum that overflowed."""
