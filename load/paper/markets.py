@@ -104,12 +104,17 @@ def _single(runner: Runner) -> Iterator[tuple[str, Case]]:
     """Rows A and B: the paper's job on machines of one pool, each lost by itself."""
     jobs = {row: job_of(row) for row in SINGLE}
     works = {
-        row.case: (jobs[row], runner.asked.scratch, runner.asked.runs, runner.asked.seed)
+        f"{row.name}: {row.case}": (
+            jobs[row],
+            runner.asked.scratch,
+            runner.asked.runs,
+            runner.asked.seed,
+        )
         for row in SINGLE
     }
     found = runner.map("one pool", simulated, works)
     for row in SINGLE:
-        costs, met = found[row.case]
+        costs, met = found[f"{row.name}: {row.case}"]
         least = least_share(jobs[row])
         yield row.name, Case(row.case, costs, row.bar, met, runner.asked.runs, least)
         bar = 1 - DEADLINES
