@@ -127,7 +127,7 @@ class GroupLoop:
         self._giving = 0  # copies that others take
         self._leaving = False
         self._fault: BaseException | None = None
-        self._loaded: tuple[ModelId | None, int] | None = None  # what gradients are computed at
+        self._loaded: tuple[ModelId | None, int] = None, 0  # what gradients are computed at
         self._heard_s = 0.0  # when triggers were heard last, since 1970
         self._over = threading.Event()
         self._tasks = SimpleQueue["Callable[[], None] | None"]()  # of the collective thread
@@ -210,7 +210,7 @@ class GroupLoop:
             return known
         if not replica.whole or self._trainer is None:
             return replica.lacks().reply
-        held = replica.made, replica.origin
+        held = replica.held
         if self._loaded != held:
             started = perf_counter()
             self._compute.computer.load(self._trainer.weights())
@@ -229,9 +229,7 @@ class GroupLoop:
                 *(found.local_rate, found.square, found.scores),
             )
             with self._changed:
-                held = self._replica.made, self._replica.origin
-                at = self._replica.made if held == loaded else None
-                reply = self._replica.computed(ready, at).reply
+                reply = self._replica.computed(ready, loaded).reply
                 if reply is ready:
                     key = found.batches, compute.local_rate
                     self._vectors[key] = dense(found.vector), found.samples
@@ -461,9 +459,9 @@ class GroupLoop:
             if source is not None and isinstance(error, GroupError):
                 unreachable = (source,) if source.worker in error.unreachable else ()
         with self._changed:
-            before = self._replica.made, self._replica.origin
+            before = self._replica.held
             said = self._replica.copied(got, origin, unreachable)
-            if (self._replica.made, self._replica.origin) != before:
+            if self._replica.held != before:
                 self._trainer = trainer
                 self._vectors.clear()
                 self._tasks.put(self._take_digest)

@@ -121,6 +121,11 @@ class Replica:
         return self._heard
 
     @property
+    def held(self) -> tuple[ModelId | None, int]:
+        """The version that it holds, and of version 0 whose: there may have been several."""
+        return self.made, self.origin
+
+    @property
     def needed(self) -> bool:
         """Whether others need it: it has gradients that are counted, or a result to be applied."""
         orders = self._orders
@@ -181,7 +186,7 @@ class Replica:
                 yield OfferState(copy.member, ordered)
 
     def _hold(self, made: ModelId | None, origin: int) -> None:
-        if (made, origin) != (self.made, self.origin):
+        if (made, origin) != self.held:
             self._gradients = {}
         self.made, self.origin = made, origin
         self._prepared = self._base = None
@@ -202,9 +207,9 @@ class Replica:
         ready = self._gradients.get((batches, local_rate)) if self.whole else None
         return None if ready is None else msgspec.structs.replace(ready, model=self._model)
 
-    def computed(self, ready: GradientReady, at: ModelId | None) -> Say:
-        """A gradient was computed at a version; it stays here while that is held."""
-        if at == self.made and self.whole:
+    def computed(self, ready: GradientReady, at: tuple[ModelId | None, int]) -> Say:
+        """A gradient was computed at what was `held` then; it stays here while that still is."""
+        if at == self.held and self.whole:
             self._gradients[ready.batches, ready.local_rate or 0.0] = ready
             return Say(ready)
         return self._report()

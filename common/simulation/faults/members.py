@@ -61,6 +61,7 @@ class SimulatedMember(SimulatedWorker):
         self.prepared: Token | None = None
         self._taken = dict[tuple[tuple[int, ...], float], Taken]()
         self._entered: AttemptId | None = None
+        self._computes_at = self.replica.held
         self._collectives: Collectives | None = None
         super().__init__(world, number, on_death)
         world.group.members[self.member] = self._offer
@@ -94,6 +95,7 @@ class SimulatedMember(SimulatedWorker):
         elif not self.replica.whole or self.state is None:
             self._carry_out([self.replica.lacks()])
         else:
+            self._computes_at = self.replica.held
             self._begin(compute, self.state)
             return
         self.orders.done()
@@ -110,7 +112,7 @@ class SimulatedMember(SimulatedWorker):
             square=self.world.square(samples) if compute.squared else UNSET,
         )
         self._taken[offsets, rate] = Taken(token, rate)
-        self._carry_out([self.replica.computed(ready, token[0])])
+        self._carry_out([self.replica.computed(ready, self._computes_at)])
 
     # --- the group ----------------------------------------------------------------------------
 
@@ -243,9 +245,9 @@ class SimulatedMember(SimulatedWorker):
                 cut = (source,) if frozenset((source, self.member)) in world.group.links else ()
                 token, origin = world.group.members[source](made)
                 token = token if token == before and not cut else None
-            before_made = self.replica.made, self.replica.origin
+            before_held = self.replica.held
             self._carry_out(self.replica.copied(None if token is None else made, origin, cut))
-            taken = (self.replica.made, self.replica.origin) != before_made
+            taken = self.replica.held != before_held
             world.group.met["copied" if taken and source else "torn" if source else "fetched"] += 1
             if taken and token is not None:
                 self._be(made, token)

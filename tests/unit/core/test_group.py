@@ -30,6 +30,7 @@ from common.core.messages import (
     GENESIS,
     Broken,
     GradientReady,
+    GroupOrders,
     Lead,
     Member,
     Membership,
@@ -37,6 +38,7 @@ from common.core.messages import (
     StateReport,
     TriggerId,
     UpdateApplied,
+    UpdateTrigger,
     WorkerId,
 )
 from common.core.settings import AggregationSettings
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.core.group.replica import ReplicaCommand
-    from common.core.messages import AuditRecord, ControlRecord, UpdateTrigger
+    from common.core.messages import AuditRecord, ControlRecord
 
 GROUP = changed(aggregation=AggregationSettings(), group_size=3)
 DIGEST = 7
@@ -130,7 +132,7 @@ class _Group:
                     *(worker, trigger.model, offsets, samples, 1.0, {}, 0.1, life)
                 )
                 self.computed += () if known else offsets
-                self.tell(process, [process.replica.computed(ready, process.replica.made)])
+                self.tell(process, [process.replica.computed(ready, process.replica.held)])
 
     computed: tuple[int, ...] = ()
 
@@ -349,6 +351,21 @@ def test_a_member_hears_a_leader_of_a_lower_epoch_where_the_record_of_the_last_w
     said = [each for each in replica.hear(earlier) if isinstance(each, Say)]
     assert [type(each.reply) for each in said] == [Broken, StateReport]
     assert replica.heard == TriggerId(0, 1)
+
+
+def test_a_gradient_at_another_version_0_than_is_held_now_is_not_kept() -> None:
+    replica, orders = Replica(Member(A, 1)), GroupOrders(GENESIS, Membership(1), origin=2)
+    trigger = UpdateTrigger(TriggerId(0, 0), GENESIS, (), group=orders)
+    replica.hear(trigger)
+    replica.copied(GENESIS, 2)
+    ready = GradientReady(A, GENESIS, (5,), SAMPLES, 1.0, {}, 0.1, 1)
+    then = replica.held
+    assert replica.computed(ready, then).reply == ready
+
+    replica.hear(replace(trigger, id=TriggerId(0, 1), group=replace(orders, origin=3)))
+    replica.copied(GENESIS, 3)
+    assert isinstance(replica.computed(ready, then).reply, StateReport)
+    assert replica.known((5,), 0.0) is None
 
 
 def test_a_sum_that_is_not_finite_holds_the_job() -> None:
