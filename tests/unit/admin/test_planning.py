@@ -18,7 +18,7 @@ from common.planning.request import PlanRequest
 from common.planning.simulation import SimulateRequest
 from services.admin.routes.provisioning import MOST_WORKERS, PlanBody
 from services.admin.simulating import AT_ONCE
-from tests.unit.admin.conftest import World, problem
+from tests.unit.admin.conftest import SIMULATE_S, World, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -234,7 +234,7 @@ def with_traces(tmp_path: Path) -> Iterator[World]:
     folder.mkdir()
     (folder / "prices.csv").write_text("seconds,value\n0,0.1\n100,0.2\n200,0.1\n")
     (tmp_path / "secret.csv").write_text("seconds,value\n0,0.1\n100,0.2\n")
-    made = World(Settings(api_traces=str(folder)))
+    made = World(Settings(api_traces=str(folder), api_simulate_s=SIMULATE_S))
     yield made
     made.close()
 

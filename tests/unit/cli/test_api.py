@@ -42,6 +42,7 @@ from services.cli.app import app
 from services.cli.system.api import Api
 from services.cli.system.direct import Direct
 from services.cli.system.outside import Ways
+from tests.unit.admin.conftest import SIMULATE_S
 from tests.unit.admin.live.helpers import eventually
 from tests.unit.admin.test_model import kept, trained
 from tests.unit.admin.test_provisioning import planned as decided
@@ -105,7 +106,7 @@ class Both:
         self.keys = {
             role: KeyStore(world.log).create(role, role)[0] for role in ("viewer", "operator")
         }
-        settings = Settings(blobs="s3://memory", market=self.market)
+        settings = Settings(blobs="s3://memory", market=self.market, api_simulate_s=SIMULATE_S)
         served = create_app(Outside(settings, lambda: world.log, world.board, lambda: world.blobs))
         self.service: Service = served.state.service
         self.bridge = Bridge(served)
