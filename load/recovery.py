@@ -104,6 +104,7 @@ class Measured(NamedTuple):
 
     name: str
     measurement: Measurement
+    conditions: Conditions
     found: list[Disturbance]
     others: float  # cores that other processes used meanwhile
 
@@ -130,6 +131,7 @@ class Measured(NamedTuple):
             "spread_ms": report.spread(self.values_ms, _SPREAD),
             "missed": self.missed,
             "each": [each._asdict() for each in self.found],
+            "conditions": self.conditions.as_data(),
             "others": self.others,
         }
 
@@ -148,6 +150,7 @@ class Measured(NamedTuple):
         told = [f"{note}: {count} times" for note, count in notes.items() if note]
         print("; ".join([*told, f"others used {self.others:.2f} cores meanwhile"]))
         print("each, ms: " + " ".join(f"{value:.0f}" for value in self.values_ms))
+        print(report.in_words(self.conditions.as_data()))
 
 
 def measure(name: str, wanted: Measurement, on: Servers, conditions: Conditions) -> Measured:
@@ -163,7 +166,7 @@ def measure(name: str, wanted: Measurement, on: Servers, conditions: Conditions)
             found.append(each)
             values = " ".join(f"{value:.0f}" for value in each.values_ms)
             print(f"{name} {len(found)}/{wanted.times}: {values} ms {each.note}", flush=True)
-        return Measured(name, wanted, found, neighbours.cores())
+        return Measured(name, wanted, conditions, found, neighbours.cores())
 
 
 def main() -> int:
@@ -191,10 +194,8 @@ def main() -> int:
                 found.append(measure(each, chosen, on, conditions))
     for measured in found:
         measured.draw(on)
-    print(report.in_words(conditions.as_data()))
     result = {
         "kafka": on.kafka,
-        "conditions": conditions.as_data(),
         "measurements": {measured.name: measured.as_data() for measured in found},
     }
     missed = [words for measured in found for words in measured.missed]

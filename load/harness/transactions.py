@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class Transactions:
 
     def abort(self) -> Future[None]:
         """Let them never count."""
-        return self._then(lambda: self._persist(self._producer.abort_transaction))
+        return self._then(self._abort)
 
     def vanish(self) -> Future[None]:
         """Die with a transaction open; who comes back under its name aborts that."""
@@ -88,12 +88,23 @@ class Transactions:
             try:
                 self._persist(self._producer.commit_transaction)
             except KafkaException as raised:
-                if not raised.args[0].txn_requires_abort():
+                if raised.args[0].txn_requires_abort():
+                    self._abort()
+                elif _is_over(raised):
+                    self._join()
+                else:
                     raise
-                self._persist(self._producer.abort_transaction)
                 self._write(self._open)
             else:
                 return
+
+    def _abort(self) -> None:
+        try:
+            self._persist(self._producer.abort_transaction)
+        except KafkaException as raised:
+            if not _is_over(raised):
+                raise
+            self._join()
 
     def _persist(self, call: Callable[[float], object]) -> None:
         """Call until Kafka, which may be away, has answered."""
@@ -109,3 +120,11 @@ class Transactions:
     def _then(self, do: Callable[[], None]) -> Future[None]:
         self._operations.append(self._thread.submit(do))
         return self._operations[-1]
+
+
+def _is_over(raised: KafkaException) -> bool:
+    """Whether Kafka knows of no transaction that could end so.
+
+    It was aborted meanwhile or never reached Kafka; after a commit, to commit again succeeds.
+    """
+    return bool(raised.args[0].code() == KafkaError.INVALID_TXN_STATE)

@@ -18,7 +18,9 @@ from common.adapters.blobs.s3 import S3Blobs
 from common.adapters.ec2.client import connect
 from common.adapters.ec2.fleet import Ec2Fleet
 from common.adapters.ec2.prices import Ec2Prices
+from common.checkpoints.store import CheckpointStore
 from common.config.market_file import load_market
+from common.core.messages import ModelId
 from common.ports.machines import LaunchRequest, by_pool
 from tests.unit.deploy.iam import Policy, Request, listed, read_policy
 from tests.unit.deploy.rendering import MARKET, ROOT
@@ -280,6 +282,30 @@ def test_the_coordinator_may_use_its_part_of_the_bucket_and_readers_may_read(
         assert reader.allows(storage_question(call)) == (call.operation in reads), call
     assert unused(writer) == set()
     assert unused(reader) == set()
+
+
+def test_a_member_of_a_group_may_store_what_it_holds_and_read_what_the_job_begins_with(
+    calls: list[Call],
+) -> None:
+    boto3.client("s3").create_bucket(
+        Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"}
+    )
+    blobs = S3Blobs(BUCKET, CHECKPOINTS, part_bytes=SMALLEST_PART)
+    store = CheckpointStore(blobs, "digits")
+    begins_with = store.put_origin(b"weights")
+    calls.clear()
+    store.put_state(ModelId(1, 2), bytes(SMALLEST_PART + 1))
+    assert store.state(ModelId(1, 2))
+    assert store.origin(begins_with)
+    key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/states/1-2.safetensors"}
+    calls.append(Call("AbortMultipartUpload", key))  # where a part could not be sent
+    policy = read_policy(FOLDER / "worker-states-policy.json")
+    for call in calls:
+        assert policy.allows(storage_question(call)), call
+    assert unused(policy) == set()
+    folder = f"arn:aws:s3:::{BUCKET}/{CHECKPOINTS}digits"
+    assert not policy.allows(Request("s3:PutObject", f"{folder}/checkpoints/1-2/manifest.json"))
+    assert not policy.allows(Request("s3:PutObject", f"{folder}/origin/{begins_with}.safetensors"))
 
 
 @pytest.mark.parametrize("name", ["coordinator", "reader"])
