@@ -5,13 +5,10 @@ from __future__ import annotations
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from msgspec import UNSET
-
 from common.checkpoints.manifest import told
 from common.checkpoints.snapshot_file import (
     HEAD_BYTES,
     FoundSnapshot,
-    SnapshotFile,
     from_bytes,
     from_head,
     from_store,
@@ -131,7 +128,7 @@ def _looking(
     kept, away = list[FoundSnapshot](), ""
     try:
         with closing(outside.open_board(job)) as board:
-            kept += look(board, tell)
+            kept += (each for each in look(board, tell) if each.has_weights)
     except UnavailableError as error:
         away = str(error)
         tell(f"without the hot snapshots: {error}")
@@ -156,14 +153,16 @@ def _kept(found: FoundSnapshot, updates: Updates) -> KeptModel:
 
 
 def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
-    """Every hot snapshot that can be read; what cannot is told.
+    """Every hot snapshot that can be read, a leader's own where it has none with the weights.
+
+    What cannot be read is told.
 
     Raises:
         FutureFormatError: If a newer program wrote one.
         UnavailableError: If the board is unavailable.
     """
     found = list[FoundSnapshot]()
-    for data in board.snapshots():
+    for data in board.snapshots(whole=True):
         try:
             found.append(in_hand(from_bytes(data)))
         except CorruptError as error:
@@ -171,24 +170,23 @@ def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
     return found
 
 
-def heads_on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
-    """The same, without their weights, and without those whose weights members of a group hold.
+def heads_on_board(board: Board, tell: Tell, head_bytes: int = HEAD_BYTES) -> list[FoundSnapshot]:
+    """The same, of which not all weights are read.
 
     Raises:
         FutureFormatError: If a newer program wrote one.
         UnavailableError: If the board is unavailable.
     """
     found = list[FoundSnapshot]()
-    for data in board.snapshots(most=HEAD_BYTES):
+    for data in board.snapshots(most=head_bytes, whole=True):
         try:
-            snapshot = from_head(data)
+            saved = from_head(data, head_bytes)
         except CorruptError as error:
             tell(f"without a hot snapshot: {error}")
             continue
-        if snapshot is None:  # longer, or torn
+        if saved is None:  # longer, or torn
             return on_board(board, tell)
-        if snapshot.attempt is UNSET:
-            found.append(in_hand(SnapshotFile(snapshot, b"")))
+        found.append(in_hand(saved))
     return found
 
 

@@ -49,6 +49,7 @@ class FoundSnapshot(NamedTuple):
     snapshot: Snapshot
     trainer: Callable[[], bytes]  # raises `CorruptError` where they are not what was written
     made_at_s: float | None = None  # since 1970; None: it is hot, so that it was a moment ago
+    has_weights: bool = True  # else they are with the members of a group alone
 
 
 class _Protocol(msgspec.Struct):
@@ -120,18 +121,27 @@ def from_bytes(data: bytes) -> SnapshotFile:
     return SnapshotFile(_decode(protocol, "a hot snapshot"), bytes(trainer))
 
 
-def from_head(data: bytes) -> Snapshot | None:
-    """Read the protocol's part of a hot snapshot from its first bytes; None: it takes more.
+def from_head(data: bytes, most: int = HEAD_BYTES) -> SnapshotFile | None:
+    """Read a hot snapshot from its first bytes, with those of its weights that are among them.
+
+    Args:
+        data: What begins it.
+        most: As many bytes of it as were asked for.
+
+    Returns:
+        None where its protocol's part takes more of them.
 
     Raises:
         CorruptError: If they are not a snapshot's.
         FutureFormatError: If a newer program wrote it.
     """
     try:
-        protocol, _ = unframe(data)
+        protocol, trainer = unframe(data)
     except WireError:
         return None
-    return _decode(protocol, "a hot snapshot")
+    if not trainer and len(data) >= most:
+        return None
+    return SnapshotFile(_decode(protocol, "a hot snapshot"), bytes(trainer))
 
 
 def in_hand(saved: SnapshotFile) -> FoundSnapshot:
@@ -142,7 +152,8 @@ def in_hand(saved: SnapshotFile) -> FoundSnapshot:
             raise CorruptError("its weights are with the workers alone")
         return saved.trainer
 
-    return FoundSnapshot(f"the hot snapshot {told(saved.name)}", saved.snapshot, trainer)
+    title, has_weights = f"the hot snapshot {told(saved.name)}", bool(saved.trainer)
+    return FoundSnapshot(title, saved.snapshot, trainer, has_weights=has_weights)
 
 
 def _format_of(snapshot: Snapshot) -> int:

@@ -420,6 +420,8 @@ class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
     copies: tuple[Copy, ...] = ()
     report: bool = False  # all are to say what they hold
     store: Member | None = None  # is to store this version
+    hot: Member | None = None  # is to make the hot snapshot of this version whole
+    offer: Member | None = None  # is to offer this version to evaluators
     addresses: dict[WorkerId, str] = {}  # of all who are named above: where others reach them
 
 

@@ -73,6 +73,7 @@ class AggregationSettings:
     # That an update waits for a member which copies the weights; None: by their size.
     heal_s: float | None = None
     first_attempt_s: float | None = None  # that a collective may take, until one was measured
+    offer_every_updates: int | None = None  # to evaluators; None: there are none
 
 
 @dataclass(frozen=True, slots=True)

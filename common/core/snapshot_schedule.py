@@ -16,6 +16,20 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
 
 
+_NEARLY = 1e-6  # of an update: ten tenths may come to a little less than one
+
+
+def is_offered(before: float, after: float, every_updates: int) -> bool:
+    """Whether a version is offered: one of each so many updates, however many versions those are.
+
+    Args:
+        before: `UpdateApplied.progress` of the version before.
+        after: Of this one.
+        every_updates: Of the job's evaluation.
+    """
+    return (after + _NEARLY) // every_updates > (before + _NEARLY) // every_updates
+
+
 @dataclass(slots=True)
 class _Mark:
     """Where the job stood when a kind of snapshot was last taken."""

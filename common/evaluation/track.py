@@ -16,24 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import GENESIS, Batch, Evaluated, Lead, ModelId, UpdateApplied
 from common.core.partial_history import Trail
+from common.core.snapshot_schedule import is_offered
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
 _KEPT = 8  # versions whose next records are known: an evaluator is rarely two behind
 _REMEMBERED = 1000  # versions: a takeover goes back by some of them at most
-_NEARLY = 1e-6  # of an update: ten tenths may come to a little less than one
-
-
-def is_offered(before: float, after: float, every_updates: int) -> bool:
-    """Whether a version is offered: one of each so many updates, however many versions those are.
-
-    Args:
-        before: `UpdateApplied.progress` of the version before.
-        after: Of this one.
-        every_updates: Of the job's evaluation.
-    """
-    return (after + _NEARLY) // every_updates > (before + _NEARLY) // every_updates
 
 
 class _Next(NamedTuple):

@@ -187,9 +187,13 @@ class Trainer:
         """The weights' bytes, not copied: they change with the next update."""
         return self._weights.data.cast("B")
 
-    def snapshot(self) -> bytes:
-        """Copy weights and optimizer state; sums of rounds are not in it."""
-        state = self._optimizer.state[self._parameter]
+    def snapshot(self, *, optimizer: bool = True) -> bytes:
+        """Copy weights and optimizer state; sums of rounds are not in it.
+
+        Args:
+            optimizer: Whether its state is wanted: nobody can train on without it.
+        """
+        state = self._optimizer.state[self._parameter] if optimizer else {}
         tensors = {
             _STATE + name: value.numpy()
             for name, value in state.items()

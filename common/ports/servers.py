@@ -560,12 +560,18 @@ class Board(Protocol):
     def put_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
 
-    def snapshots(self, epoch: int | None = None, most: int | None = None) -> list[bytes]:
+    def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
+        """Keep a hot snapshot of this leader with the weights, which a member of its group has."""
+
+    def snapshots(
+        self, epoch: int | None = None, most: int | None = None, *, whole: bool = False
+    ) -> list[bytes]:
         """All hot snapshots that are there, those of later leaders first.
 
         Args:
             epoch: That of this leader alone.
             most: Of each, its first bytes, no more than these.
+            whole: In place of those that leaders of groups put, the newest with their weights.
         """
 
     def wipe(self) -> None:

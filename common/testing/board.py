@@ -48,6 +48,7 @@ class Notices:
     )  # status, until when
     lease: tuple[str, float] | None = None  # holder, until when
     snapshots: dict[int, bytes] = field(default_factory=dict)  # by epoch
+    whole_snapshots: dict[int, bytes] = field(default_factory=dict)  # likewise
     groups: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)  # entries, by name
 
 
@@ -385,12 +386,23 @@ class MemoryBoard:
             snapshots[epoch] = data
             for old in sorted(snapshots)[:-_SNAPSHOTS_KEPT]:
                 del snapshots[old]
+                self._notices().whole_snapshots.pop(old, None)
 
-    def snapshots(self, epoch: int | None = None, most: int | None = None) -> list[bytes]:
+    def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
+        """Keep a hot snapshot of this leader with the weights."""
+        with self._server.changed:
+            self._notices().whole_snapshots[epoch] = data
+
+    def snapshots(
+        self, epoch: int | None = None, most: int | None = None, *, whole: bool = False
+    ) -> list[bytes]:
         """All hot snapshots that are there, those of later leaders first."""
         with self._server.changed:
-            found = sorted(self._notices().snapshots.items(), reverse=True)
-            return [data[:most] for each, data in found if epoch in (None, each)]
+            notices = self._notices()
+            found = dict(sorted(notices.snapshots.items(), reverse=True))
+            if whole:
+                found |= {e: d for e, d in notices.whole_snapshots.items() if e in found}
+            return [data[:most] for each, data in found.items() if epoch in (None, each)]
 
     def wipe(self) -> None:
         """Forget everything of this job."""

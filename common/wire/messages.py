@@ -381,8 +381,9 @@ def _check_group(group: GroupOrders, model: ModelId) -> None:
     _need(len(set(members)) == len(members), "group.membership.members", members, "each once")
     if group.by is not None:
         _check_attempt("group.by", group.by)
-    if group.store is not None:
-        _check_member("group.store", group.store)
+    for field in ("store", "hot", "offer"):
+        if (asked := getattr(group, field)) is not None:
+            _check_member(f"group.{field}", asked)
     for copy in group.copies:
         _check_member("group.copies.member", copy.member)
         if copy.source is not None:

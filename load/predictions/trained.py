@@ -181,7 +181,8 @@ class Trained:
     def _watch(self) -> None:
         """Note each snapshot when it is there first."""
         try:
-            heads = heads_on_board(self.board, lambda _: None)
+            found = heads_on_board(self.board, lambda _: None)
+            heads = [each for each in found if each.has_weights]
         except UnavailableError:
             heads = []
         if heads:

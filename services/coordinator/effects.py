@@ -26,6 +26,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.coordinator import RENEWALS
 from common.core.messages import Lead, ModelId
+from common.core.snapshot_schedule import is_offered
 from common.errors import (
     BrokenWriterError,
     ConflictError,
@@ -34,7 +35,6 @@ from common.errors import (
     UnknownTopicError,
     UserError,
 )
-from common.evaluation.track import is_offered
 from common.jobs.build import trainer_of
 from common.learning.significance import Compression, View
 from common.telemetry.logging import Changes, Outage, StageTimes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from math import ceil, inf
 from time import monotonic, time
 from typing import TYPE_CHECKING
@@ -222,7 +223,9 @@ def wish_of(record: JobRecord) -> events.WantedChanged:
 def protocol_settings(record: JobRecord) -> CoordinatorSettings:
     """The protocol's part of a job's specification."""
     spec, deadline_s = record.spec, record.spec.stop.deadline_s
-    among = spec.aggregation if spec.grouped else None
+    among = spec.aggregation.core if spec.aggregation is not None and spec.grouped else None
+    if among is not None and spec.evaluation is not None:
+        among = dataclasses.replace(among, offer_every_updates=spec.evaluation.every_updates)
     return CoordinatorSettings(
         spec.synchronised.core_mode(spec.group_size, spec.optimizer.learning_rate),
         bound=spec.waiting_bound,
@@ -247,5 +250,5 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         hot_every_updates=spec.hot_snapshot.every_updates,
         checkpoint_every_s=spec.checkpoint.every_s,
         checkpoint_every_updates=spec.checkpoint.every_updates,
-        aggregation=None if among is None else among.core,
+        aggregation=among,
     )

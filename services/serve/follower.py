@@ -82,10 +82,11 @@ class Follower:
         if self._board is None:
             self._board = self._outside.open_board(self._job)
         heads = heads_on_board(self._board, self._passed_over)
-        best = max((each.snapshot for each in heads), key=lambda each: each.rank, default=None)
-        if best is None:
+        best = max(heads, key=lambda each: each.snapshot.rank, default=None)
+        if best is None or not best.has_weights:
             return False
-        for data in self._board.snapshots(best.by) if self._is_better(best) else ():
+        better = self._is_better(best.snapshot)
+        for data in self._board.snapshots(best.snapshot.by, whole=True) if better else ():
             saved = from_bytes(data)
             weights, _ = weights_in(saved.trainer)
             self._take(saved.snapshot, weights, in_hand(saved).title, time())

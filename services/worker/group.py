@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec import UNSET
 
+from common.checkpoints.snapshot_file import SnapshotFile, from_bytes, to_bytes
 from common.core.assignments import Assignments
 from common.core.group.replica import (
     ApplyResult,
@@ -32,11 +33,13 @@ from common.core.group.replica import (
     OfferState,
     Replica,
     Say,
+    ShareWeights,
     StoreState,
 )
 from common.core.messages import GENESIS, Failed, GradientReady, Member
 from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
+from common.learning.checkpoint import weights_in
 from common.learning.errors import NotFiniteError
 from common.learning.slices import digest
 from common.ports.group import Peer
@@ -65,6 +68,9 @@ if TYPE_CHECKING:
 LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
 JOIN_S = 5.0  # for a thread that was told to end: forming a group cannot be given up at once
 LIFE_BITS = 53
+# Times as long as it took to put the weights on the board: not again before. Large ones make their
+# way as seldom as that, whatever the job's settings say.
+PAUSE = 20
 _RESULT = 0  # the round by which the trainer knows the result of an attempt
 
 
@@ -124,6 +130,9 @@ class GroupLoop:
         self._vectors = dict[tuple[tuple[int, ...], float], tuple["Vector", int]]()  # and samples
         self._formed: _Formed | None = None
         self._storing = False
+        self._sharing = False
+        self._due: ShareWeights | None = None
+        self._share_at = 0.0  # with hot snapshots, at the earliest
         self._giving = 0  # copies that others take
         self._leaving = False
         self._fault: BaseException | None = None
@@ -256,6 +265,8 @@ class GroupLoop:
             if triggers:
                 self._hear(triggers)
                 self._round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
+            with self._changed:
+                self._share()
 
     def _hear(self, triggers: Sequence[UpdateTrigger]) -> None:
         said = list[Say]()
@@ -305,6 +316,9 @@ class GroupLoop:
                     self._offer(to, ordered, orders)
                 case StoreState(made):
                     self._store(made)
+                case ShareWeights():
+                    self._due = command
+                    self._share()
         return said
 
     def _say(self, said: Iterable[Say]) -> None:
@@ -523,6 +537,33 @@ class GroupLoop:
         finally:
             self._storing = False
         self._say(said)
+
+    def _share(self) -> None:
+        """Leave weights on the board, once those before are there and that is some time ago."""
+        share, began = self._due, perf_counter()
+        if share is None or self._sharing or not (share.offered or began >= self._share_at):
+            return
+        self._due = None
+        if self._trainer is not None and self._replica.made == share.made:
+            self._sharing = True
+            weights = self._trainer.snapshot(optimizer=False)
+            self._aside(partial(self._put_on_board, share, weights, began))
+
+    def _put_on_board(self, share: ShareWeights, data: bytes, began: float) -> None:
+        try:
+            if share.offered:
+                weights, _ = weights_in(data)
+                self._board.offer_model(share.made, weights.data.cast("B"))
+            for hot in self._board.snapshots(share.by) if share.hot else ():
+                snapshot = from_bytes(hot).snapshot
+                if snapshot.made == share.made:  # else the leader has put a newer one
+                    whole = to_bytes(SnapshotFile(snapshot, data))
+                    self._board.put_whole_snapshot(share.by, whole)
+        except OutsideError as error:
+            self._log.warning("weights_not_shared", version=share.made.version, reason=str(error))
+        finally:
+            took_s = self._compute.times.add("share", began)
+            self._share_at, self._sharing = perf_counter() + PAUSE * took_s, False
 
     # --- threads ------------------------------------------------------------------------------
 

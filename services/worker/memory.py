@@ -25,8 +25,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of ma
 KEPT_BYTES = 1 << 30  # freed memory that the process keeps at the top of its heap
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 # Numbers that a member holds for each of the model's: in the trainer weights and a sum, of the
-# module weights and gradient, a gradient that waits, what is added up in place, a copy on its way.
-_HELD = 7
+# module weights and gradient, a gradient that waits, what is added up in place, a copy on its way,
+# and two on the way to the board.
+_HELD = 9
 LARGEST_BYTES = 32 << 20  # the largest that glibc lets the heap serve; above it maps anyway
 
 

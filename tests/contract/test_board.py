@@ -451,6 +451,21 @@ def test_a_leader_long_gone_cannot_bring_its_snapshot_back(board: Board) -> None
     assert board.snapshots() == [b"12", b"7", b"5"]
 
 
+def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: Board) -> None:
+    for epoch in (2, 3, 5):
+        board.put_snapshot(epoch, b"%d" % epoch)
+    for data in (b"older", b"3 with weights"):
+        board.put_whole_snapshot(3, data)
+    assert board.snapshots() == [b"5", b"3", b"2"]
+    assert board.snapshots(whole=True) == [b"5", b"3 with weights", b"2"]
+    assert board.snapshots(whole=True, most=4) == [b"5", b"3 wi", b"2"]
+    assert board.snapshots(3, whole=True) == [b"3 with weights"]
+    for epoch in (7, 12):
+        board.put_snapshot(epoch, b"%d" % epoch)
+    board.put_snapshot(3, b"3")
+    assert board.snapshots(3, whole=True) == []  # of a leader long gone
+
+
 # --- what may vanish does vanish -----------------------------------------------------------------
 
 

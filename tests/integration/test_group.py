@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from common.checkpoints.find import on_board
+from common.core.messages import ModelId
 from common.embedded.process import Child
 from common.jobs.build import codec_of, task_of, trainer_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.learning.checkpoint import weights_in
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model
 from common.runtime.connect import open_log
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from common.checkpoints.snapshot_file import FoundSnapshot
     from common.config.settings import Settings
     from tests.integration.cluster import Cluster
     from tests.integration.servers import Make
@@ -63,8 +67,15 @@ def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
     # w4       ████ killed    ████ another under its name
     # c1       ██████████ killed
     # c2       ░░░░░░░░░░███████████████
-    cluster = started(make, "group", 3000, "c1", "w1", "w2", "w3", "w4")
+    judged = "            evaluation: {stream: group-test, every_updates: 5}\n"
+    cluster = started(make, "group", 3000, "c1", "w1", "w2", "w3", "w4", options=judged)
     await_condition(lambda: cluster.version() >= 10, "ten updates")
+
+    def offered() -> ModelId | None:
+        found = cluster.board.offered_model()
+        return None if found is None or found[0].version % 5 else found[0]
+
+    await_condition(lambda: offered() is not None, "a version is offered to evaluators")
     cluster.start("coordinator", "c2")
     cluster.kill("w4")
     before = cluster.version()
@@ -73,6 +84,16 @@ def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
     cluster.kill("c1")
     assert_each_record_counts_once(cluster, 3000)
     assert cluster.audit().taken_back == 0
+    last = cluster.audit().updates[-1]
+
+    def shared() -> list[FoundSnapshot]:
+        found = on_board(cluster.board, print)
+        made = ModelId(last.epoch, last.version)
+        return [each for each in found if each.has_weights and each.snapshot.made == made]
+
+    await_condition(lambda: bool(shared()), "a member has left the last weights on the board")
+    weights, _ = weights_in(shared()[0].trainer())
+    assert np.flatnonzero(weights != -1.0).tolist() == []
 
 
 def test_weights_are_those_that_one_process_finds_of_the_same_batches(

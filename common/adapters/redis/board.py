@@ -13,6 +13,7 @@ slot:
     doll:{job}:alive:<worker>             status, expires      doll:{job}:workers     their names
                                           and a channel of this name, to which the worker listens
     doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
+    doll:{job}:snapshot:<epoch>:whole     with the weights, where members of a group have them
     doll:{job}:lease                      who may try to lead
     doll:{job}:lease:after:<replica>      who took it from one that ended, expires
     doll:{job}:group:<name>               see `common.adapters.redis.rendezvous`
@@ -384,17 +385,31 @@ class RedisBoard:
         self._server.ask(("SET", self._snapshot(epoch), data), ("SADD", index, epoch))
         old = sorted(self._epochs(index))[:-_SNAPSHOTS_KEPT]
         if old:
-            self._server.ask(("UNLINK", *map(self._snapshot, old)), ("SREM", index, *old))
+            keys = (*map(self._snapshot, old), *map(self._whole_snapshot, old))
+            self._server.ask(("UNLINK", *keys), ("SREM", index, *old))
 
-    def snapshots(self, epoch: int | None = None, most: int | None = None) -> list[bytes]:
+    def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
+        """Keep a hot snapshot of this leader with the weights, which a member of its group has."""
+        self._server.ask(("SET", self._whole_snapshot(epoch), data))
+
+    def snapshots(
+        self, epoch: int | None = None, most: int | None = None, *, whole: bool = False
+    ) -> list[bytes]:
         """All hot snapshots that are there, those of later leaders first."""
         if epoch is None:
             epochs = sorted(self._epochs(self._keys + "snapshots"), reverse=True)
         else:
             epochs = [epoch]
         last = -1 if most is None else most - 1
-        asked = [("GETRANGE", self._snapshot(each), 0, last) for each in epochs]
-        return [data for data in self._server.ask(*asked) if data] if asked else []
+        keys = list(map(self._snapshot, epochs))
+        if whole:
+            keys += map(self._whole_snapshot, epochs)
+        found = self._server.ask(*(("GETRANGE", key, 0, last) for key in keys)) if keys else []
+        if whole:
+            found = [
+                found[at + len(epochs)] or data for at, data in enumerate(found[: len(epochs)])
+            ]
+        return [data for data in found if data]
 
     def wipe(self) -> None:
         """Forget everything of this job."""
@@ -423,6 +438,9 @@ class RedisBoard:
 
     def _snapshot(self, epoch: int) -> str:
         return f"{self._keys}snapshot:{epoch}"
+
+    def _whole_snapshot(self, epoch: int) -> str:
+        return f"{self._snapshot(epoch)}:whole"
 
     def _epochs(self, index: str) -> list[int]:
         return self._members(index, _epoch)

@@ -38,6 +38,7 @@ from common.core.messages import (
     StateReport,
     Stored,
 )
+from common.core.snapshot_schedule import is_offered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -123,6 +124,9 @@ class GroupAggregation:
         self._report = True
         self._copies = dict[Member, Copy]()
         self._store: Member | None = None
+        self._progress = snapshot.progress
+        self._hot: ModelId | None = None  # the version of the newest hot snapshot
+        self._offered = False  # whether this version is for evaluators
         self._reborn = frozenset["WorkerId"]()  # of whom another process came back under the name
         self.fallback: ModelId | None = None  # the version to go back to, where the newest is lost
 
@@ -149,6 +153,8 @@ class GroupAggregation:
         copies = tuple(self._copies.values())
         named = {*self._membership.members, *(copy.member for copy in copies)}
         named |= {copy.source for copy in copies if copy.source is not None}
+        whole = self._reports.whole(self._live, self._made, self._origin)
+        holder = min(whole, default=None)
         orders = GroupOrders(
             self._made,
             self._membership,
@@ -158,10 +164,14 @@ class GroupAggregation:
             copies,
             self._report,
             self._store,
+            holder if self._hot == self._made else None,
+            holder if self._offered else None,
             self._reports.addresses(sorted(named)),
         )
         self.news = self._report = False
         self._copies, self._store = {}, None
+        if holder is not None:
+            self._hot, self._offered = None, False
         return orders
 
     def publish(self, model: ModelId, *, whole: bool = True) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
@@ -417,6 +427,9 @@ class GroupAggregation:
         self._reports.commit(attempt.finished, self._made)
         self._report = bool(self._reports.unknown(self._there))
         self._copying, self.news = {}, True
+        before, self._progress = self._progress, update.progress
+        every = self._settings.offer_every_updates
+        self._offered = every is not None and is_offered(before, self._progress, every)
         return attempt.square
 
     def discard(self, round_: Round) -> tuple[CoordinatorCommand, ...]:
@@ -434,6 +447,7 @@ class GroupAggregation:
         for command in commands:
             if isinstance(command, do.PublishSnapshot):
                 yield replace(command, checkpoint=False)
+                self._hot, self.news = command.snapshot.made, True  # whose weights are to be there
                 if command.checkpoint:
                     self._storing, self._store_at = command.snapshot, None
                     if command.snapshot.made in self._stored:

@@ -80,13 +80,24 @@ class StoreState(msgspec.Struct, frozen=True):
     made: ModelId
 
 
+class ShareWeights(msgspec.Struct, frozen=True):
+    """Leave the weights of this version on the board; nobody waits for that."""
+
+    made: ModelId
+    by: int  # the leader's epoch
+    hot: bool  # beside its hot snapshot
+    offered: bool  # for evaluators
+
+
 class Say(msgspec.Struct, frozen=True):
     """Tell the leader."""
 
     reply: GroupReply
 
 
-ReplicaCommand: TypeAlias = Enter | Leave | ApplyResult | CopyState | OfferState | StoreState | Say
+ReplicaCommand: TypeAlias = (
+    Enter | Leave | ApplyResult | CopyState | OfferState | StoreState | ShareWeights | Say
+)
 
 
 class Replica:
@@ -171,6 +182,9 @@ class Replica:
         yield from self._hear_copies(trigger.id, orders)
         if orders.store == self._member and self.whole:
             yield StoreState(orders.made)
+        hot, offered = orders.hot == self._member, orders.offer == self._member
+        if (hot or offered) and self.whole:
+            yield ShareWeights(orders.made, trigger.id.epoch, hot, offered)
         if orders.report or first or another:
             yield self._report()
 

@@ -21,6 +21,7 @@ from common.core.group.replica import (
     Replica,
     ReplicaCommand,
     Say,
+    ShareWeights,
     StoreState,
 )
 from common.core.messages import (
@@ -132,7 +133,7 @@ class SimulatedMember(SimulatedWorker):
                     self._apply(made)
                 case CopyState(source, made):
                     self._copy(source, made)
-                case OfferState():
+                case OfferState() | ShareWeights():
                     pass  # whoever copies looks for itself
                 case StoreState(made):
                     self._store(made)

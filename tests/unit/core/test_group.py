@@ -23,6 +23,7 @@ from common.core.group.replica import (
     OfferState,
     Replica,
     Say,
+    ShareWeights,
     StoreState,
 )
 from common.core.group.state_reports import StateReports
@@ -41,7 +42,7 @@ from common.core.messages import (
     UpdateTrigger,
     WorkerId,
 )
-from common.core.settings import AggregationSettings
+from common.core.settings import AggregationSettings, CoordinatorSettings
 from tests.unit.core.bench import Bench, changed
 from tests.unit.core.examples import SAMPLES, A, B, C, P, of_kind, the
 
@@ -62,6 +63,7 @@ class _Process:
         self.member = Member(worker, life)
         self.replica = Replica(self.member, f"127.0.0.1:{life}", numbers=10)
         self.offered = list[Member]()
+        self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()  # and what it held then
         self.weights: tuple[int, ...] | None = None
         self.result: tuple[int, ...] = ()
         self.entered: Enter | None = None
@@ -70,8 +72,13 @@ class _Process:
 class _Group:
     """A leader and its members; what is said arrives at once, unless somebody is dead."""
 
-    def __init__(self, *workers: WorkerId, updates: list[AuditRecord | None] | None = None) -> None:
-        self.bench = Bench(GROUP, updates=updates)
+    def __init__(
+        self,
+        *workers: WorkerId,
+        updates: list[AuditRecord | None] | None = None,
+        settings: CoordinatorSettings = GROUP,
+    ) -> None:
+        self.bench = Bench(settings, updates=updates)
         self.of = {worker: _Process(worker, life) for life, worker in enumerate(workers, start=1)}
         self.heard = 0
 
@@ -120,6 +127,8 @@ class _Group:
                     process.offered.append(to)
                 case StoreState(made):
                     self.tell(process, process.replica.stored(made))
+                case ShareWeights():
+                    process.shared.append((command, process.weights))
 
     def _compute(self, process: _Process, trigger: UpdateTrigger) -> None:
         worker, life = process.member
@@ -398,6 +407,35 @@ def test_a_checkpoint_is_published_once_a_member_has_stored_its_version() -> Non
     made = ModelId(update.epoch, 1)
     assert (kept.checkpoint, kept.snapshot.made, kept.snapshot.stored) == (True, made, (made,))
     assert of_kind(group.bench.said, do.Finish)
+
+
+def test_a_member_leaves_weights_on_the_board_at_hot_snapshots_and_for_evaluators() -> None:
+    #  version     1      2      3      4
+    #  hot                ██            ██
+    #  offered                   ██
+    aggregation = AggregationSettings(offer_every_updates=3)
+    settings = changed(GROUP, aggregation=aggregation, hot_every_updates=2)
+    group = _Group(A, B, settings=settings)
+    group.lead()
+    shared = group.of[A].shared
+    for _ in range(4):
+        group.bench.announce(A, B, A)
+        group.settle()
+        before = len(shared)
+        group.finish(A, B)
+        group.settle()
+        assert len(shared) == before  # its record was not read back yet
+        group.read_back()
+
+    found = [(each.made.version, each.hot, each.offered, held) for each, held in shared]
+    batches = tuple(range(12))
+    assert found == [
+        (0, True, False, ()),
+        (2, True, False, batches[:6]),
+        (3, False, True, batches[:9]),
+        (4, True, False, batches),
+    ]
+    assert group.of[B].shared == []
 
 
 # --- who can take part ---------------------------------------------------------------------------

@@ -386,14 +386,38 @@ def test_a_newer_snapshot_answers_from_then_on_and_none_is_taken_back(world: Wor
     assert world.infer(asked())["parameters"]["epoch"] == 9
 
 
-def test_a_snapshot_that_is_another_models_or_a_groups_is_passed_over(world: World) -> None:
+def test_a_snapshot_that_is_another_models_is_passed_over(world: World) -> None:
     torn = SnapshotFile(Snapshot(0, ModelId(0, 2), 3, 0, {}), trained(CLICKS, 1))
     world.board().put_snapshot(0, to_bytes(torn))
     world.look()
-    held = Snapshot(3, ModelId(3, 1), 3, 0, {}, attempt=AttemptId(3, 1, 1))
-    world.board().put_snapshot(3, to_bytes(SnapshotFile(held, b"")))
-    world.look()
     assert world.infer(asked())["model_version"] == "1"
+
+
+def test_of_a_group_the_weights_are_served_that_a_member_has_left(
+    world: World, made: list[World]
+) -> None:
+    #  leader 3:  1 with weights, 2     leader 5, from 1:  1     1 with weights
+    board = world.board()
+
+    def led(epoch: int, model: ModelId, *, whole: bool = False) -> str:
+        snapshot = Snapshot(epoch, model, 3, 0, {}, attempt=AttemptId(3, 1, model.version))
+        board.put_snapshot(epoch, to_bytes(SnapshotFile(snapshot, b"")))
+        if whole:
+            data = trained(DIGITS, model.version)
+            board.put_whole_snapshot(epoch, to_bytes(SnapshotFile(snapshot, data)))
+        world.look()
+        told = world.infer(asked())
+        return "{parameters[epoch]}-{model_version}".format(**told)
+
+    assert led(3, ModelId(3, 2)) == "0-1"  # what it answered by before
+    assert led(3, ModelId(3, 3), whole=True) == "3-3"
+    assert led(3, ModelId(3, 4)) == "3-3"
+    assert led(5, ModelId(3, 2)) == "3-3"  # who comes first now may not have made 3
+    newly_started = World(redis=world.redis)
+    made.append(newly_started)
+    newly_started.look()
+    assert newly_started.models[0].version is None  # nobody has proven that 3 still counts
+    assert led(5, ModelId(3, 2), whole=True) == "3-2"
 
 
 @pytest.mark.parametrize(("alias", "version"), [("best", 1), (2, 2), ("newest", 2)])

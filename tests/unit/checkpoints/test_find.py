@@ -1,0 +1,63 @@
+"""What is kept of a model is found by its first bytes, or by more of them where it takes more."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.checkpoints.find import heads_on_board
+from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
+from common.core.messages import AttemptId, ModelId
+from common.core.snapshots import Snapshot
+from common.testing.board import MemoryBoard, MemoryRedis
+
+WEIGHTS = b"w" * 5000
+LONG = tuple(range(1000))  # of what makes the protocol's part a thousand bytes long
+
+
+def snapshot(epoch: int, returned: tuple[int, ...] = ()) -> Snapshot:
+    return Snapshot(epoch, ModelId(epoch, 4), 9, 0, {}, returned=returned)
+
+
+@pytest.mark.parametrize("head_bytes", [1, 400, 5000])
+@pytest.mark.parametrize("returned", [(), LONG])
+def test_a_hot_snapshot_is_known_by_its_first_bytes(
+    head_bytes: int, returned: tuple[int, ...]
+) -> None:
+    board = MemoryBoard(MemoryRedis(), "digits")
+    for epoch in (3, 5):
+        board.put_snapshot(epoch, to_bytes(SnapshotFile(snapshot(epoch, returned), WEIGHTS)))
+
+    found = heads_on_board(board, pytest.fail, head_bytes)
+
+    assert [(each.snapshot, each.has_weights) for each in found] == [
+        (snapshot(5, returned), True),
+        (snapshot(3, returned), True),
+    ]
+
+
+@pytest.mark.parametrize("more_bytes", [-8, 0, 8])
+def test_whether_a_member_has_left_weights_is_known_by_them(more_bytes: int) -> None:
+    board = MemoryBoard(MemoryRedis(), "digits")
+    held = Snapshot(3, ModelId(3, 4), 9, 0, {}, attempt=AttemptId(3, 1, 4))
+    alone = to_bytes(SnapshotFile(held, b""))
+    board.put_snapshot(3, alone)
+
+    def known() -> bool:
+        [found] = heads_on_board(board, pytest.fail, len(alone) + more_bytes)
+        return found.has_weights
+
+    assert not known()
+    board.put_whole_snapshot(3, to_bytes(SnapshotFile(held, WEIGHTS)))
+    assert known()
+
+
+def test_what_is_torn_is_told_and_left_out() -> None:
+    board, told = MemoryBoard(MemoryRedis(), "digits"), list[str]()
+    board.put_snapshot(3, to_bytes(SnapshotFile(snapshot(3), WEIGHTS)))
+    board.put_snapshot(5, to_bytes(SnapshotFile(snapshot(5), WEIGHTS))[:40])
+
+    [found] = heads_on_board(board, told.append)
+
+    assert found.snapshot == snapshot(3)
+    [reason] = told
+    assert reason.startswith("without a hot snapshot: ")
