@@ -3,18 +3,22 @@
     python load/aggregation.py                                # exits 1 where a bar is not reached
     python load/aggregation.py --only kill_ms --json out/aggregation.json
 
-The collective layer alone: real processes and a real Redis, gloo over 127.0.0.1, gradients of no
-cost; this process takes the leader's part, and no record is read or audited. All processes share
-this machine's processors, so wall times are upper bounds of what as many machines would take.
+The collective layer alone, but for `leader_…`: real processes and a real Redis, gloo over
+127.0.0.1, gradients of no cost; this process takes the leader's part, and no record is read or
+audited. All processes share this machine's processors, so wall times are upper bounds of what as
+many machines would take. `leader_…` are of a whole job on real servers, 4 workers with 1 MB, whose
+leader ends itself at each of the points of `load.faults.leader_points`.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from concurrent.futures import FIRST_EXCEPTION, wait
-from contextlib import contextmanager
-from functools import cache
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -27,12 +31,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from rich.progress import track
 
 from common.embedded.redis import EmbeddedRedis
+from common.testing.counting import ENTRYPOINT
+from load.faults.disturbances import end_leaders
+from load.faults.drill import Conditions, Drill
 from load.harness import report
-from load.harness.stack import NotMeasuredError
+from load.harness.stack import NotMeasuredError, servers
 from load.throughput.members import START_S, Member
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
     from signal import Signals
 
@@ -42,6 +49,7 @@ _MB = 250_000  # weights, float32
 _BLOWS = 30
 _STOPS = 10
 _COPIES = 5
+_POINTS_S = 400.0  # the backlog lasts so long: until twelve leaders have come back
 _FOREVER = 10**9  # updates
 # A worker's death shows in its connection to Redis at the leader's next look.
 _LOOK_S = 0.05
@@ -174,22 +182,56 @@ def copy_s() -> report.Figure:
     return report.Figure("s, a joiner's copy of 3 x 100 MB", median(found), 2, most=1.0, goal=0.5)
 
 
-FIGURES = {
+@cache
+def _ended_leaders(kafka: str) -> tuple[list[float], int]:
+    """From the end of each leader to the next one's first order, in ms; updates taken back."""
+    found = list[float]()
+    conditions = replace(Conditions(), weights=_MB, aggregation="replicas")
+    with (
+        servers(kafka, tasks=(ENTRYPOINT,)) as on,
+        tempfile.TemporaryDirectory(prefix="doll-points-") as folder,
+    ):
+        replica = ("load.faults.leader_points", folder)
+        drill = Drill(on, "points", conditions, seconds=_POINTS_S, coordinators=3, replica=replica)
+        with closing(drill):
+            for each in end_leaders(drill, Path(folder)):
+                found += each.values_ms
+                print(f"{each.note}: {each.values_ms[0]:.0f} ms", flush=True)
+            return found, drill.taken_back()
+
+
+def leader_longest_ms(kafka: str) -> report.Figure:
+    """A leader ends at each point of its work."""
+    found, _ = _ended_leaders(kafka)
+    name = f"ms from a leader's end to the next one's orders, at {len(found)} points: longest"
+    return report.Figure(name, max(found), 0, most=400, goal=300)
+
+
+def leader_taken_back(kafka: str) -> report.Figure:
+    """The same ones."""
+    _, taken_back = _ended_leaders(kafka)
+    return report.Figure("the same: versions taken back", taken_back, 0, most=0)
+
+
+FIGURES: dict[str, Callable[[], report.Figure]] = {
     each.__name__: each
     for each in (
         *(updates_100mb, updates_1mb, processor_20),
         *(kill_median_ms, kill_longest_ms, stop_longest_ms, copy_s),
     )
 }
+ON_SERVERS = {each.__name__: each for each in (leader_longest_ms, leader_taken_back)}
 
 
 def main() -> int:
     """Measure, report, judge."""
-    parser = report.parser(__doc__, "python load/aggregation.py --only kill_median_ms", kafka=False)
-    parser.add_argument("--only", choices=FIGURES, nargs="+", default=list(FIGURES))
+    parser = report.parser(__doc__, "python load/aggregation.py --only kill_median_ms")
+    names = [*FIGURES, *ON_SERVERS]
+    parser.add_argument("--only", choices=names, nargs="+", default=names)
     given = parser.parse_args()
     machine = report.machine()
-    found = {name: FIGURES[name]() for name in track(given.only, "figures", transient=True)}
+    every = FIGURES | {name: partial(of, given.kafka) for name, of in ON_SERVERS.items()}
+    found = {name: every[name]() for name in track(given.only, "figures", transient=True)}
     answer = report.Found("Aggregation among workers", list(found.values()), {})
     answer.draw()
     result = {

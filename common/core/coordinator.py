@@ -76,7 +76,7 @@ class Coordinator:
         self._lease_at = float("-inf")
         self._lifetimes = 1  # that it asks for the lease
         self._alive_at = float("-inf")
-        self._search = SnapshotSearch(settings.lease_ttl_s)
+        self._search = self._new_search()
         self._searching_since: float | None = None
         self._candidacy: _Candidacy | None = None
         self._history: History | None = None
@@ -303,6 +303,10 @@ class Coordinator:
             yield from self._deposed(f"{lead.candidate} leads with epoch {history.epoch}")
         elif candidacy is not None and own and counts:
             yield from self._lead(candidacy.chosen.snapshot, now)
+        elif own and lead.after == history.epoch:  # of the leader before an update came between
+            self._candidacy = self._history = None
+            self._searching_since = now
+            yield self._search.begin(self._limit)
         elif candidacy is not None and (own or (counts and not candidacy.mark)):
             yield from self._step_down("somebody was faster")
 
@@ -321,6 +325,10 @@ class Coordinator:
         yield from self._leader.begin(now)
         yield from self._leader.want(self._wish.wanted, now)
 
+    def _new_search(self) -> SnapshotSearch:
+        settings = self._settings
+        return SnapshotSearch(settings.lease_ttl_s, rolls=settings.aggregation is not None)
+
     # --- and back ----------------------------------------------------------------------------
 
     def _hold(self, reason: str, detail: str) -> Iterator[CoordinatorCommand]:
@@ -332,9 +340,7 @@ class Coordinator:
             return
         yield do.Hold(reason, detail)
         yield from self._step_down(reason)
-        self._search = SnapshotSearch(
-            self._settings.lease_ttl_s
-        )  # what was torn may be mended till then
+        self._search = self._new_search()  # what was torn may be mended till then
         self._held = True
 
     def _fall_back(self, base: ModelId, now: float) -> Iterator[CoordinatorCommand]:

@@ -11,7 +11,8 @@ from the best that both topics cover, and the Lead that does so has judged all o
 
 A leader publishes a hot snapshot as soon as it leads. So where the board has none of the leader in
 force, the board was probably wiped, and that leader alive with all that it knows: then the lease is
-left to it for one lifetime. Only if it does not come back, older snapshots have to do.
+left to it for one lifetime. Only if it does not come back, older snapshots have to do. Not so where
+members hold the weights: a snapshot of any age is rolled forward to the newest update.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ class SnapshotSearch:
 
     Args:
         lease_ttl_s: How long the leader in force is waited for.
+        rolls: Whether a snapshot is rolled forward: members have its weights.
     """
 
-    def __init__(self, lease_ttl_s: float) -> None:
+    def __init__(self, lease_ttl_s: float, *, rolls: bool = False) -> None:
+        self._rolls = rolls
         self._lease_ttl_s = lease_ttl_s
         self._waits_until: float | None = None
         self._torn = set[tuple[int, int, int]]()
@@ -98,7 +101,9 @@ class SnapshotSearch:
         if found.source == "hot":
             if lost or found.end == 0:  # or nobody ever led
                 return self._look("all")
-            if choice is None or choice[1].epoch != choice[0].by:
+            if choice is None and self._rolls:
+                return self._look("all")
+            if choice is None or (choice[1].epoch != choice[0].by and not self._rolls):
                 return self._look("all") if self._waited(now) else Wait()
         if found.source == "all":
             self._lost = sorted(lost, key=lambda each: each[0].rank, reverse=True)

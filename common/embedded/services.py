@@ -25,7 +25,7 @@ class Service:
     """A service in a process of its own, which ends with this one.
 
     Args:
-        kind: Which service.
+        kind: Which service; or, by its module, another program that takes its options.
         name: Of this process, unique among its kind; what it says goes to `<name>.log`.
         settings: What the process takes from its environment; it inherits no other.
         logs: An existing folder.
@@ -35,7 +35,7 @@ class Service:
 
     def __init__(
         self,
-        kind: Kind,
+        kind: Kind | str,
         name: str,
         settings: Settings,
         logs: Path,
@@ -46,7 +46,9 @@ class Service:
         self.name = name
         self._forks = forks
         self.log = logs / f"{name}.log"
-        self._command = command_of(f"services.{kind}", "--name", name, *arguments)
+        self._command = command_of(
+            kind if "." in kind else f"services.{kind}", "--name", name, *arguments
+        )
         self._environment = environment_of(settings)
         self._child = self._started()
 

@@ -14,10 +14,12 @@ from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from load.faults.leader_points import AT_TAKEOVER, POINTS, died, named
 from load.harness.stack import NotMeasuredError, await_until, events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from common.embedded.services import Service
     from load.faults.drill import Drill
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 _LEAVE_S = 30.0
 _WARM_S = 60.0
+_POINT_S = 30.0
 
 
 class Disturbance(NamedTuple):
@@ -157,13 +160,7 @@ def kill_leaders(drill: Drill, kills: int) -> Iterator[Disturbance]:
     """
     begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # since 1970
     for _ in range(kills):
-        drill.await_calm()
-        epoch = drill.witness.rounds()[-1].model.epoch
-        leader = _leader(drill, epoch)
-        for standby in drill.coordinators:
-            if standby is not leader:
-                warm = partial(_stands_by, standby, begun_s[standby.name])
-                await_until(warm, _WARM_S, f"{standby.name} stands by")
+        epoch, leader = _warm(drill, begun_s)
         killed_at, killed_on = monotonic(), time.time()
         leader.kill()
         first = drill.await_leader(after=epoch)
@@ -182,6 +179,49 @@ def kill_leaders(drill: Drill, kills: int) -> Iterator[Disturbance]:
         )
         leader.restart()
         begun_s[leader.name] = time.time()
+
+
+def end_leaders(drill: Drill, folder: Path) -> Iterator[Disturbance]:
+    """Let leaders end at each point of their work, once; each comes back as a standby.
+
+    Args:
+        drill: Its coordinators are of `load.faults.leader_points`.
+        folder: Where those look for the point.
+
+    Raises:
+        NotMeasuredError: If one does not come to a point, nobody takes over, or something does not
+            come back.
+    """
+    begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # since 1970
+    for point in POINTS:
+        _, leader = _warm(drill, begun_s)
+        died(folder).unlink(missing_ok=True)
+        prepared = folder / "next"
+        prepared.write_text(point)
+        prepared.rename(named(folder))
+        if point in AT_TAKEOVER:
+            leader.kill()
+        await_until(died(folder).exists, _POINT_S, f"a leader comes to: {point}")
+        epoch, died_at = died(folder).read_text().split()
+        first = drill.await_later(int(epoch))
+        recovered_ms = 1e3 * (first.began_at - float(died_at))
+        ended = [each for each in drill.coordinators if each.exit_code is not None]
+        yield Disturbance(" ".join(each.name for each in ended), [recovered_ms], {}, point)
+        for each in ended:
+            each.restart()
+            begun_s[each.name] = time.time()
+
+
+def _warm(drill: Drill, begun_s: Mapping[str, float]) -> tuple[int, Service]:
+    """Wait until all is well and all others stand by; gives who leads, and its epoch."""
+    drill.await_calm()
+    epoch = drill.witness.rounds()[-1].model.epoch
+    leader = _leader(drill, epoch)
+    for standby in drill.coordinators:
+        if standby is not leader:
+            warm = partial(_stands_by, standby, begun_s[standby.name])
+            await_until(warm, _WARM_S, f"{standby.name} stands by")
+    return epoch, leader
 
 
 def _in_turn(drill: Drill) -> Iterator[Service]:

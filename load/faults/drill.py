@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.core.audit import audit
 from common.embedded.services import stop_all
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
 from common.runtime.connect import open_board, open_log
+from common.topics.names import control_topic, updates_topic
+from common.topics.read import read_decoded
+from common.wire import messages as wire
 from load.harness.counting import counting_spec
 from load.harness.stack import await_until, check
 from load.harness.witness import SeenRound, Witness
@@ -86,6 +90,7 @@ class Drill:
         conditions: Under which it runs.
         seconds: How long the backlog lasts at least.
         coordinators: How many replicas.
+        replica: Which program they are, and what its options end with.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Drill:
         *,
         seconds: float,
         coordinators: int = 1,
+        replica: tuple[str, ...] = ("coordinator",),
     ) -> None:
         self.conditions = conditions
         self.job = name
@@ -113,10 +119,11 @@ class Drill:
             self._records,
         )
         with closing(JobStore(self._log)) as book:
-            book.submit(spec)
+            self._first = book.submit(spec).first
         self.witness = Witness(self._board, self._log, name)
         self.coordinators = [
-            on.start("coordinator", f"{name}-coordinator-{n}") for n in range(coordinators)
+            on.start(replica[0], f"{name}-coordinator-{n}", *replica[1:])
+            for n in range(coordinators)
         ]
         self.workers = [
             on.start("worker", f"{name}-worker-{n}", "--job", name)
@@ -161,6 +168,21 @@ class Drill:
         return self.witness.await_begun(
             lambda round_: round_.model.epoch > after, _ROUND_S, "a trigger of another leader"
         )
+
+    def await_later(self, epoch: int) -> SeenRound:
+        """Wait for the first round of a later epoch, which may have begun before."""
+
+        def found() -> list[SeenRound]:
+            return [each for each in self.witness.rounds() if each.model.epoch > epoch]
+
+        await_until(lambda: bool(found()), _ROUND_S, "a trigger of another leader")
+        return found()[0]
+
+    def taken_back(self) -> int:
+        """Updates that a later Lead took back, by what both topics say."""
+        control = read_decoded(self._log, control_topic(self.job), wire.decode_claim)
+        updates = read_decoded(self._log, updates_topic(self.job), wire.decode_audit)
+        return audit(self._first, control, updates).taken_back
 
     def await_applied(self, *rounds: SeenRound) -> None:
         """Wait until these rounds are over."""

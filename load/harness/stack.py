@@ -60,8 +60,8 @@ class Servers:
     pids: dict[str, int] = field(default_factory=dict)  # of those that we started
     forks: bool = False  # whether services share what they load: many fit, and start at once
 
-    def start(self, kind: Kind, name: str, *arguments: str) -> Service:
-        """Start a service."""
+    def start(self, kind: Kind | str, name: str, *arguments: str) -> Service:
+        """Start a service, or a program that takes its options, by its module."""
         return Service(kind, name, self.settings, self.logs, arguments, forks=self.forks)
 
     def stop_jobs(self, *names: str) -> None:

@@ -17,6 +17,7 @@ from common.runtime.supervisor import Supervisor
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
+from services.coordinator.effects import Effects
 from services.coordinator.loop import JobCoordinator, begins
 from services.coordinator.replica import Replica
 from services.coordinator.replies import ReplyReader
@@ -33,23 +34,31 @@ STEPS = 3  # threads of what takes its time: checkpoints are uploaded, dead lett
 LOOKS = 2
 
 
-def main() -> int:
-    """Run until told to end; returns the exit status."""
+def main(effects: type[Effects] = Effects) -> int:
+    """Run until told to end; returns the exit status.
+
+    Args:
+        effects: What carries decisions out.
+    """
     name = command_line("coordinator").name
     # No two lives of a process are one candidate.
-    return run("coordinator", f"{name}-{uuid.uuid4().hex[:8]}", _coordinate)
+    return run("coordinator", f"{name}-{uuid.uuid4().hex[:8]}", partial(_coordinate, effects))
 
 
-def _coordinate(process: ServiceProcess) -> None:
+def _coordinate(effects: type[Effects], process: ServiceProcess) -> None:
     torch.set_num_threads(process.settings.threads or 1)
     metrics = CoordinatorMetrics()
     with closing(open_tracer(process.settings, process.service, process.name)) as tracer:
-        parts = partial(_parts, process, metrics, tracer)
+        parts = partial(_parts, effects, process, metrics, tracer)
         follow_jobs(process, metrics.meters, parts, begins)
 
 
 def _parts(
-    process: ServiceProcess, metrics: CoordinatorMetrics, tracer: Tracer, opened: Opened
+    effects: type[Effects],
+    process: ServiceProcess,
+    metrics: CoordinatorMetrics,
+    tracer: Tracer,
+    opened: Opened,
 ) -> MakePart:
     log, book, boards, closed_after = opened
     logger, settings = process.logger, process.settings
@@ -80,7 +89,7 @@ def _parts(
         replies=replies,
         spans=spans,
     )
-    return partial(JobCoordinator, replica)
+    return partial(JobCoordinator, replica, effects=effects)
 
 
 if __name__ == "__main__":

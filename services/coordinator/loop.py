@@ -48,6 +48,7 @@ class JobCoordinator:
         record: Gives the job as it is wanted now; None where it was deleted.
         wake: Makes the supervisor call `turn` soon.
         fault: What ended the part before this one.
+        effects: What carries decisions out.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class JobCoordinator:
         record: Callable[[], JobRecord | None],
         wake: Callable[[], None],
         fault: Fault | None = None,
+        *,
+        effects: type[Effects] = Effects,
     ) -> None:
         first = record()
         if first is None:
@@ -72,7 +75,7 @@ class JobCoordinator:
         self._gave_up = False  # after faults in a row: whoever resumes it begins anew
         followed = replica.metrics.follow(self.job, self._checkpoint_age_s)  # until `close`
         self._measuring = MetricsObserver(first.spec, followed, replica.tracer)
-        self._effects = Effects(
+        self._effects = effects(
             replica,
             first,
             self._measuring,

@@ -346,6 +346,23 @@ def test_a_job_is_held_where_claims_of_an_update_are_lost(anew: bool) -> None:  
     assert (lead.base, lead.exact) == (GENESIS, UNSET)
 
 
+def test_a_candidate_looks_again_where_an_update_came_before_its_lead() -> None:
+    # updates   0: Lead of c1   1: version 1, of c1   2: Lead of c2 from version 0, void
+    group = begun(A, B)
+    later = Bench(GROUP, updates=group.bench.updates, name="c2")
+    later.stand()
+    lead = group.bench.updates.pop()
+    group.finish(A, B)  # of which the leader's record had left it already
+    group.bench.updates.append(lead)
+
+    assert later.read_updates() == (do.FindSnapshots("hot"),)
+    for source in ("hot", "all", "genesis"):
+        later.find(source)
+    later.feed(events.SnapshotRestored(9))
+    later.read_updates()
+    assert later.model.version == 1
+
+
 def test_a_member_hears_a_leader_of_a_lower_epoch_where_the_record_of_the_last_was_lost() -> None:
     group = begun(A, B)
     replica = group.of[A].replica
