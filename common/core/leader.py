@@ -549,6 +549,8 @@ class Leader:
         Workers go by a new bound already, or others could make an update by another rule.
         """
         lacking = [r for r in self._rounds if not (r.todo or r.short) and r.missing > 0]
+        if not lacking:
+            return lacking
         revision = self._settings.revision if self._changed is None else self._changed.revision
         return [r for r in lacking if r.settings.revision != revision or r.mode != self.mode]
 

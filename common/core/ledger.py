@@ -100,7 +100,9 @@ class Ledger:
 
         Below its start if none are: the log was cut below, or its topic created anew.
         """
-        openings = self._opened.get(span.place, ())
+        openings = self._opened.get(span.place)
+        if openings is None:
+            return span.end
         own = [at for at, each in enumerate(openings) if each.generation == span.generation]
         since = openings[own[0] :] if own else openings
         if len({each.topic_id for each in since} - {""}) > 1:

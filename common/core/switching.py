@@ -59,13 +59,13 @@ class Switch:
 
     def computed(self, seconds: float) -> None:
         """A gradient counted that took so long."""
-        self._times = self._times._replace(computed=self._times.computed + seconds)
+        self._times = _Times(self._times.computed + seconds, self._times.there)
 
     def pass_time(self, now: float, workers: int) -> None:
         """Until now so many workers were there, with a round in flight."""
         if self._as_of is not None:
             passed_s = workers * (now - self._as_of)
-            self._times = self._times._replace(there=self._times.there + passed_s)
+            self._times = _Times(self._times.computed, self._times.there + passed_s)
         self._as_of = now
 
     def choose(self, settings: CoordinatorSettings, live: int) -> Rule | None:

@@ -322,11 +322,7 @@ class Worker:
 
     def _forget(self, oldest_unsettled: int) -> Iterator[WorkerCommand]:
         # Mostly the oldest come first; not where the control topic was created anew meanwhile.
-        gone = [
-            sent
-            for sent in self._held
-            if sent.offset is not None and sent.offset < oldest_unsettled
-        ]
+        gone = [s for s in self._held if (at := s.offset) is not None and at < oldest_unsettled]
         if gone:
             self._held = deque(
                 s for s in self._held if s.offset is None or s.offset >= oldest_unsettled

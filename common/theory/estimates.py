@@ -130,9 +130,8 @@ def rate_from_counts(records: Numbers, seconds: Numbers, prior: RatePrior = JEFF
     """
     check("records", records)
     check("seconds", seconds)
-    shape = np.asarray(prior.records + records)
-    time_s = np.asarray(prior.seconds + seconds)
-    if not (time_s > 0).all():
+    shape, time_s = prior.records + records, prior.seconds + seconds
+    if not (time_s > 0 if isinstance(time_s, float) else (time_s > 0).all()):
         problem = "no time has passed, so nothing is known of the rate: wait, or give a prior"
         raise ParameterError("seconds", problem)
     return Estimate(plain(shape / time_s), plain(np.sqrt(shape) / time_s), "gamma")
@@ -206,6 +205,8 @@ def cycle_from_times(
 
 def plain(numbers: npt.ArrayLike) -> Numbers:
     """Give a single number as a float, so that it prints and compares as one."""
+    if isinstance(numbers, float):
+        return float(numbers)  # soon: so are most
     array = np.asarray(numbers, np.float64)
     return array if array.ndim else float(array)
 
@@ -216,6 +217,8 @@ def check(parameter: str, numbers: Numbers) -> None:
     Raises:
         ParameterError: If one is not.
     """
+    if isinstance(numbers, int | float) and 0 <= numbers < np.inf:
+        return  # soon: so are most
     array = np.atleast_1d(np.asarray(numbers, np.float64))
     wrong = ~(np.isfinite(array) & (array >= 0))
     if wrong.any():

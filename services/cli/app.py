@@ -7,6 +7,7 @@ command, write it in a file of its own and register it at the end of this one.
 from __future__ import annotations
 
 from importlib.metadata import version
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -40,6 +41,10 @@ _SERVERS = " (is it running? choose another with --kafka, --redis, --blobs or --
 class _Commands(TyperGroup):
     """Tells errors in one line: what was wrong and what to do."""
 
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- the library's, whatever they are
+        super().__init__(**settings)
+        _join_lines(self)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- the library's class has no public name
         if args and args[0] in self.commands:  # no option of ours was given
             self.params = []  # whose values would be converted, for which pydantic is loaded
@@ -57,6 +62,14 @@ class _Commands(TyperGroup):
                 f"[bold red]error:[/] {escape(' '.join(str(error).split()))}{hint}", highlight=False
             )
             raise typer.Exit(code) from error
+
+
+def _join_lines(command: Any) -> None:  # noqa: ANN401 -- likewise
+    """Let paragraphs of help be as wide as the terminal, which typer does with the first alone."""
+    paragraphs = cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
+    for each in getattr(command, "commands", {}).values():
+        _join_lines(each)
 
 
 app = typer.Typer(

@@ -10,6 +10,7 @@ import json
 import types
 from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -184,7 +185,10 @@ def _command(command: Any, context: Any) -> Iterator[str]:  # noqa: ANN401 -- ty
 
 
 def _help(command: Any) -> Iterator[str]:  # noqa: ANN401 -- likewise
-    for line in (command.help or "").replace("[bold]", "`").replace("[/]", "`").splitlines():
+    told = (command.help or "").replace("[bold]", "`").replace("[/]", "`")
+    for line in chain.from_iterable(
+        wrap(each, 96, break_on_hyphens=False) or [""] for each in told.splitlines()
+    ):
         yield line.strip()
 
 

@@ -134,6 +134,8 @@ class SimulatedWorker:
 
     def _notice_group(self) -> None:
         mine = {p for p, owner in self.world.owners.items() if owner == self.id}
+        if mine == self._own.keys():
+            return
         gone = tuple(p for p in self._own if p not in mine and self.world.chance(0.5))
         new = tuple(p for p in sorted(mine) if p not in self._own and not self.leaving)
         for partition in gone:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 import heapq
 import random
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import count
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.core.history import History
@@ -50,6 +52,8 @@ NOISES = (0.0, 4.0, 64.0)  # of a gradient: K goes up by some messages, and down
 LATE_S = 3.0  # how late a late message may be: several takeovers
 
 Content: TypeAlias = tuple[Partition, int, int, str]  # offset, leader epoch, topic's id
+_offset, _arrival = itemgetter(0), itemgetter(1)  # of a stream's record
+
 Token: TypeAlias = tuple[ModelId, int]  # stands for weights: who made them, and a serial number
 
 
@@ -346,8 +350,10 @@ class World:
 
     def stream_end(self, partition: Partition) -> int:
         """Where a stream's log ends."""
-        there = (offset for offset, arrival in self.records[partition] if arrival <= self.now)
-        return max([self.epochs[partition][-1][1], *(offset + 1 for offset in there)])
+        records = self.records[partition]
+        there = bisect_right(records, self.now, key=_arrival)
+        end = records[there - 1][0] + 1 if there else 0
+        return max(self.epochs[partition][-1][1], end)
 
     def epoch_at(self, partition: Partition, offset: int) -> int:
         """The leader epoch of a stream's record."""
@@ -371,13 +377,10 @@ class World:
 
     def fetch(self, partition: Partition, position: int, limit: int) -> list[int]:
         """Offsets of the records that are there from a position on."""
-        found = list[int]()
-        for offset, arrival in self.records[partition]:
-            if offset >= position and arrival <= self.now and offset >= self.log_start[partition]:
-                found.append(offset)
-                if len(found) >= limit:
-                    break
-        return found
+        records, first = self.records[partition], max(position, self.log_start[partition])
+        end = bisect_right(records, self.now, key=_arrival)
+        begin = bisect_left(records, first, 0, end, key=_offset)
+        return [offset for offset, _ in records[begin : min(begin + limit, end)]]
 
     # --- Redis --------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from common.config.servers import Outside
 from common.testing.board import MemoryBoard
 from services.cli import exits
 from services.cli.app import app
+from services.cli.commands import produce
 from services.cli.system.outside import Ways
 
 if TYPE_CHECKING:
@@ -65,6 +67,13 @@ def paths(command: Any, *before: str) -> Iterator[str]:  # noqa: ANN401 -- typer
     yield " ".join(before)
     for name, inner in getattr(command, "commands", {}).items():
         yield from paths(inner, *before, name)
+
+
+def test_paragraphs_of_help_are_as_wide_as_the_terminal(world: World) -> None:
+    shown = {line.strip() for line in world.run("produce", "--help").stdout.splitlines()}
+    first, second, *_ = cleandoc(produce.produce.__doc__ or "").split("\n\n")
+    assert "\n" in second  # as it stands in the source
+    assert {first, second.replace("\n", " ")} < shown
 
 
 def test_no_help_loads_what_only_commands_and_services_need() -> None:
