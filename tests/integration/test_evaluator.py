@@ -85,8 +85,7 @@ class Training:
 
     def start(self, kind: str, name: str) -> Service:
         """Start a process."""
-        assert kind in ("coordinator", "worker", "evaluator")
-        service = Service(kind, name, self._settings, self._folder)  # type: ignore[arg-type]
+        service = Service(kind, name, self._settings, self._folder)
         self._services.append(service)
         return service
 
