@@ -71,7 +71,7 @@ def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> 
     """Find the model that is wanted, of what counts by the audit; needs no torch.
 
     Args:
-        job: Its name; that there is such a job is for the caller to see.
+        job: Its id; that there is such a job is for the caller to see.
         wish: Which version.
         outside: Its board and its storage; a board that is away is told and left out.
         log: Kafka.

@@ -92,7 +92,7 @@ def start_machine(
     """Start a worker as if on a machine of its own, which survives this process.
 
     Args:
-        job: The only one that it works for.
+        job: The id of the only one that it works for.
         settings: What it takes from its environment. Their port of metrics is that of who rents
             it, and taken: it has none.
         logs: An existing folder; what it says goes to `<worker>.log`.

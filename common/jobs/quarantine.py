@@ -84,7 +84,7 @@ class Quarantine:
 
     Args:
         log: Where the topic is.
-        job: There is one of this name.
+        job: The id of one that is there.
 
     Raises:
         ConflictError: If the topic's beginning is gone.
@@ -93,7 +93,7 @@ class Quarantine:
 
     def __init__(self, log: Log, job: str) -> None:
         self._log = log
-        self._job = job
+        self._job = topics.job_name(job)
         self._topic = topics.updates_topic(job)
         self._history = History()
         self._replayed = set[int]()

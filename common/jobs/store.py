@@ -82,11 +82,28 @@ class JobRecord(NamedTuple):
     held: bool = False  # paused by a machine that may not decide alone, not by a person
     detail: str = ""  # of what it is held for: a traceback, many lines; empty where there is none
     finished: bool = False  # stopped because it reached its stop rule, not by a person
+    incarnation: int = 1  # counts the jobs of this name; those before were purged
     after_loss: int = 0  # how often it was resumed although Kafka lost records that it acknowledged
     from_start: bool = False  # the last time, if need be with version 0
     # What was known of the logs below the first positions, when these were resolved.
     known: LogPositions = {}  # noqa: RUF012 -- read only
     read_from: ReadFrom = ""  # likewise, streams' topics that were created anew
+
+    @property
+    def id(self) -> str:
+        """By what everything that it owns is named, see `common.topics.names`."""
+        return topics.job_id(self.spec.name, self.incarnation)
+
+    def is_same_job(self, other: JobRecord | None) -> bool:
+        """Whether another record is of this job, not of one that later got its name."""
+        return other is not None and (other.id, other.submitted_s) == (self.id, self.submitted_s)
+
+
+class FreeName(msgspec.Struct, frozen=True):
+    """A name that a deleted job had; without one, the next job of a name is its first."""
+
+    next_incarnation: Annotated[int, Meta(ge=2)]
+    format: int = 3
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
@@ -104,6 +121,7 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     held: bool = False
     detail: str = ""
     finished: bool = False
+    incarnation: Annotated[int, Meta(ge=1)] = 1
     after_loss: Annotated[int, Meta(ge=0)] = 0
     from_start: bool = False
     topic_ids: dict[str, str] = {}  # Kafka's, of the streams, as far as they are known
@@ -113,7 +131,15 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     format: int = 1
 
 
-FORMAT = 2  # of the records in the jobs topic; see `JobSpec.format`
+# Of the records in the jobs topic; see `JobSpec.format`. 3: the job is not the first of its name.
+FORMAT = 3
+
+
+class _Head(msgspec.Struct):
+    """What says how to read the rest."""
+
+    format: int = 1
+    next_incarnation: int = 0  # of a name that has no job
 
 
 # What stands in a record as it is in `JobRecord`.
@@ -127,7 +153,9 @@ class JobStore:
         self._log = log
         self._clock = clock
         # Not closed: a job that only a newer program understands goes on as it was.
-        self._book = CompactedTable(log, topics.JOBS, decode_job, "job", closed=False)
+        self._book = CompactedTable[JobRecord | FreeName](
+            log, topics.JOBS, _decode, "job", closed=False
+        )
 
     @property
     def rejected(self) -> int:
@@ -148,7 +176,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._book.read()
+        return _jobs(self._book.read())
 
     def refresh(self, timeout_s: float) -> dict[str, JobRecord]:
         """Wait up to `timeout_s` for news, then return all jobs as known by then.
@@ -156,7 +184,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable.
         """
-        return self._book.refresh(timeout_s)
+        return _jobs(self._book.refresh(timeout_s))
 
     def get(self, job: str) -> JobRecord:
         """One job as of now.
@@ -171,22 +199,32 @@ class JobStore:
             raise NotFoundError(f'there is no job "{job}"; jobs: {known}')
         return jobs[job]
 
-    def check_new(self, spec: JobSpec) -> None:
-        """Check that a job can be submitted.
+    def id_of(self, name: str) -> str:
+        """The id of a name's job; where there is none, of the next one that will have the name.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        entry = self._book.read().get(name)
+        return entry.id if isinstance(entry, JobRecord) else topics.job_id(name, _next(entry))
+
+    def check_new(self, spec: JobSpec) -> int:
+        """Check that a job can be submitted; returns which one of its name it will be.
 
         Raises:
             ConflictError: If its name is taken.
             UserError: If a stream does not exist.
             UnavailableError: If Kafka is unavailable for long.
         """
-        taken = self.read().get(spec.name)
-        if taken is not None:
+        taken = self._book.read().get(spec.name)
+        if isinstance(taken, JobRecord):
             raise ConflictError(
                 f'the name "{spec.name}" belongs to a job that is {taken.wanted}: its history stays'
                 " in Kafka, so choose another name"
             )
         check_streams(spec, self._log)
         _check_group(spec)
+        return _next(taken)
 
     def submit(self, spec: JobSpec, origin: Origin | None = None, request: str = "") -> JobRecord:
         """Make a job: its topics, its first positions, its record.
@@ -204,16 +242,24 @@ class JobStore:
         """
         # The writer of the record finds its brokers while all else is done.
         with self._book.lock, closing(self._log.writer()):
-            self.check_new(spec)
+            incarnation = self.check_new(spec)
             known = first_positions(spec, self._log)
             first = {place: position.offset for place, position in known.items()}
             reason = "submitted" if origin is None else f"submitted, begins with {origin}"
             now_s = self._clock()
             record = JobRecord(
-                spec, "running", first, reason, now_s, origin, request=request, known=known
+                spec,
+                "running",
+                first,
+                reason,
+                now_s,
+                origin,
+                request=request,
+                incarnation=incarnation,
+                known=known,
             )
             data = _new(record)  # before topics are made for a job that there will not be
-            self._make_topics(spec)
+            self._make_topics(record)
             self._book.write(spec.name, data)
             return record
 
@@ -256,7 +302,7 @@ class JobStore:
                     f'the job "{job}" is not held: there is no loss for it to go on after; resume'
                     f" it with `doll job resume {job}`"
                 )
-            self._log.create_topics(_own_topics(job))
+            self._log.create_topics(_own_topics(record.id))
             return self._rewrite(
                 job,
                 wanted="running",
@@ -271,30 +317,41 @@ class JobStore:
     def finish(self, job: str, reason: str) -> JobRecord:
         """End a job that has reached its stop rule; `want` may let it go on all the same.
 
+        Args:
+            job: Its id.
+            reason: What it has reached.
+
         Raises:
-            NotFoundError: If there is no such job.
+            NotFoundError: If there is no such job; its name may be another one's.
             ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is unavailable for long.
         """
         return self._rewrite(
-            job, wanted="stopped", reason=reason, held=False, detail="", finished=True
+            topics.job_name(job),
+            job,
+            wanted="stopped",
+            reason=reason,
+            held=False,
+            detail="",
+            finished=True,
         )
 
     def hold(self, job: str, reason: str, detail: str = "") -> JobRecord:
         """Pause a job for a reason that a person must look at.
 
         Args:
-            job: Its name.
+            job: Its id.
             reason: What is wrong and what to do, one line; cut off likewise.
             detail: What a programmer wants to see, such as a traceback; its end is cut off where
                 it is longer than `DETAIL_CHARACTERS`.
 
         Raises:
-            NotFoundError: If there is no such job.
+            NotFoundError: If there is no such job; its name may be another one's.
             ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is unavailable for long.
         """
         return self._rewrite(
+            topics.job_name(job),
             job,
             wanted="paused",
             reason=reason[:REASON_CHARACTERS],
@@ -332,7 +389,7 @@ class JobStore:
             return self._rewrite(job, spec=spec, revision=change.revision, changes=changes)
 
     def delete(self, job: str) -> None:
-        """Take a stopped job out of the list; its history and its checkpoints stay.
+        """Take a stopped job out of the list; its history and its checkpoints keep the name.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -340,25 +397,61 @@ class JobStore:
             UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
-            wanted = self.get(job).wanted
-            if wanted != "stopped":
-                raise ConflictError(
-                    f'the job "{job}" is {wanted}: stop it first, with `doll job stop {job}`'
-                )
-            self._book.write(job, None)
+            self._free(job, self.stopped(job).incarnation)
+
+    def free(self, job: str) -> None:
+        """Take a stopped job out of the list, if it is there, and let another one have its name.
+
+        Raises:
+            ConflictError: If it is not stopped, or if somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        with self._book.lock:
+            entry = self._book.read().get(job)
+            is_job = isinstance(entry, JobRecord)
+            incarnation = 1 + (self.stopped(job).incarnation if is_job else _next(entry))
+            try:
+                self._free(job, incarnation)
+            except ConflictError:
+                now = self._book.read().get(job)
+                if isinstance(now, JobRecord) or _next(now) < incarnation:
+                    raise  # it was not another one who freed it
+
+    def stopped(self, job: str) -> JobRecord:
+        """A job that may be deleted.
+
+        Raises:
+            NotFoundError: If there is no such job.
+            ConflictError: If it is not stopped.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        record = self.get(job)
+        if record.wanted != "stopped":
+            raise ConflictError(
+                f'the job "{job}" is {record.wanted}: stop it first, with `doll job stop {job}`'
+            )
+        return record
 
     def close(self) -> None:
         """Let go of the reader."""
         self._book.close()
 
-    def _rewrite(self, job: str, **changes: Any) -> JobRecord:  # noqa: ANN401 -- fields of the record
+    def _free(self, name: str, incarnation: int) -> None:
+        entry = FreeName(incarnation) if incarnation > 1 else None
+        self._book.write(name, None if entry is None else msgspec.json.encode(entry))
+
+    def _rewrite(self, name: str, job: str | None = None, **changes: Any) -> JobRecord:  # noqa: ANN401 -- fields of the record
+        """Change a job's record, where an id is given of that job alone."""
         with self._book.lock:
-            record = self.get(job)._replace(**changes)
-            self._book.write(job, encode_job(record))
+            record = self.get(name)
+            if job not in (None, record.id):
+                raise NotFoundError(f'the job "{name}" was purged: this one is another of its name')
+            record = record._replace(**changes)
+            self._book.write(name, encode_job(record))
             return record
 
-    def _make_topics(self, spec: JobSpec) -> None:
-        own = _own_topics(spec.name)
+    def _make_topics(self, record: JobRecord) -> None:
+        spec, own = record.spec, _own_topics(record.id)
         letters = map(topics.dead_letter_topic, spec.streams)
         self._log.create_topics([*own, *(NewTopic(name, kept_forever=True) for name in letters)])
         ends = _all(self._log.ends, [Partition(topic.name, 0) for topic in own])
@@ -376,6 +469,15 @@ class JobStore:
                 f"Kafka would lose records of the job: {'; '.join(map(str, lossy))}; set that right"
                 f" and submit again: {topics.remedy(lossy)}"
             )
+
+
+def _jobs(entries: Mapping[str, JobRecord | FreeName]) -> dict[str, JobRecord]:
+    return {name: entry for name, entry in entries.items() if isinstance(entry, JobRecord)}
+
+
+def _next(entry: JobRecord | FreeName | None) -> int:
+    """Which one the next job of a name without a job will be."""
+    return entry.next_incarnation if isinstance(entry, FreeName) else 1
 
 
 def _own_topics(job: str) -> list[NewTopic]:
@@ -472,9 +574,29 @@ def encode_job(record: JobRecord) -> bytes:
 
 
 def _format(record: JobRecord) -> int:
-    """That of its specification; 2 also while its changes tell of a block that was taken away."""
+    """That of its specification; 2 also while its changes tell of a block that was taken away.
+
+    3 if it is not the first of its name: an older program would take it for that.
+    """
+    if record.incarnation > 1:
+        return FORMAT
     told = (value for change in record.changes for value in change.changed.values())
     return max(record.spec.format, 2 if any(isinstance(value, dict) for value in told) else 1)
+
+
+def _decode(key: bytes | None, value: bytes) -> JobRecord | FreeName:
+    """Read what stands under a name.
+
+    Raises:
+        WireError: See `decode_job`.
+    """
+    try:
+        head = msgspec.json.decode(value, type=_Head)
+        if head.next_incarnation and head.format <= FORMAT:
+            return msgspec.json.decode(value, type=FreeName)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"job record: {error}") from error
+    return decode_job(key, value)
 
 
 def decode_job(key: bytes | None, value: bytes) -> JobRecord:

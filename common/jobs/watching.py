@@ -58,7 +58,7 @@ class HistoryReader:
         control_start: Likewise of the control topic.
 
     Args:
-        job: Its name.
+        job: Its id.
         log: Kafka.
         most: Where either topic has more records, only the newest are read; None: all, always.
 
@@ -180,13 +180,12 @@ class Poller:
         logger: EventLogger,
     ) -> None:
         self.looked = False
-        self._job = record.spec.name
         self._record = record
         self._log = log
         self._open_board = open_board
         self._board: Board | None = None
         self._due = self._starts_due = 0.0
-        bound = logger.bind(job=self._job)
+        bound = logger.bind(job=record.spec.name)
         self._redis, self._streams = Outage(bound, "redis"), Outage(bound, "streams")
 
     def look(self, now: float, clock: float) -> Look | None:
@@ -212,7 +211,7 @@ class Poller:
     def _look_at_board(self, look: Look) -> Look:
         try:
             if self._board is None:
-                self._board = self._open_board(self._job)
+                self._board = self._open_board(self._record.id)
             seen = look_at(self._board, look)
         except OutsideError as error:
             self._redis.met(error)
@@ -282,7 +281,7 @@ def look_at_jobs(
         OutsideError: If Kafka is unavailable.
     """
     looked_at = {name: record for name, record in records.items() if record.wanted != "stopped"}
-    own = {name: topics_of(name) for name in looked_at}
+    own = {name: topics_of(record.id) for name, record in looked_at.items()}
     streams = [place for record in looked_at.values() for place in record.first]
     ends = log.ends({*streams, *(place for places in own.values() for place in places)})
     starts = log.starts(set(streams))
@@ -297,7 +296,7 @@ def look_at_jobs(
                     found[name] = JobProgress(record)
                 continue
             with suppress(UnknownTopicError):  # deleted in this moment
-                readers[name] = reader = HistoryReader(name, log, most)
+                readers[name] = reader = HistoryReader(record.id, log, most)
                 found[name] = JobProgress(record, reader.updates_start, reader.control_start)
         unread = _read_all(readers, found, now)
     finally:
@@ -314,7 +313,7 @@ def look_at_jobs(
         look = Look(now, starts={place: starts[place] for place in places[name] if place in starts})
         if len(known) == len(places[name]):
             look = look._replace(ends=known)
-        progress.look(_seen(open_board, name, look))
+        progress.look(_seen(open_board, progress.record.id, look))
     return found
 
 

@@ -76,7 +76,7 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
     updates, deadline_s, notes = None, None, tuple[str, ...]()
     if stop.updates is not None:
         history, progress = History(), {GENESIS: 0.0}
-        for offset, decided in read_decoded(log, topics.updates_topic(job), decode_audit):
+        for offset, decided in read_decoded(log, topics.updates_topic(record.id), decode_audit):
             if history.feed(offset, decided) and isinstance(decided, UpdateApplied):
                 progress[history.head] = decided.progress
         done = progress.get(history.head, float(history.head.version))
@@ -102,10 +102,12 @@ def arriving(job: str, log: Log) -> Arriving:
     """Estimate each worker's rate from the newest indicators of a job.
 
     Raises:
+        NotFoundError: If there is no such job.
         GivenError: If they say nothing yet.
         UnavailableError: If Kafka is unavailable.
     """
-    claims = read_decoded(log, topics.control_topic(job), decode_claim, last=RECENT)
+    control = topics.control_topic(JobStore(log).get(job).id)
+    claims = read_decoded(log, control, decode_claim, last=RECENT)
     found = rates_of(claim for _, claim in claims)
     if found is None:
         problem = f"the batches of {job} do not say yet how fast records arrive; give the rates"

@@ -244,6 +244,6 @@ PlanRecord: TypeAlias = (
 def client_token(job: str, launch: int) -> str:
     """Name an order for the provider: the same for whoever carries it out; EC2 takes 64 characters.
 
-    A job's name is its own for ever, since its topics are never emptied.
+    A job's id is its own for ever, since its topics are never emptied.
     """
     return f"doll-{hashlib.sha256(f'{job}/{launch}'.encode()).hexdigest()[:40]}"

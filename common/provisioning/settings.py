@@ -21,7 +21,7 @@ class ProvisionerSettings:
         ParameterError: If there is no pool, or a number is out of range.
     """
 
-    job: str
+    job: str  # its id
     workers: int  # N_tot
     group_size: int  # K
     batch_size: int  # b

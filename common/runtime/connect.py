@@ -293,7 +293,7 @@ def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
     Args:
         settings: They name the market file; machines that are processes get the same settings.
         market: What that file holds.
-        job: Its name.
+        job: Its id.
 
     Raises:
         UserError: If a recorded series that the market names makes no sense, or the directory

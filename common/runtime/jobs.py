@@ -19,6 +19,7 @@ class _Taken:
     """A job, as it is wanted now."""
 
     def __init__(self, record: JobRecord) -> None:
+        self.first = record
         self.record: JobRecord | None = record
         self.running: Supervised | None = None
 
@@ -65,9 +66,10 @@ class Jobs:
         """Take in all jobs that there are."""
         for job, record in jobs.items():
             taken = self._taken.get(job)
+            same = taken is not None and taken.first.is_same_job(record)
             if taken is not None and not taken.over:
-                taken.tell(record)
-            elif self._begins(record, taken is None):
+                taken.tell(record if same else None)
+            elif self._begins(record, not same):
                 self._begin(job, record)
         for job in self._taken.keys() - jobs.keys():
             if self._taken[job].over:

@@ -1,4 +1,9 @@
-"""Names of everything a job has in Kafka, and what is wrong with the settings of its topics."""
+"""Names of everything a job has in Kafka, and what is wrong with the settings of its topics.
+
+All that a job owns, in Kafka, Redis, object storage and at a provider, is named by its id. The
+first job of a name has the name as its id; one that is submitted after a purge has another, so that
+whatever is left of the first, processes included, finds nothing of the second.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,9 @@ JOBS = "doll.jobs"  # compacted: key is the job's name, value its newest record
 KEYS = "doll.keys"  # compacted: key is an API key's name, value its newest record
 PRODUCED = "doll.produced"  # compacted: key is topic and source, value how much of it was sent
 RESERVED_PREFIX = "doll."  # no datastream may be called so
+# Topics take letters, digits, dots, underscores and hyphens, names of jobs no capital letter: so no
+# name is another one's id.
+_ID = re.compile(r"(?P<name>.+)\.I[0-9]+")
 STREAM = re.compile(r"[A-Za-z0-9._-]{1,245}")  # Kafka's 249, less ".dlq"
 
 
@@ -30,6 +38,25 @@ def check_stream(name: str) -> None:
         )
     if name.startswith(RESERVED_PREFIX):
         raise ValueError(f"{name!r}: names with {RESERVED_PREFIX} are reserved")
+
+
+def job_id(name: str, incarnation: int) -> str:
+    """By what everything that a job owns is named.
+
+    Args:
+        name: The job's.
+        incarnation: From 1; it counts up when a job of this name is purged.
+    """
+    return name if incarnation == 1 else f"{name}.I{incarnation}"
+
+
+def job_name(job: str) -> str:
+    """What people call the job of an id."""
+    found = _ID.fullmatch(job)
+    return job if found is None else found["name"]
+
+
+# Below, `job` is a job's id.
 
 
 def control_topic(job: str) -> str:
@@ -64,12 +91,36 @@ def dead_letter_topic(stream: str) -> str:
 
 def positions_topic(job: str, source: str, to: str) -> str:
     """Where a model server keeps how far it has answered a topic to another one; its group, too."""
-    return f"doll.{job}.served.{source}.{to}"
+    return f"{_positions(job)}{source}.{to}"
+
+
+def own_topics(job: str, topics: Iterable[str]) -> list[str]:
+    """Those of some topics that a job owns.
+
+    A topic of a model server that reads like one of a job "JOB.served.SOURCE" is left alone.
+    """
+    own = (control_topic(job), updates_topic(job), schemas_topic(job), plans_topic(job))
+    kinds = tuple(topic.removeprefix(group_name(job)) for topic in own)
+    served = _positions(job)
+    return [
+        topic
+        for topic in topics
+        if topic in own or (topic.startswith(served) and not topic.endswith(kinds))
+    ]
+
+
+def _positions(job: str) -> str:
+    return f"doll.{job}.served."
 
 
 def group_name(job: str) -> str:
     """The consumer group of a job's workers."""
     return f"doll.{job}"
+
+
+def provisioning_board(job: str) -> str:
+    """The board of a job's provisioners: no job's id has a ~, so it is nobody else's."""
+    return f"{job}~provisioning"
 
 
 # --- settings that somebody else chose ------------------------------------------------------------

@@ -41,7 +41,7 @@ class JobSchemas:
 
     Args:
         log: Where the job's topics are.
-        job: Its name.
+        job: Its id.
         registry: Asked for what the topic has not; None: there is none to ask.
     """
 

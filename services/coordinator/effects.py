@@ -113,9 +113,9 @@ class Effects:
         self.hold_written = False  # the jobs topic says that it is held
         self._replica = replica
         self._spec = record.spec
-        self._job = record.spec.name
+        self._job = record.id
         self._evaluation = record.spec.evaluation
-        self._submitted_s = record.submitted_s
+        self._record = record
         self._make_trainer: Callable[[], Trainer] | None = None  # of a candidate
         self._trainer: Trainer | None = None  # of a candidate, and of a leader
         self._in_hand: ModelId | None = None  # what the weights are called
@@ -598,7 +598,7 @@ class Effects:
 
     def _hold(self, reason: str, detail: str) -> None:
         # What decides that a job is held knows its topics at most, and not its name.
-        reason = _UNNAMED.sub(f"\\g<0> {self._job}", reason)
+        reason = _UNNAMED.sub(f"\\g<0> {self._record.spec.name}", reason)
         self._log.error("job_held", reason=reason, detail=detail)
         self._held_for, self._held_detail, self._tell_at = reason, detail, 0.0
         self._tell_held()
@@ -608,7 +608,7 @@ class Effects:
         if not self._held_for or monotonic() < self._tell_at:
             return
         try:
-            record = self._record()
+            record = self._newest()
             if record is not None and record.wanted == "running":
                 self._book.hold(self._job, self._held_for, self._held_detail)
             self._held_for = ""
@@ -651,7 +651,7 @@ class Effects:
 
     def _write_end(self, ending: _Ending) -> None:
         try:
-            record = self._record()
+            record = self._newest()
             if record is not None and record.wanted != "stopped":
                 if ending.stopped:
                     self._log.info("job_goes_on", reason="its owner wants it again")
@@ -665,10 +665,10 @@ class Effects:
         except ConflictError as error:  # it was changed at that moment
             self._log.warning("end_not_written", reason=str(error))
 
-    def _record(self) -> JobRecord | None:
+    def _newest(self) -> JobRecord | None:
         """The job as it is wanted now; None where it was deleted, even if its name lives on."""
-        record = self._book.read().get(self._job)
-        return record if record and record.submitted_s == self._submitted_s else None
+        record = self._book.read().get(self._record.spec.name)
+        return record if self._record.is_same_job(record) else None
 
     @property
     def _exchange(self) -> Exchange:

@@ -99,7 +99,7 @@ class Leadership:
         self._sound: SoundReplies | None = None
         self.number = 0  # what was heard for another one is not believed
         self._record = record
-        self._job = record.spec.name
+        self._job = record.id
         self._replica = replica
         self._source = replica.log
         self._store = store
@@ -157,7 +157,9 @@ class Leadership:
         except UnknownTopicError as error:
             return events.Trouble(self._missing(str(error)))
         except (ExpiredError, TruncatedError) as error:  # in this moment
-            return events.Trouble(f"{error}; `doll job resume {self._job}` looks again")
+            return events.Trouble(
+                f"{error}; `doll job resume {self._record.spec.name}` looks again"
+            )
         except (CorruptError, FutureFormatError) as error:
             return events.Trouble(str(error))
         finally:
@@ -223,7 +225,7 @@ class Leadership:
         if lossy:
             return (
                 f"Kafka would lose records of the job: {'; '.join(map(str, lossy))};"
-                f" set that right: {remedy(lossy)}; then `doll job resume {self._job}`"
+                f" set that right: {remedy(lossy)}; then `doll job resume {self._record.spec.name}`"
             )
         if differing := differences(wanted, found):
             reason = "; ".join(map(str, differing))

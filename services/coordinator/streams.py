@@ -80,6 +80,7 @@ class _Watched:
     """A job that is led.
 
     Args:
+        job: Its id.
         epoch: The leader's.
         first: Where every partition of the job begins.
         measuring: Knows the rest, and hears of it.
@@ -89,6 +90,7 @@ class _Watched:
 
     def __init__(
         self,
+        job: str,
         epoch: int,
         first: Positions,
         measuring: MetricsObserver,
@@ -96,7 +98,7 @@ class _Watched:
         seen: Callable[[events.StreamsSeen], None],
     ) -> None:
         self.first = dict(first)  # those included that were added while it ran
-        self.control = Partition(control_topic(measuring.spec.name), 0)
+        self.control = Partition(control_topic(job), 0)
         self.lost = lost
         self.suspected = False  # of lacking a stream, at the last look
         self.calm = False  # has neither work nor workers
@@ -300,7 +302,7 @@ class StreamWatch:
     ) -> None:
         """Look after a job from its next turn on, until `forget`; see `_Watched`."""
         with self._lock:
-            self._watched[job] = _Watched(epoch, first, measuring, lost, seen)
+            self._watched[job] = _Watched(job, epoch, first, measuring, lost, seen)
 
     def forget(self, job: str) -> None:
         """It is led no longer."""

@@ -68,6 +68,7 @@ class EvaluationRunner:
 
     Args:
         spec: The job.
+        job: Its id.
         evaluation: What it wants of us.
         process: What it shares with others.
         tell: Writes a record to the updates topic.
@@ -80,6 +81,7 @@ class EvaluationRunner:
     def __init__(
         self,
         spec: JobSpec,
+        job: str,
         evaluation: EvaluationSpec,
         process: Process,
         tell: Callable[[Evaluated | Drifted], None],
@@ -93,7 +95,7 @@ class EvaluationRunner:
         self._log = logger
         self._model_evaluator = ModelEvaluator(spec, process.settings)
         registry = open_registry(process.settings)
-        self._records = Records(spec, evaluation, process.log, registry, logger)
+        self._records = Records(spec, job, evaluation, process.log, registry, logger)
         self._scores = {stream: ScoreWindow() for stream in spec.streams}
         self._watches = {stream: ErrorWatch() for stream in spec.streams}
         self._told = Changes()

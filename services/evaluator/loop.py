@@ -79,11 +79,11 @@ class JobEvaluator:
         self._evaluation = evaluation
         self._process = process
         self._source = process.log
-        self._board = process.board(self._job)
+        self._board = process.board(record.id)
         self._metrics = process.metrics
         self._log = process.logger.bind(job=self._job)
         self._outage = Outage(self._log, "servers")
-        self._place = Partition(updates_topic(self._job), 0)
+        self._place = Partition(updates_topic(record.id), 0)
         self._track = Track(evaluation.every_updates)
         self._tail: Tail | None = None
         self._until = 0  # end of the topic when reading began: what was told before
@@ -102,7 +102,7 @@ class JobEvaluator:
             DollError: If the job cannot be evaluated.
         """
         record = self._find()
-        if record is None or record.submitted_s != self._record.submitted_s:
+        if record is None or not self._record.is_same_job(record):
             return None
         try:
             read = self._go_through(stopped=record.wanted == "stopped")
@@ -220,7 +220,9 @@ class JobEvaluator:
             return  # a new leader offers what it began with, or it was judged before we came
         if self._judge is None:  # no sooner: there may be many jobs that are over
             spec, process = self._record.spec, self._process
-            self._judge = EvaluationRunner(spec, self._evaluation, process, self._tell, self._log)
+            self._judge = EvaluationRunner(
+                spec, self._record.id, self._evaluation, process, self._tell, self._log
+            )
         self._go_on(last=True)
         try:
             self._judge.begin(name, weights, tests=tests, predicts=predicts)

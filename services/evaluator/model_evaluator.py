@@ -83,6 +83,7 @@ class Records:
 
     Args:
         spec: The job.
+        job: Its id.
         evaluation: Names the test set's topic; of that, its first records.
         log: Where its topics are.
         registry: Where schemas are that the job's workers have not met.
@@ -92,6 +93,7 @@ class Records:
     def __init__(
         self,
         spec: JobSpec,
+        job: str,
         evaluation: EvaluationSpec,
         log: Log,
         registry: SchemaRegistry | None,
@@ -100,7 +102,7 @@ class Records:
         self._source = log
         self._spans = log.spans()
         self._codec = codec_of(spec)
-        self._schemas = JobSchemas(log, spec.name, registry)
+        self._schemas = JobSchemas(log, job, registry)
         self._topic = evaluation.stream
         self._most = evaluation.records
         self._log = logger

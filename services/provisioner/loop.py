@@ -26,7 +26,7 @@ from common.provisioning.records import (
     Started,
 )
 from common.telemetry.logging import Outage
-from common.topics.names import plans_topic
+from common.topics.names import plans_topic, provisioning_board
 from common.wire.plans import encode_plan
 from services.provisioner.provider_thread import ProviderThread
 from services.provisioner.settings import provisioner_settings
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     Openers: TypeAlias = tuple[Callable[[], Fleet], Callable[[], Prices]]
 
-LEASE = "{job}~provisioning"  # no job's name has a ~, so this board is nobody's else
 LONGEST_WAIT_S = 0.5  # between looks at how far the plans and the streams go, and reports
 AWAY_S = 0.5  # between attempts while Kafka is unavailable
 FLUSH_S = 5.0
@@ -109,11 +108,11 @@ class JobProvisioner:
         self._first = record.first
         self._wanted = record.wanted
         self._name = replica.name
-        self._job = settings.job
+        self._job, self._called = record.id, record.spec.name
         self._source = replica.log
-        self._board = replica.board(LEASE.format(job=self._job))
+        self._board = replica.board(provisioning_board(self._job))
         self._workers = replica.board(self._job)
-        self._log = replica.logger.bind(job=self._job)
+        self._log = replica.logger.bind(job=self._called)
         self._metrics = replica.metrics
         self._wake = wake
         self._reported_at = float("-inf")
@@ -124,7 +123,7 @@ class JobProvisioner:
         self._topics: JobTopics | None = None
         self._kafka_outage = Outage(self._log, "kafka")
         self._board_outage = Outage(self._log, "board")
-        self._metrics.tell(self._job, None)
+        self._metrics.tell(self._called, None)
         self._writer = replica.log.writer(on_ready=wake)
         asked = record.spec.provisioning
         rented = market.of_type(asked.instance_type) if asked is not None else market
@@ -154,7 +153,7 @@ class JobProvisioner:
 
     def close(self) -> None:
         """Let go of everything; the machines stay, another replica goes on."""
-        self._metrics.forget(self._job)
+        self._metrics.forget(self._called)
         self._provider.close()
         self._release_lease()
         self._board.close()
@@ -205,7 +204,7 @@ class JobProvisioner:
         due = monotonic() >= self._reported_at + REPORT_S
         if due or not self._machine.is_leader:  # who steps down is silent at once
             self._reported_at = monotonic()
-            self._metrics.tell(self._job, self._machine.report(time()))
+            self._metrics.tell(self._called, self._machine.report(time()))
 
     def _hear(self, event: ProvisionerEvent) -> None:
         self._heard.put(event)

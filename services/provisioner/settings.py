@@ -36,7 +36,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         raise UserError(f"the job {spec.name} has no `provisioning`: its workers start by hand")
     deadline_s = spec.stop.deadline_s
     return ProvisionerSettings(
-        job=spec.name,
+        job=record.id,
         workers=asked.workers,
         group_size=spec.group_size,
         batch_size=spec.batch_size,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
     from common.runtime.service import ServiceProcess
+    from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")
 
@@ -80,7 +81,7 @@ def _open(
     record = _awaited(process, lambda: JobStore(outside.open_log()).get(job))
     models = [ServedModel(record.spec, settings, wish) for wish in wishes]
     model, metrics = models[0], ServeMetrics(job, models[0])
-    schemas = JobSchemas(outside.open_log(), job, open_registry(settings))
+    schemas = JobSchemas(outside.open_log(), record.id, open_registry(settings))
     inputs = inputs_of(record.spec, model, schemas)
     writer: PredictionWriter | None = None
     if topic := arguments.predictions:
@@ -89,7 +90,7 @@ def _open(
         stack.callback(writer.close)
     faults = list[BaseException]()
     if arguments.source:
-        route = Route(job, arguments.source, arguments.to)
+        route = Route(record.id, arguments.source, arguments.to)
         door = _awaited(
             process,
             lambda: Door(outside.open_log(), route, model, inputs, arguments.name, logger),
@@ -110,7 +111,7 @@ def _open(
     freeze_imports()
     app = ModelServer(job, model, inputs, batches, metrics, settings).app()
     _listen(app, process, stack)
-    _follow(process, job, models, outside)
+    _follow(process, record.id, models, outside, logger)
     for fault in (*faults, batches.fault):
         if fault is not None:
             raise fault
@@ -157,13 +158,16 @@ def _config(app: Starlette, settings: Settings) -> uvicorn.Config:
 
 
 def _follow(
-    process: ServiceProcess, job: str, models: Sequence[ServedModel], outside: Outside
+    process: ServiceProcess,
+    job: str,
+    models: Sequence[ServedModel],
+    outside: Outside,
+    logger: EventLogger,
 ) -> None:
     """Keep what is served up to date until the process is to end."""
     watchdog = process.watchdogs.begin("the thread that follows the job")
-    log = process.logger.bind(job=job)
     followers = [
-        Follower(job, model, outside, log.bind(alias=str(model.alias))) for model in models
+        Follower(job, model, outside, logger.bind(alias=str(model.alias))) for model in models
     ]
     while not process.stopping.is_set():
         watchdog.beat()

@@ -44,7 +44,7 @@ _HEADER = "from"  # names the record that was answered
 class Route(NamedTuple):
     """Whose model answers what, and where to."""
 
-    job: str
+    job: str  # its id
     source: str
     to: str
 

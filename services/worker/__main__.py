@@ -132,17 +132,17 @@ def _work_for(
         observers.watchdog.beat()
         return look() is not None
 
-    board = boards.board(job.spec.name)
+    board = boards.board(job.id)
     settings, logger = process.settings, process.logger
     access: GroupAccess | None = None
     try:
-        name = seat_of(job.spec, process.name, log, stays)
+        name = seat_of(job, process.name, log, stays)
         if name is None:
             return
         if name != process.name:
             logger.info("slot_seated", job=job.spec.name, member=name)
         access = _access(job, settings, boards) if job.spec.grouped else None
-        parts = name, job.spec, settings, log, board, observers, logger
+        parts = name, job, settings, log, board, observers, logger
         JobWorker(*parts, access=access).run(look)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this job here alone
         selector.failed(job.spec.name, error)
@@ -159,10 +159,10 @@ def _access(job: JobRecord, settings: Settings, boards: Boards) -> GroupAccess:
     Raises:
         UserError: If the settings name no object storage, or an address that others cannot reach.
     """
-    name, origin, among = job.spec.name, job.origin, job.spec.aggregation
+    origin, among = job.origin, job.spec.aggregation
     return GroupAccess(
-        open_groups(settings, boards.rendezvous(name)),
-        CheckpointStore(open_blobs(settings), name),
+        open_groups(settings, boards.rendezvous(job.id)),
+        CheckpointStore(open_blobs(settings), job.id),
         "" if origin is None else origin.sha256,
         0.0 if among is None else min(among.leave_s, settings.leave_s),
     )

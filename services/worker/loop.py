@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.core.messages import WorkerId
     from common.jobs.spec import JobSpec
+    from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
     from common.ports.servers import Board, Log
     from common.telemetry.logging import EventLogger
@@ -59,7 +60,7 @@ class JobWorker:
 
     Args:
         worker: This worker's name.
-        spec: The job.
+        job: The job.
         settings: Of the process.
         log: Kafka.
         board: The job's board; whoever made it closes it.
@@ -76,7 +77,7 @@ class JobWorker:
     def __init__(  # noqa: PLR0913 -- what a worker at a job is made of
         self,
         worker: WorkerId,
-        spec: JobSpec,
+        job: JobRecord,
         settings: Settings,
         log: Log,
         board: Board,
@@ -85,6 +86,7 @@ class JobWorker:
         *,
         access: GroupAccess | None = None,
     ) -> None:
+        spec = job.spec
         self._log = logger.bind(job=spec.name)
         self._leave_s = settings.leave_s
         self._ended = threading.Event()  # no further gradient is begun
@@ -100,7 +102,7 @@ class JobWorker:
         )
         codec, schemas = codec_of(spec), None
         if isinstance(codec, RegisteredCodec):
-            found = JobSchemas(log, spec.name, open_registry(settings))
+            found = JobSchemas(log, job.id, open_registry(settings))
             schemas = SchemaFinder(codec, found, self._log)
         cache = BatchCache(spec.memory_mib << 20)
         self._spec = spec
@@ -112,7 +114,7 @@ class JobWorker:
             traces = BatchTraces(observers.tracer, spec.name, worker)
             self._stream = Stream(
                 worker,
-                spec.name,
+                job.id,
                 WorkerSettings(
                     spec.batch_size, spec.waiting_bound, spec.batch_linger_s, spec.largest_group
                 ),

@@ -22,7 +22,7 @@ from common.wire.plans import decode_plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.jobs.spec import JobSpec
+    from common.jobs.store import JobRecord
     from common.ports.servers import Log
     from common.provisioning.ledger import Instance
     from common.provisioning.records import PlanRecord
@@ -31,11 +31,11 @@ READ_RECORDS = 1000
 READ_S = 0.2  # between looks whether the worker is to leave
 
 
-def seat_of(spec: JobSpec, name: str, log: Log, stays: Callable[[], bool]) -> WorkerId | None:
+def seat_of(job: JobRecord, name: str, log: Log, stays: Callable[[], bool]) -> WorkerId | None:
     """Wait for the name to work under; a worker that is no spare has its own at once.
 
     Args:
-        spec: The job.
+        job: The job.
         name: Of this worker, as it was started.
         log: Where the job's plans topic is.
         stays: Asked now and then; where it says no the worker is to leave, and gets no name.
@@ -44,10 +44,11 @@ def seat_of(spec: JobSpec, name: str, log: Log, stays: Callable[[], bool]) -> Wo
         UnavailableError: If Kafka is unavailable.
         FutureFormatError: If a newer program wrote one of the plans.
     """
-    spare = name.startswith(f"{spec.name}-m")  # else it was started for a slot, or by hand
+    spec = job.spec
+    spare = name.startswith(f"{job.id}-m")  # else it was started for a slot, or by hand
     if spec.provisioning is None or spec.on_preemption != "hold" or not spare:
         return WorkerId(name)
-    plans = Partition(plans_topic(spec.name), 0)
+    plans = Partition(plans_topic(job.id), 0)
     try:
         bounds = log.bounds(plans)
     except UnknownTopicError:  # nobody rents its machines

@@ -15,6 +15,7 @@ from common.core.spread import JobDemand, Sightings, View, WorkerPlacement, next
 from common.errors import DollError, OutsideError, UnavailableError
 from common.runtime.supervisor import Patience, kind_of
 from common.telemetry.logging import Outage
+from common.topics.names import job_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ class Worker:
     """Who selects."""
 
     name: str
-    only: str = ""  # the only job that it is for; empty: any
+    only: str = ""  # name or id of the only job that it is for; empty: any
     tasks: tuple[str, ...] = ()  # that it can do: built in, or in its DOLL_TASKS
 
 
@@ -106,11 +107,7 @@ class JobSelector:
     def still(self, job: JobRecord) -> JobSpec | None:
         """A job that was selected, as it is now; None where this worker is to leave it."""
         record = self.selected()
-        same = record is not None and (record.spec.name, record.submitted_s) == (
-            job.spec.name,
-            job.submitted_s,
-        )
-        return record.spec if record is not None and same else None
+        return record.spec if record is not None and record.is_same_job(job) else None
 
     def failed(self, job: str, error: BaseException) -> None:
         """What ended this worker's part in a job, whoever's fault it is: it leaves it for a while.
@@ -183,7 +180,7 @@ class JobSelector:
         known = {name: record for name, record in jobs.items() if record.wanted != "stopped"}
         with self._lock:
             before, after = self._jobs.get(self._job), known.get(self._job)
-            if after is None or (before is not None and before.submitted_s != after.submitted_s):
+            if after is None or (before is not None and not before.is_same_job(after)):
                 self._job = ""  # stopped, deleted, or another of its name
             self._jobs = known
         for name, record in known.items():
@@ -231,9 +228,13 @@ class JobSelector:
             self._select(step.goes, now, step.reason)
         return news
 
-    def _return_to(self, job: str, now: float) -> bool:
+    def _return_to(self, only: str, now: float) -> bool:
         """It is for one job alone: it waits for it, and tries it again when it has failed."""
-        if self._job or job not in self._jobs or job in self._avoided(now):
+        job = job_name(only)
+        record = self._jobs.get(job)
+        if self._job or record is None or job in self._avoided(now):
+            return False
+        if only not in (job, record.id):  # a machine of one that was purged
             return False
         self._select(job, now, "it is for this job alone")
         return True
@@ -259,7 +260,7 @@ class JobSelector:
             return WorkerPlacement(
                 self._me.name,
                 self._number,
-                self._me.only or self._job,
+                job_name(self._me.only) or self._job,
                 now - self._since if self._job else 0.0,
                 pinned=bool(self._me.only) or holds,
                 tasks=self._me.tasks,

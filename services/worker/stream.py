@@ -55,7 +55,7 @@ class Stream:
 
     Args:
         worker: This worker's name.
-        job: The job's name.
+        job: The job's id.
         settings: Of the state machine.
         codec: Decodes records.
         schemas: Finds the schemas of those; None: they need none.

@@ -74,7 +74,7 @@ class Ec2Fleet:
     Args:
         market: Its pools, and which EC2 by which launch template.
         provider: The market's.
-        job: Its name.
+        job: Its id.
         client: In place of one made for the provider.
     """
 

@@ -72,7 +72,7 @@ class ProcessFleet:
 
     Args:
         market: Its pools, when they have machines, and for how much.
-        job: Its name.
+        job: Its id.
         directory: Absolute; one folder in it is the job's.
         start: How one is switched on.
         leave_s: Longest time between a release and the end.

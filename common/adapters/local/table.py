@@ -25,7 +25,7 @@ class Table:
     """The processes of this user that are machines of one job.
 
     Args:
-        job: Its name.
+        job: Its id.
         directory: Of the fleet: another fleet's machines are not ours, whatever their job's name.
     """
 

@@ -113,6 +113,10 @@ class JobFollower:
         """Whether all is known that had happened before it began."""
         return self._ready.is_set()
 
+    def follows(self, record: JobRecord) -> bool:
+        """Whether this is its job, not another one of its name."""
+        return self._record.is_same_job(record)
+
     def start(self) -> None:
         """Begin."""
         self._thread.start()
@@ -223,7 +227,7 @@ class JobFollower:
 
     def _follow_record(self) -> None:
         record = self._sources.jobs().get(self.job)
-        if record is None:
+        if record is None or not self.follows(record):
             raise _DeletedError
         if record is not self._record:
             changed, self._record = record != self._record, record
@@ -234,7 +238,7 @@ class JobFollower:
 
     def _open_history(self) -> HistoryReader:
         if self._history is None:
-            self._history = history = HistoryReader(self.job, self._sources.log())
+            self._history = history = HistoryReader(self._record.id, self._sources.log())
             billing = self._sources.billing()
             self._filling = JobView(
                 self._record, history.updates_start, history.control_start, billing
@@ -244,7 +248,7 @@ class JobFollower:
 
     def _open_plans(self) -> Tail | None:
         if self._plans is None and monotonic() >= self._plans_at:
-            place = Partition(topics.plans_topic(self.job), 0)
+            place = Partition(topics.plans_topic(self._record.id), 0)
             log = self._sources.log()
             try:
                 bounds = log.bounds(place)

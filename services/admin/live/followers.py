@@ -147,6 +147,9 @@ class Followers:
             raise NotFoundError(f'there is no job "{job}"')
         follower = self._followers.get(job)
         ended_s = None if follower is None else follower.ended_s
+        if follower is not None and not follower.follows(record):  # it ends by itself
+            self._left.append(follower)
+            follower = None
         if follower is None or (ended_s is not None and monotonic() - ended_s > FAILED_S):
             follower = self._followers[job] = JobFollower(record, self._sources)
             follower.start()

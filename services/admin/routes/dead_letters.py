@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/jobs/{job}", tags=["quarantine"])
 @router.get("/dead-letters", responses=documented(404, 502))
 async def list_letters(service: Answering, job: JobName, limit: Limit = 100) -> DeadLettersPage:
     """Count what this job could not use, by stream and reason; the newest with their addresses."""
-    streams = service.job(job).spec.streams
+    record = service.job(job)
     return await service.histories.run(
-        lambda: dead_letters_page(service.log(), job, streams, limit)
+        lambda: dead_letters_page(service.log(), record.id, record.spec.streams, limit)
     )

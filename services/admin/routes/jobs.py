@@ -388,8 +388,9 @@ def _delete(book: JobStore, log: Log, job: str) -> None:
         ConflictError: If it is not stopped, or machines of it are not given back.
         UnavailableError: If Kafka is unavailable for long.
     """
-    if book.get(job).spec.provisioning is not None:
-        check_given_back(job, read_ledger(log, job))
+    record = book.get(job)
+    if record.spec.provisioning is not None:
+        check_given_back(job, read_ledger(log, record.id))
     book.delete(job)
 
 

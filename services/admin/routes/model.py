@@ -83,7 +83,8 @@ async def get_model(
         answer = await _without_weights(service, record, wish, if_none_match)
         if answer.status_code == 304:
             return answer
-    found = await service.models.run(partial(_ask, service, job, partial(find_model, job, wish)))
+    find = partial(find_model, record.id, wish)
+    found = await service.models.run(partial(_ask, service, job, find))
     if not found.layout:
         raise ConflictError(
             f"{found.kept.title} was kept by an older program, without the names of its tensors:"
@@ -108,16 +109,16 @@ async def head_model(
 @router.get("/versions", responses=documented(404, 502))
 async def list_versions(service: Answering, job: JobName) -> KeptVersions:
     """List the versions that are kept, of what counts by the audit; no weights are read."""
-    service.job(job)
-    found = await service.models.run(partial(_ask, service, job, partial(all_kept, job)))
+    record = service.job(job)
+    found = await service.models.run(partial(_ask, service, job, partial(all_kept, record.id)))
     return versions_answer(found)
 
 
 async def _without_weights(
     service: Service, record: JobRecord, wish: Wish, if_none_match: str | None
 ) -> Response:
-    job = record.spec.name
-    kept = await service.models.run(partial(_ask, service, job, partial(find_kept, job, wish)))
+    find = partial(find_kept, record.id, wish)
+    kept = await service.models.run(partial(_ask, service, record.spec.name, find))
     headers = _headers(record, kept)
     known = if_none_match is not None and _holds(if_none_match, headers["ETag"])
     return Response(status_code=304 if known else 200, headers=headers, media_type=_KIND)

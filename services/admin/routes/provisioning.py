@@ -122,5 +122,5 @@ async def replan_job(
         check_replan(record, view.ledger)
     reason = "" if asked is None else asked.reason
     question = ReplanAsked(service.clock(), caller.name, reason)
-    await service.questions.run(lambda: ask_to_replan(service.log(), job, question))
+    await service.questions.run(lambda: ask_to_replan(service.log(), record.id, question))
     return ReplanAnswer(job=job, asked_at_s=question.at_s)

@@ -44,8 +44,8 @@ async def list_quarantine(
     limit: Limit = 100,
 ) -> QuarantineAnswer:
     """List what is quarantined, oldest batch first: why, and whether it can be taken back."""
-    service.job(job)
-    found = await service.histories.run(lambda: Quarantine(service.log(), job).listed())
+    record = service.job(job)
+    found = await service.histories.run(lambda: Quarantine(service.log(), record.id).listed())
     page = [each for each in found if each.batch > after][: limit + 1]
     batches = [
         {**each._asdict(), "spans": [span[:4] for span in each.address]} for each in page[:limit]
@@ -66,10 +66,10 @@ async def requeue_batches(
     For when the task or the data is mended; a job that is held goes on once it is wanted `running`.
     It may be asked again if the answer is lost: what was taken back before is left alone.
     """
-    service.job(job)
+    record = service.job(job)
     named = None if asked.batches == "all" else asked.batches
     at_s = service.clock()
     outcomes = await service.histories.run(
-        lambda: Quarantine(service.log(), job).requeue(named, caller.name, at_s)
+        lambda: Quarantine(service.log(), record.id).requeue(named, caller.name, at_s)
     )
     return RequeueAnswer.model_validate({"batches": outcomes})

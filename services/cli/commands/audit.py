@@ -50,7 +50,7 @@ def audit(
     log = outside_of(context).open_log()
     record = JobStore(log).get(job)
     first = record.first
-    control, updates = topics.control_topic(job), topics.updates_topic(job)
+    control, updates = topics.control_topic(record.id), topics.updates_topic(record.id)
     for topic in (control, updates):
         start = log.bounds(Partition(topic, 0)).start
         if start > 0:

@@ -211,7 +211,7 @@ class BoundedTopic:
 
     def _trained(self, record: JobRecord) -> Positions:
         """Below these positions a job needs no record again, whoever of its processes dies."""
-        job = record.spec.name
+        job = record.id
         board = self._boards.get(job)
         if board is None:
             board = self._boards[job] = self._open_board(job)

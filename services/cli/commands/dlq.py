@@ -101,8 +101,11 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     """
     if bool(reason) == every:
         raise UserError("say which: --reason TEXT, or --all")
+    from common.jobs.quarantine import Quarantine
     from common.jobs.replay import Replayer
-    from services.cli.system.direct import BY, quarantine_of
+    from common.jobs.store import JobStore
+    from common.topics.names import job_name
+    from services.cli.system.direct import BY
 
     log, stream = outside_of(context).open_log(), topic.removesuffix(".dlq")
     to = to or stream
@@ -120,7 +123,11 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         written, came_back, cut = replayer.records(records, to, again=again)
         for name in sorted({each.job for each in chosen if each.is_batch and each.job}):
             keys = {each.key for each in chosen if each.is_batch and each.job == name}
-            quarantine = quarantine_of(log, name)
+            record = JobStore(log).get(job_name(name))
+            if record.id != name:  # its batches are not known any more
+                typer.echo(f"{len(keys)} batches of a job that was purged are left out")
+                continue
+            quarantine = Quarantine(log, name)
             for batch in [*quarantine.replayed(), *quarantine.choose(None)]:
                 if keys & {str(span).encode() for span in batch.address}:
                     written += replay_batch(replayer, quarantine, batch, to)
@@ -133,10 +140,14 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
 
 def read_of(log: Log, stream: str, job: str) -> LettersRead:
     """The letters of a stream, of one job if one is named."""
+    from common.jobs.store import JobStore
     from common.topics.dead_letters import read_letters
 
     read = read_letters(log, stream)
-    return read._replace(letters=[each for each in read.letters if job in {"", each.job}])
+    if not job:
+        return read
+    own = JobStore(log).id_of(job)
+    return read._replace(letters=[each for each in read.letters if each.job == own])
 
 
 def _chosen(read: LettersRead, reason: str) -> list[DeadLetter]:

@@ -327,8 +327,8 @@ def logs(
     from common.wire.messages import decode_audit
 
     log, history = outside_of(context).open_log(), History()
-    JobStore(log).get(job)
-    for each in records_of(log, Partition(topics.updates_topic(job), 0)):
+    updates_topic = topics.updates_topic(JobStore(log).get(job).id)
+    for each in records_of(log, Partition(updates_topic, 0)):
         record = decoded(decode_audit, each)
         counts = history.feed(each.offset, record) or isinstance(record, Evaluated | Drifted)
         if not counts or (isinstance(record, UpdateApplied) and not updates):

@@ -124,7 +124,11 @@ def produce(  # noqa: PLR0913 -- the options of a command
             fields = sources.describe(codec, sources.fields_of(data))
     log = outside.open_log()
     _find_topic(log, topic, create_partitions)
-    backlog = Backlog(log, outside.open_board(job), topic, max_lag) if job else None
+    backlog = None
+    if job:
+        from common.jobs.store import JobStore
+
+        backlog = Backlog(log, outside.open_board(JobStore(log).id_of(job)), topic, max_lag)
     console = Console(stderr=True)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     say(fields)

@@ -35,7 +35,7 @@ def judge(demo: Demo, held_out: Records, model: Path) -> Summary:
         CorruptError: If the last checkpoint cannot be read.
     """
     tested = _test_model(demo, held_out, model)
-    job, first = demo.plan.name, demo.record.first
+    job, first = demo.record.id, demo.record.first
     # Updates first: the claims that they are made of are then in the control topic for sure.
     decided = read_decoded(demo.log, topics.updates_topic(job), decode_audit)
     claimed = read_decoded(demo.log, topics.control_topic(job), decode_claim)
@@ -48,7 +48,7 @@ def judge(demo: Demo, held_out: Records, model: Path) -> Summary:
     else:  # it is, as far as the job got
         bill, ends = _bill(demo, demo.fleet, len(updates)), proof.settled
     return Summary(
-        job=job,
+        job=demo.plan.name,
         account=account(proof, first, ends),
         flaws=tuple(f"{flaw.kind}: {flaw.where}" for flaw in proof.flaws),
         updates=len(updates),

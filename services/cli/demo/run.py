@@ -130,7 +130,6 @@ class Demo:
         self.pause_s: float | None = None  # from the kill to the next update
         self.fleet: FleetWatch | None = None
         self.log = open_log(settings, "demo")
-        self.store = CheckpointStore(open_blobs(settings), plan.name)
         self._screen = screen
         self._ending = ending
         self._phase = "starting"
@@ -148,12 +147,14 @@ class Demo:
             self._page = open_page(settings, logs, plan.name, "viewer")
             self._services.append(self._page.service)
         self.record = self._book.submit(spec)
+        job = self.record.id
+        self.store = CheckpointStore(open_blobs(settings), job)
         self.ends: Positions = dict(self.record.first)  # after the last record produced
         if plan.provision:
-            self.log.create_topics([NewTopic(plans_topic(plan.name), kept_forever=True)])
-            self.fleet = FleetWatch(self.log, plan.name)
-        self._board = open_board(settings, plan.name)
-        self._history = HistoryReader(plan.name, self.log)
+            self.log.create_topics([NewTopic(plans_topic(job), kept_forever=True)])
+            self.fleet = FleetWatch(self.log, job)
+        self._board = open_board(settings, job)
+        self._history = HistoryReader(job, self.log)
         self._looker = Poller(self.record, lambda: self.log, lambda _: self._board, _log)
         self.progress = JobProgress(self.record)
 

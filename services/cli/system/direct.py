@@ -40,6 +40,7 @@ from common.ports.machines import by_pool
 from common.provisioning.records import ReplanAsked
 from common.runtime.connect import open_prices
 from common.telemetry.logging import event_logger
+from common.topics.names import job_id
 from services.cli.system.origins import begin_with
 from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted
 
@@ -93,8 +94,8 @@ class Direct:
         book = self._book()
         if not source:
             return Submitted(book.submit(spec), notes=notes_on(spec))
-        book.check_new(spec)  # before anything is put into its folder
-        origin, beginning = begin_with(source, spec, book, self._outside)
+        to = job_id(spec.name, book.check_new(spec))  # before anything is put into its folder
+        origin, beginning = begin_with(source, spec, to, book, self._outside)
         return Submitted(book.submit(spec, origin), beginning, notes_on(spec))
 
     def jobs(self) -> JobList:
@@ -135,8 +136,8 @@ class Direct:
     def delete(self, name: str) -> None:
         """See the protocol."""
         book = self._book()
-        book.get(name)
-        check_given_back(name, read_ledger(self._outside.open_log(), name))
+        job = book.get(name).id
+        check_given_back(name, read_ledger(self._outside.open_log(), job))
         book.delete(name)
 
     def quarantine(self, name: str) -> list[QuarantinedBatch]:
@@ -146,7 +147,8 @@ class Direct:
     def dead_letters(self, name: str, limit: int) -> DeadLettersPage:
         """See the protocol."""
         log = self._outside.open_log()
-        return dead_letters_page(log, name, JobStore(log).get(name).spec.streams, limit)
+        record = JobStore(log).get(name)
+        return dead_letters_page(log, record.id, record.spec.streams, limit)
 
     def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
         """See the protocol."""
@@ -162,7 +164,7 @@ class Direct:
         """See the protocol."""
         log = self._outside.open_log()
         record = JobStore(log).get(name)
-        found = find_model(name, wish, self._outside, log, tell)
+        found = find_model(record.id, wish, self._outside, log, tell)
         layout = found.layout or _layout(record.spec, self._outside.settings.tasks)
         data = save_weights(layout, found.weights, about_model(record, found.kept))
         return PulledModel(*found.kept.snapshot.made, data)
@@ -170,8 +172,8 @@ class Direct:
     def versions(self, name: str, tell: Callable[[str], object]) -> KeptVersions:
         """See the protocol."""
         log = self._outside.open_log()
-        JobStore(log).get(name)
-        return versions_answer(all_kept(name, self._outside, log, tell))
+        job = JobStore(log).get(name).id
+        return versions_answer(all_kept(job, self._outside, log, tell))
 
     # --- provisioning ----------------------------------------------------------------------------
 
@@ -193,11 +195,12 @@ class Direct:
     def provisioning(self, name: str, limit: int) -> ProvisioningAnswer:
         """See the protocol."""
         log, settings = self._outside.open_log(), self._outside.settings
-        spec = JobStore(log).get(name).spec
+        record = JobStore(log).get(name)
+        spec = record.spec
         if spec.provisioning is None or spec.policy is None:
             raise NotFoundError(not_provisioned(name))
         billing = billing_of(market_of(settings)) if settings.market else {}
-        ledger = read_ledger(log, name, billing)
+        ledger = read_ledger(log, record.id, billing)
         return provisioning_answer(
             ledger, spec.policy, spec.provisioning.workers, time.time(), limit
         )
@@ -205,8 +208,9 @@ class Direct:
     def replan(self, name: str, reason: str) -> None:
         """See the protocol."""
         log = self._outside.open_log()
-        check_replan(JobStore(log).get(name), read_ledger(log, name))
-        ask_to_replan(log, name, ReplanAsked(time.time(), BY, reason))
+        record = JobStore(log).get(name)
+        check_replan(record, read_ledger(log, record.id))
+        ask_to_replan(log, record.id, ReplanAsked(time.time(), BY, reason))
 
     def prices(self) -> PricesAnswer:
         """See the protocol."""
@@ -237,8 +241,7 @@ def quarantine_of(log: Log, job: str) -> Quarantine:
         NotFoundError: If there is no such job; its topic alone would be an unknown one.
         UnavailableError: If Kafka is unavailable.
     """
-    JobStore(log).get(job)
-    return Quarantine(log, job)
+    return Quarantine(log, JobStore(log).get(job).id)
 
 
 def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:
@@ -280,7 +283,9 @@ class DirectlyWatched:
     def look(self, timeout_s: float) -> Picture:
         """Wait for updates up to `timeout_s`, and say how the job is."""
         self._read(timeout_s)
-        self._record = self._book.refresh(0.0).get(self._job, self._record)
+        record = self._book.refresh(0.0).get(self._job)
+        if record is not None and self._record.is_same_job(record):
+            self._record = record
         now = time.time()
         look = self._looker.look(now, time.monotonic())
         progress = self._progress
@@ -305,7 +310,7 @@ class DirectlyWatched:
 
     def _open(self) -> None:
         """Read the history up to now."""
-        self._history = history = HistoryReader(self._job, self._log, MOST_RECORDS)
+        self._history = history = HistoryReader(self._record.id, self._log, MOST_RECORDS)
         self._progress = JobProgress(self._record, history.updates_start, history.control_start)
         while not history.caught_up:
             read_history(history, self._progress, time.time(), _READ_S)

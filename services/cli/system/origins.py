@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from common.jobs.store import JobStore
 
 
-def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> tuple[Origin, str]:
+def begin_with(
+    source: str, spec: JobSpec, to: str, book: JobStore, outside: Outside
+) -> tuple[Origin, str]:
     """Find a checkpoint that counts, see that it fits, and copy it.
 
     Args:
         source: JOB or JOB@VERSION, where the version is a number, `newest` or `best`.
         spec: The new job.
+        to: The id that it will have.
         book: The jobs topic.
         outside: The outside.
 
@@ -49,15 +52,15 @@ def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> 
 
     job, _, version = source.partition("@")
     wish = wish_of(version) if "@" in source else "newest"
-    book.get(job)
+    found_in = book.get(job).id
     if not outside.settings.blobs:
         raise UserError(
             f"--from {source}: checkpoints are in object storage, and none is named: set DOLL_BLOBS"
         )
     blobs = outside.open_blobs()
-    updates = read_decoded(outside.open_log(), topics.updates_topic(job), decode_audit)
+    updates = read_decoded(outside.open_log(), topics.updates_topic(found_in), decode_audit)
     tell = partial(typer.echo, err=True)
-    found, data = pick(in_storage(blobs, job, tell), updates, wish, tell)
+    found, data = pick(in_storage(blobs, found_in, tell), updates, wish, tell)
     trainer = trainer_of(spec, outside.settings.tasks, outside.settings.max_model_mb)()
     try:
         other = trainer.adopt(data)
@@ -66,7 +69,7 @@ def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> 
             f"--from {source}: {found.title} of {job} does not fit: {error}; give the new job the"
             " same task, with the same options"
         ) from error
-    sha256 = CheckpointStore(blobs, spec.name).put_origin(trainer.snapshot())
+    sha256 = CheckpointStore(blobs, to).put_origin(trainer.snapshot())
     origin = Origin(job, found.snapshot.by, found.snapshot.made.version, sha256)
     own = optimizer_of(spec).kind
     what = (

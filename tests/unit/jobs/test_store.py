@@ -602,6 +602,62 @@ def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog)
             act()
 
 
+def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: MemoryLog) -> None:
+    book = JobStore(log)
+    first = book.submit(parse_job(TEXT))
+    assert (first.id, book.id_of("digits")) == ("digits", "digits")
+    assert b"incarnation" not in encode_job(first), "an older program reads it"
+    with pytest.raises(ConflictError, match="is running: stop it first"):
+        book.free("digits")
+    book.want("digits", "stopped", "enough")
+    write(log, topics.updates_topic("digits"), b"{}")
+    book.free("digits")
+    assert (book.read(), JobStore(log).id_of("digits")) == ({}, "digits.I2")
+    second = JobStore(log).submit(parse_job(TEXT))
+    assert (second.spec.name, second.id) == ("digits", "digits.I2")
+    assert not second.is_same_job(first)
+    log.partitions("doll.digits.I2.control")
+    assert decode_job(b"digits", encode_job(second)) == second
+    assert encode_job(second).endswith(b',"format":3}'), "an older program leaves it alone"
+
+
+def test_a_name_stays_taken_by_the_history_of_a_deleted_job_until_it_is_free(
+    log: MemoryLog,
+) -> None:
+    book = JobStore(log)
+    for job in ("digits", "digits.I2"):
+        assert book.submit(parse_job(TEXT)).id == job
+        write(log, topics.updates_topic(job), b"{}")
+        book.want("digits", "stopped", "enough")
+        book.delete("digits")
+        with pytest.raises(ConflictError, match=f"doll.{job}.updates holds records of an earlier"):
+            JobStore(log).submit(parse_job(TEXT))
+        book.free("digits")
+
+
+def test_whoever_worked_for_the_first_job_of_a_name_ends_and_holds_no_other(log: MemoryLog) -> None:
+    book = JobStore(log)
+    first = book.submit(parse_job(TEXT))
+    book.want("digits", "stopped", "enough")
+    book.free("digits")
+    second = book.submit(parse_job(TEXT))
+    for act in (book.finish, book.hold):
+        with pytest.raises(NotFoundError, match='"digits" was purged'):
+            act(first.id, "a leader that was frozen")
+    assert book.get("digits") == second
+    assert book.hold(second.id, "why").held
+
+
+def test_two_who_free_a_name_at_once_free_it_once() -> None:
+    log = RacingLog()
+    with_streams(log)
+    JobStore(log).submit(parse_job(TEXT))
+    JobStore(log).want("digits", "stopped", "enough")
+    log.meanwhile = lambda: JobStore(log).free("digits")
+    JobStore(log).free("digits")  # what says the same is as good
+    assert JobStore(log).submit(parse_job(TEXT)).id == "digits.I2"
+
+
 def test_the_request_that_submitted_a_job_stays_with_it(log: MemoryLog) -> None:
     book = JobStore(log)
     book.submit(parse_job(TEXT), request="4f21")
@@ -700,8 +756,8 @@ def test_a_job_that_older_programs_would_misread_is_left_alone_by_them(block: st
     assert written.endswith(b',"format":2}')
     assert decode_job(b"digits", written) == record
     assert b'"format"' not in encode_job(record._replace(spec=parse_job(TEXT)))
-    later = written.replace(b'"format":2}', b'"format":3}').replace(b'"streams"', b'"sources"')
-    with pytest.raises(WireError, match="of format 3, expected at most 2"):
+    later = written.replace(b'"format":2}', b'"format":4}').replace(b'"streams"', b'"sources"')
+    with pytest.raises(WireError, match="of format 4, expected at most 3"):
         decode_job(b"digits", later)
 
 

@@ -120,6 +120,17 @@ def test_a_job_that_came_to_its_end_begins_anew_only_where_that_is_wanted(world:
     until(lambda: world.jobs.follow({"digits": record()}) or world.made == 2, "it goes on")  # type: ignore[func-returns-value]
 
 
+def test_another_job_of_the_name_begins_when_the_first_has_come_to_its_end(world: World) -> None:
+    world.jobs.follow({"digits": record()})
+    until(lambda: world.seen == ["submitted"], "it has begun")
+    second = {"digits": record(reason="again")._replace(incarnation=2)}
+    world.jobs.follow(second)
+    until(lambda: world.closed == 1, "to the first one it was deleted")
+    until(lambda: world.jobs.follow(second) or world.made == 2, "the second begins")  # type: ignore[func-returns-value]
+    until(lambda: world.seen[-1] == "again", "it has begun")
+    assert world.seen == ["submitted", None, "again"]
+
+
 def test_a_job_that_failed_until_it_was_deleted_is_over(world: World) -> None:
     world.jobs.follow({"digits": record(reason="broken")})
     until(lambda: world.made >= 3, "it is tried again and again")

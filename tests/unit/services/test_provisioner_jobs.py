@@ -18,9 +18,9 @@ from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
-from common.topics.names import control_topic, updates_topic
+from common.topics.names import control_topic, provisioning_board, updates_topic
 from services.provisioner.__main__ import begins, openers
-from services.provisioner.loop import LEASE, JobProvisioner, Replica
+from services.provisioner.loop import JobProvisioner, Replica
 from tests.unit.services.test_provisioner_settings import JOB, MARKET, record
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Process:
 
     def provisions(self, job: str) -> bool:
         """Whether somebody holds the lease of a job's provisioning."""
-        return MemoryBoard(self.redis, LEASE.format(job=job)).is_leased()
+        return MemoryBoard(self.redis, provisioning_board(job)).is_leased()
 
 
 @contextmanager

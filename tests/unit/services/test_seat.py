@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import FutureFormatError
 from common.jobs.spec import job_from_json
+from common.jobs.store import JobRecord
 from common.ports.servers import NewTopic
 from common.provisioning.records import Ended, LaunchRequested, Lead, Left, Seated, Started
 from common.testing.log import MemoryLog
@@ -19,7 +20,6 @@ from services.worker.seat import seat_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.jobs.spec import JobSpec
     from common.provisioning.records import PlanRecord
 
 ORDERED: list[PlanRecord] = [
@@ -36,7 +36,7 @@ def seat(slot: int, launch: int) -> Seated:
     return Seated(0, 3.0, slot, launch, f"digits-w{slot}")
 
 
-def job(on_preemption: str = "hold") -> JobSpec:
+def record(on_preemption: str = "hold") -> JobRecord:
     asked = {
         "name": "digits",
         "streams": ["a"],
@@ -48,7 +48,7 @@ def job(on_preemption: str = "hold") -> JobSpec:
         "on_preemption": on_preemption,
         "provisioning": {"workers": 2},
     }
-    return job_from_json(msgspec.json.encode(asked))
+    return JobRecord(job_from_json(msgspec.json.encode(asked)), "running", {}, "", 0.0)
 
 
 class Topic:
@@ -76,7 +76,7 @@ class Topic:
                 return True
             return False
 
-        return seat_of(job(), name, self.log, stays)
+        return seat_of(record(), name, self.log, stays)
 
 
 def test_a_spare_waits_until_it_is_seated_and_takes_the_slots_name() -> None:
@@ -91,8 +91,8 @@ def test_who_is_no_spare_of_a_job_whose_streams_wait_goes_by_its_own_name() -> N
     topic = Topic(ORDERED)
     for name in ("digits-w0", "digits-m9", "by-hand"):
         assert topic.wait(name) == name
-    assert seat_of(job("reassign"), "digits-m3", topic.log, lambda: False) == "digits-m3"
-    assert seat_of(job(), "digits-m3", MemoryLog(), lambda: False) == "digits-m3"
+    assert seat_of(record("reassign"), "digits-m3", topic.log, lambda: False) == "digits-m3"
+    assert seat_of(record(), "digits-m3", MemoryLog(), lambda: False) == "digits-m3"
 
 
 def test_a_machine_that_was_taken_for_lost_has_its_slot_no_longer() -> None:

@@ -20,6 +20,7 @@ from common.errors import (
     UserError,
 )
 from common.jobs.spec import job_from_json
+from common.jobs.store import JobRecord
 from common.ports.servers import Bounds, NewTopic
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
@@ -110,9 +111,10 @@ class Bench:
 
     def worker(self, spec: JobSpec | None = None, settings: Settings = SETTINGS) -> JobWorker:
         """Make one."""
+        record = JobRecord(spec or job(), "running", {}, "submitted", 0.0)
         logger = event_logger("worker")
         return JobWorker(
-            *(WorkerId("w1"), spec or job(), settings, self.log, self.board, self.observers, logger)
+            *(WorkerId("w1"), record, settings, self.log, self.board, self.observers, logger)
         )
 
     def produce(self) -> None:

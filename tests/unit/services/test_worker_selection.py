@@ -397,3 +397,23 @@ def test_a_server_that_is_away_is_nobodys_fault_and_soon_tried_again(bench: Benc
     assert named(worker.selected()) == "digits"
     assert bench.events("job_failed") == []
     assert len(bench.events("job_waits")) == 1
+
+
+def test_a_worker_leaves_a_job_that_was_purged_for_the_next_one_of_its_name(bench: Bench) -> None:
+    bench.submit("digits")
+    by_hand, machine = bench.worker("w0", "digits"), bench.worker("w1", "digits.I2")
+    bench.turns(by_hand)
+    bench.turns(machine)
+    first = by_hand.selected()
+    assert first is not None
+    assert machine.selected() is None, "its own job is not there yet"
+    bench.book.want("digits", "stopped", "enough")
+    bench.book.free("digits")
+    bench.submit("digits")
+    bench.turns(by_hand)
+    bench.turns(machine)
+    assert by_hand.still(first) is None
+    for worker in (by_hand, machine):
+        second = worker.selected()
+        assert second is not None
+        assert second.id == "digits.I2"

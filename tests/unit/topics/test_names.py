@@ -1,11 +1,27 @@
-"""What of a topic's settings differs from ours: what loses records, and how it is set right."""
+"""What a job owns is told from what others own; what of a topic's settings loses records."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from common.jobs.names import check_name
 from common.ports.servers import NewTopic
-from common.topics.names import Difference, differences, remedy
+from common.topics.names import (
+    STREAM,
+    Difference,
+    control_topic,
+    differences,
+    job_id,
+    job_name,
+    own_topics,
+    plans_topic,
+    positions_topic,
+    remedy,
+    schemas_topic,
+    updates_topic,
+)
 
 CONTROL = NewTopic("doll.digits.control", kept_forever=True)
 JOBS = NewTopic("doll.jobs", compacted=True)
@@ -69,3 +85,39 @@ def test_one_command_sets_a_topic_right() -> None:
         f"{command} --entity-name doll.digits.control --add-config retention.ms=-1; {command}"
         " --entity-name doll.jobs --add-config cleanup.policy=compact,retention.ms=-1"
     )
+
+
+NAMES = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,99}", fullmatch=True).map(check_name)
+STREAMS = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True)
+JOBS_OF_A_NAME = st.integers(1, 10_000)
+
+
+@given(NAMES, JOBS_OF_A_NAME, NAMES, JOBS_OF_A_NAME)
+def test_no_two_jobs_have_one_id_and_an_id_tells_the_name(
+    name: str, incarnation: int, other: str, later: int
+) -> None:
+    job = job_id(name, incarnation)
+    assert job_name(job) == name
+    assert (job == job_id(other, later)) == ((name, incarnation) == (other, later))
+    assert (job == name) == (incarnation == 1), "jobs of older programs keep their topics"
+    assert STREAM.fullmatch(control_topic(job))
+    if incarnation > 1:
+        with pytest.raises(ValueError, match="lower case"):
+            check_name(job)
+
+
+@given(NAMES, JOBS_OF_A_NAME, JOBS_OF_A_NAME, STREAMS, STREAMS)
+def test_what_is_a_jobs_own_is_none_of_another_ones(
+    name: str, incarnation: int, later: int, source: str, to: str
+) -> None:
+    first, second = job_id(name, incarnation), job_id(name, incarnation + later)
+
+    def all_of(job: str) -> list[str]:
+        kinds = control_topic, updates_topic, schemas_topic, plans_topic
+        return [*(kind(job) for kind in kinds), positions_topic(job, source, to)]
+
+    both = [*all_of(first), *all_of(second), source, "doll.jobs"]
+    served = positions_topic(first, source, to)
+    mistaken = served.endswith((".control", ".updates", ".schemas", ".plans"))
+    assert set(own_topics(first, both)) == {*all_of(first)} - ({served} if mistaken else set())
+    assert not {*own_topics(second, both)} & {*all_of(first)}

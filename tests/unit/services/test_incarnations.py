@@ -1,0 +1,123 @@
+"""What is left of a job that was purged finds and changes nothing of the next job of its name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.messages import (
+    GENESIS,
+    Failed,
+    Lead,
+    LeaderStatus,
+    ModelId,
+    Reply,
+    WorkerId,
+)
+from common.core.spans import Partition
+from common.errors import NotFoundError
+from common.telemetry.logging import event_logger
+from common.testing.board import MemoryBoards
+from common.topics.names import control_topic, updates_topic
+from common.topics.read import read_decoded
+from common.wire.messages import decode_audit
+from services.coordinator.replies import ReplyReader
+from tests.unit.services.replicas import until
+from tests.unit.services.test_coordinator_jobs import Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.core.messages import AuditRecord
+    from common.testing.board import MemoryBoard
+
+NAME = "digits"
+FIRST, SECOND = "digits", "digits.I2"
+
+
+class Lives(Bench):
+    """A name whose first job was purged while the process that led it stood still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.submit(NAME)
+        self.zombie = self.replica("zombie")
+        self.zombie.look()
+        until(lambda: self.zombie.leads(NAME), "the first job is led")
+        until(lambda: bool(self.board(FIRST).snapshots()), "it has a snapshot")
+        self.book.want(NAME, "stopped", "enough")
+        self.book.free(NAME)
+        self.submit(NAME)
+
+    def decided(self, job: str) -> list[AuditRecord | None]:
+        """What the updates topic of a job has."""
+        return [each for _, each in read_decoded(self.log, updates_topic(job), decode_audit)]
+
+    def leads_of(self, job: str) -> list[Lead]:
+        """Who stood to lead a job."""
+        return [each for each in self.decided(job) if isinstance(each, Lead)]
+
+
+@pytest.fixture
+def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
+    lives = Lives(monkeypatch)
+    yield lives
+    lives.close()
+
+
+def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
+    """Neither its decisions, nor its lease, which a zombie holds, nor its snapshots."""
+    fresh = lives.replica("fresh")
+    fresh.look()
+    until(lambda: fresh.leads(NAME), "the second job is led, though the zombie leads on")
+    assert lives.zombie.leads(NAME)
+    (lead,) = lives.leads_of(SECOND)
+    assert (lead.candidate, lead.after, lead.base) == ("fresh#1", -1, GENESIS)
+    assert [each.candidate for each in lives.leads_of(FIRST)] == ["zombie#1"]
+    assert lives.board(FIRST).is_leased()
+    assert lives.board(SECOND).is_leased()
+    begun = lives.log.ends([Partition(control_topic(SECOND), 0)])
+    assert set(begun.values()) == {0}, "nothing was claimed of it"
+
+
+def test_a_leader_that_was_frozen_neither_holds_nor_ends_the_next_job(lives: Lives) -> None:
+    for act in (lives.zombie.book.hold, lives.zombie.book.finish):
+        with pytest.raises(NotFoundError, match="was purged"):
+            act(FIRST, "it has found something")
+    assert lives.book.get(NAME).wanted == "running"
+
+
+def test_a_process_that_wakes_lets_go_of_the_first_job_and_takes_part_in_the_next(
+    lives: Lives,
+) -> None:
+    lives.zombie.look_until(
+        lambda: bool(lives.leads_of(SECOND)), "it leads the second, once it has let go"
+    )
+    (lead,) = lives.leads_of(SECOND)
+    assert (lead.candidate, lead.base) == ("zombie#1", GENESIS)
+    until(lambda: not lives.board(FIRST).is_leased(), "the first is led by nobody")
+
+
+def test_what_a_worker_of_the_first_job_says_is_not_heard_by_the_leader_of_the_next(
+    lives: Lives,
+) -> None:
+    boards, heard = MemoryBoards(lives.redis), list[Reply]()
+    reader = ReplyReader(boards.replies("fresh"), event_logger("test"))
+    reader.follow(SECOND, 0, heard.append)
+
+    def speaks(board: MemoryBoard, worker: str) -> None:
+        board.beat(WorkerId(worker), "alive", 60.0)
+        failed = Failed(WorkerId(worker), ModelId(0, 7), (3,), "raised")
+        board.push_reply(failed, "fresh")  # of the same epoch and version
+        board.put_snapshot(10**6, b"of a later leader")
+        board.put_leader_status(LeaderStatus(10**6, 10**6, {}, 0, 0, 0, {}))
+
+    speaks(lives.board(FIRST), "of the first")
+    before = lives.board(SECOND).snapshots(), lives.board(SECOND).get_leader_status()
+    speaks(boards.board(SECOND), "of the second")
+    while not heard:
+        reader.turn()
+    assert [each.worker for each in heard] == ["of the second"]
+    assert set(lives.board(SECOND).alive()) == {"of the second"}
+    assert before == ([], None)
