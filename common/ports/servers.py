@@ -557,8 +557,17 @@ class Board(Protocol):
     def unable(self) -> dict[str, str]:
         """Why replicas cannot lead the job, by their names."""
 
-    def put_snapshot(self, epoch: int, data: bytes) -> None:
-        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
+    def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
+        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten.
+
+        Args:
+            epoch: The leader's.
+            data: The snapshot.
+            holder: Of the lease.
+
+        Returns:
+            False where another holds the lease: who leads next has looked at snapshots, or may.
+        """
 
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep a hot snapshot of this leader with the weights, which a member of its group has."""

@@ -379,14 +379,18 @@ class MemoryBoard:
             unable, now = self._notices().unable, self._server.clock()
             return {replica: why for replica, (why, until) in unable.items() if now < until}
 
-    def put_snapshot(self, epoch: int, data: bytes) -> None:
-        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
+    def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
+        """Keep this leader's newest hot snapshot; False where another holds the lease."""
         with self._server.changed:
+            current, until = self._notices().lease or (holder, 0.0)
+            if current != holder and self._server.clock() < until:
+                return False
             snapshots = self._notices().snapshots
             snapshots[epoch] = data
             for old in sorted(snapshots)[:-_SNAPSHOTS_KEPT]:
                 del snapshots[old]
                 self._notices().whole_snapshots.pop(old, None)
+            return True
 
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep a hot snapshot of this leader with the weights."""

@@ -131,6 +131,7 @@ class Effects:
         self._fault: BaseException | None = None
         self._store = SnapshotStore(
             record,
+            replica.name,
             self._board,
             None if replica.blobs is None else CheckpointStore(replica.blobs, self._job),
             logger=logger,

@@ -50,6 +50,7 @@ class SnapshotStore:
 
     Args:
         record: The job.
+        replica: Whose these are.
         board: For the hot ones.
         checkpoints: For the lasting ones, None where the settings name no object storage.
         logger: Bound to the job.
@@ -63,6 +64,7 @@ class SnapshotStore:
     def __init__(  # noqa: PLR0913 -- what a store of snapshots is made of
         self,
         record: JobRecord,
+        replica: str,
         board: Board,
         checkpoints: CheckpointStore | None,
         *,
@@ -74,6 +76,7 @@ class SnapshotStore:
         clock: Callable[[], float] = time,
     ) -> None:
         self._record = record
+        self._replica = replica
         self._board = board
         self._checkpoints = checkpoints
         self._log = logger
@@ -195,7 +198,8 @@ class SnapshotStore:
                 name = f"{self._record.spec.name} (checkpoints)"
                 self._running = self._steps.begin(name, lambda _wake, _fault: self)
             self._running.wake()
-        self._board.put_snapshot(saved.snapshot.by, to_bytes(saved))
+        if not self._board.put_snapshot(saved.snapshot.by, to_bytes(saved), self._replica):
+            self._log.info("hot_snapshot_withheld", reason="another replica has the lease")
 
     def age_s(self) -> float | None:
         """Seconds since the newest checkpoint was made; None where there is nothing to tell.

@@ -6,13 +6,16 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import redis
 
+from common.adapters.redis.access import RedisAccess
 from common.adapters.redis.board import RedisBoard
+from common.adapters.redis.server import RedisServer, connect
 from common.core.messages import (
     Assignment,
     Batch,
@@ -437,7 +440,7 @@ def test_the_newest_snapshot_of_each_of_the_last_leaders_is_kept(board: Board) -
     assert board.snapshots() == []
     for epoch in (0, 3, 5, 12):
         for data in (b"old", b"new"):
-            board.put_snapshot(epoch, b"%d %s" % (epoch, data))
+            board.put_snapshot(epoch, b"%d %s" % (epoch, data), "c1")
     assert board.snapshots() == [b"12 new", b"5 new", b"3 new"]
     assert board.snapshots(most=4) == [b"12 n", b"5 ne", b"3 ne"]
     assert board.snapshots(5) == [b"5 new"]
@@ -446,14 +449,54 @@ def test_the_newest_snapshot_of_each_of_the_last_leaders_is_kept(board: Board) -
 
 def test_a_leader_long_gone_cannot_bring_its_snapshot_back(board: Board) -> None:
     for epoch in (3, 5, 7, 12):
-        board.put_snapshot(epoch, b"%d" % epoch)
-    board.put_snapshot(3, b"3")
+        board.put_snapshot(epoch, b"%d" % epoch, "c1")
+    board.put_snapshot(3, b"3", "c1")
     assert board.snapshots() == [b"12", b"7", b"5"]
+
+
+def test_who_has_lost_the_lease_puts_no_snapshot_any_more(board: Board) -> None:
+    # What the next one has looked at before it leads is all that its predecessors leave.
+    assert board.hold_lease("old", LONG_S * 10)
+    assert board.put_snapshot(3, b"1", "old")
+    board.release_lease("old")
+    assert board.put_snapshot(3, b"2", "old")  # nobody has come yet
+    assert board.hold_lease("new", LONG_S * 10)
+    assert not board.put_snapshot(3, b"3", "old")
+    assert board.snapshots() == [b"2"]
+    assert board.put_snapshot(5, b"4", "new")
+    assert board.snapshots() == [b"4", b"2"]
+
+
+@pytest.mark.parametrize("free", [b"old", None])
+def test_what_is_asked_while_a_key_is_free_is_not_done_where_it_was_just_taken(
+    embedded_redis: EmbeddedRedis, free: bytes | None
+) -> None:
+    key = "doll:{taken}:lease"
+    with closing(connect(embedded_redis.url, LONG_S, RedisAccess())) as client:
+        server = RedisServer(client, "doll:", pytest.fail)
+        server.ask(("UNLINK", key, "doll:{taken}:a"))
+        if free is not None:
+            server.ask(("SET", key, free))
+
+        class Free(tuple[bytes | None, ...]):
+            """Values; somebody takes the key as soon as one of them was seen to be there."""
+
+            __slots__ = ()
+
+            def __contains__(self, value: object) -> bool:
+                if found := super().__contains__(value):
+                    server.ask(("SET", key, b"new"))
+                return found
+
+        assert not server.ask_while(key, Free((free,)), ("SET", "doll:{taken}:a", b"late"))
+        assert server.ask(("GET", "doll:{taken}:a")) == [None]
+        assert server.ask_while(key, (b"new",), ("SET", "doll:{taken}:a", b"in time"))
+        assert server.ask(("GET", "doll:{taken}:a")) == [b"in time"]
 
 
 def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: Board) -> None:
     for epoch in (2, 3, 5):
-        board.put_snapshot(epoch, b"%d" % epoch)
+        board.put_snapshot(epoch, b"%d" % epoch, "c1")
     for data in (b"older", b"3 with weights"):
         board.put_whole_snapshot(3, data)
     assert board.snapshots() == [b"5", b"3", b"2"]
@@ -461,8 +504,8 @@ def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: Board) 
     assert board.snapshots(whole=True, most=4) == [b"5", b"3 wi", b"2"]
     assert board.snapshots(3, whole=True) == [b"3 with weights"]
     for epoch in (7, 12):
-        board.put_snapshot(epoch, b"%d" % epoch)
-    board.put_snapshot(3, b"3")
+        board.put_snapshot(epoch, b"%d" % epoch, "c1")
+    board.put_snapshot(3, b"3", "c1")
     assert board.snapshots(3, whole=True) == []  # of a leader long gone
 
 
@@ -477,7 +520,7 @@ def say_everything(board: Board) -> None:
     board.put_leader_status(leader_status(4))
     board.beat(WORKER, "alive", LONG_S * 10)
     board.hold_lease("one", LONG_S * 10)
-    board.put_snapshot(3, b"snapshot")
+    board.put_snapshot(3, b"snapshot", "one")
 
 
 def hear_everything(board: Board) -> tuple[object, ...]:

@@ -164,7 +164,7 @@ def test_a_server_that_evicts_whatever_it_likes_goes_on_being_written_to(
     admin.config_set("maxmemory", admin.info("memory")["used_memory"] + 16 * len(WEIGHTS))
     for version in range(40):
         board.put_model(ModelId(version, version), WEIGHTS)
-        board.put_snapshot(version, WEIGHTS)
+        board.put_snapshot(version, WEIGHTS, "c1")
         board.beat(WORKER, "alive", 60.0)
         assert board.post_trigger(UpdateTrigger(TriggerId(3, version + 1), ModelId(3, version), ()))
         board.put_leader_status(leader_status(version))

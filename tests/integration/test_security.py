@@ -168,7 +168,7 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     assert board.is_leased()
     board.release_lease("one")
     for epoch in range(5):
-        board.put_snapshot(epoch, b"snapshot")
+        board.put_snapshot(epoch, b"snapshot", "c1")
     assert len(board.snapshots()) == 3
     safe_redis.admin.lpush("doll:{job}:standing:", b"")
     safe_redis.admin.delete("doll:{job}:standing")

@@ -302,6 +302,7 @@ class RedisBoard:
     # Prolonging and releasing read first and write then, without a transaction. In between, the
     # lease may run out and another take it, whose lease is then prolonged or given back. That costs
     # a little time: the lease only says who may try to lead, who leads is decided in the log.
+    # Snapshots are put in a transaction: those who read them alone do not ask the log.
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
         """Take or prolong the lease that says who may try to lead; False if another holds it."""
@@ -379,14 +380,17 @@ class RedisBoard:
 
     # --- snapshots -------------------------------------------------------------------------------
 
-    def put_snapshot(self, epoch: int, data: bytes) -> None:
+    def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
-        index = self._keys + "snapshots"
-        self._server.ask(("SET", self._snapshot(epoch), data), ("SADD", index, epoch))
+        index, free = self._keys + "snapshots", (None, holder.encode())
+        put = ("SET", self._snapshot(epoch), data), ("SADD", index, epoch)
+        if not self._server.ask_while(self._keys + "lease", free, *put):
+            return False
         old = sorted(self._epochs(index))[:-_SNAPSHOTS_KEPT]
         if old:
             keys = (*map(self._snapshot, old), *map(self._whole_snapshot, old))
             self._server.ask(("UNLINK", *keys), ("SREM", index, *old))
+        return True
 
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep a hot snapshot of this leader with the weights, which a member of its group has."""

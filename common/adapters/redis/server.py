@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import redis
@@ -11,7 +12,7 @@ from redis.connection import PythonRespSerializer
 from common.adapters.redis.access import RedisAccess, client_of, fails_over, fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from common.adapters.redis.access import RedisClient
 
@@ -72,6 +73,26 @@ class RedisServer:
         """
         return self.judged(commands, self.send(commands))
 
+    def ask_while(self, key: str, values: Container[bytes | None], *commands: Command) -> bool:
+        """Send commands in a transaction, if a key has one of these values; else False.
+
+        Raises:
+            UnavailableError: If the server is unavailable or busy, or fails over.
+            OutsideError: If it does not accept our name or password, or refused a command.
+        """
+        looked = ("WATCH", key), ("GET", key)
+        transaction = ("MULTI",), *commands, ("EXEC",)
+        with self._lent() as connection:
+            while True:
+                value = self.judged(looked, self._said(connection, looked))[-1]
+                if value not in values:
+                    self._said(connection, (("UNWATCH",),))
+                    return False
+                answers = self.judged(transaction, self._said(connection, transaction))[-1]
+                if answers is not None:  # else it was written meanwhile, perhaps as it was
+                    self.judged(commands, answers)
+                    return True
+
     def send(self, commands: Sequence[Command]) -> list[Any]:
         """Answers as they come; where a command was refused, its error stands in its place.
 
@@ -79,16 +100,27 @@ class RedisServer:
             UnavailableError: If the server is unavailable.
             OutsideError: If it does not accept our name or password.
         """
+        with self._lent() as connection:
+            return self._said(connection, commands)
+
+    @contextmanager
+    def _lent(self) -> Iterator[Any]:
+        """A connection for packets of one caller; one that an error interrupts is closed."""
         client, pool = self._redis, self._redis.connection_pool
         try:
             with client.lend() as connection:
-                packet = connection.pack_commands(commands)
-                connection.send_packed_command(packet, check_health=False)
-                answers = [self._answer(connection, str(command[0])) for command in commands]
+                yield connection
         except redis.RedisError as error:
             if isinstance(error, redis.TimeoutError):
                 client.renew(pool)  # the others are of the same host: each would wait as long
             raise fault(client, error)  # noqa: B904 -- it knows what it came from
+
+    def _said(self, connection: Any, commands: Sequence[Command]) -> list[Any]:  # noqa: ANN401 -- the library's own
+        """Send a packet; the answers as they come."""
+        client, pool = self._redis, self._redis.connection_pool
+        packet = connection.pack_commands(commands)
+        connection.send_packed_command(packet, check_health=False)
+        answers = [self._answer(connection, str(command[0])) for command in commands]
         refused = [answer for answer in answers if isinstance(answer, redis.RedisError)]
         if any(fails_over(client, answer) for answer in refused):
             client.renew(pool)

@@ -75,7 +75,7 @@ def led(world: World) -> World:
     assert writer.flush(1.0)
     first = kept(ModelId(0, 1), 2, trained(1), 0.1)
     CheckpointStore(world.blobs, "digits").save(first.name, to_parts(first), 0.0)
-    world.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 2), 3, trained(2), 0.5)))
+    world.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 2), 3, trained(2), 0.5)), "c1")
     return world
 
 
@@ -162,7 +162,7 @@ def test_what_an_older_program_kept_is_left_to_the_command(led: World) -> None:
     count, buffers = flat.parameter_count, flat.buffer_count
     head = {"optimizer": "adam", "parameters": count, "buffers": buffers}
     old = pack({"weights": flat.vector}, {"trainer": msgspec.json.encode(head).decode()})
-    led.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 2), 3, old)))
+    led.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 2), 3, old)), "c1")
     said = problem(led.ask("GET", MODEL), 409)
     assert "the hot snapshot 0-2 was kept by an older program" in said
     assert "doll model pull digits" in said

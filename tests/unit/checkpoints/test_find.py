@@ -25,7 +25,7 @@ def test_a_hot_snapshot_is_known_by_its_first_bytes(
 ) -> None:
     board = MemoryBoard(MemoryRedis(), "digits")
     for epoch in (3, 5):
-        board.put_snapshot(epoch, to_bytes(SnapshotFile(snapshot(epoch, returned), WEIGHTS)))
+        board.put_snapshot(epoch, to_bytes(SnapshotFile(snapshot(epoch, returned), WEIGHTS)), "c1")
 
     found = heads_on_board(board, pytest.fail, head_bytes)
 
@@ -40,7 +40,7 @@ def test_whether_a_member_has_left_weights_is_known_by_them(more_bytes: int) -> 
     board = MemoryBoard(MemoryRedis(), "digits")
     held = Snapshot(3, ModelId(3, 4), 9, 0, {}, attempt=AttemptId(3, 1, 4))
     alone = to_bytes(SnapshotFile(held, b""))
-    board.put_snapshot(3, alone)
+    board.put_snapshot(3, alone, "c1")
 
     def known() -> bool:
         [found] = heads_on_board(board, pytest.fail, len(alone) + more_bytes)
@@ -53,8 +53,8 @@ def test_whether_a_member_has_left_weights_is_known_by_them(more_bytes: int) -> 
 
 def test_what_is_torn_is_told_and_left_out() -> None:
     board, told = MemoryBoard(MemoryRedis(), "digits"), list[str]()
-    board.put_snapshot(3, to_bytes(SnapshotFile(snapshot(3), WEIGHTS)))
-    board.put_snapshot(5, to_bytes(SnapshotFile(snapshot(5), WEIGHTS))[:40])
+    board.put_snapshot(3, to_bytes(SnapshotFile(snapshot(3), WEIGHTS)), "c1")
+    board.put_snapshot(5, to_bytes(SnapshotFile(snapshot(5), WEIGHTS))[:40], "c1")
 
     [found] = heads_on_board(board, told.append)
 

@@ -424,7 +424,7 @@ def test_models_are_pulled_with_the_same_tensors(submitted: Both, tmp_path: Path
     world = submitted.direct
     lead = encode_audit(Lead(-1, GENESIS, "c"))
     world.write("doll.digits.updates", lead, encode_audit(update(0, 1)))
-    world.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 1), 2, trained(1))))
+    world.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 1), 2, trained(1))), "c1")
     assert "1" in submitted.same("model", "list", "digits")
     for run in submitted.ways:
         assert 'no job "letters"' in run("model", "list", "letters", code=exits.REFUSED).stderr

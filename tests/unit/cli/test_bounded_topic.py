@@ -91,7 +91,7 @@ class World:
         """A checkpoint covers nothing yet; the hot snapshot covers what is trained."""
         self.board.put_leader_status(LeaderStatus(3, 0, self.trained, 0, 0, 1, {}))
         made = Snapshot(3, ModelId(3, 1), 0, 0, dict(self.trained))
-        self.board.put_snapshot(3, to_bytes(SnapshotFile(made, b"weights")))
+        self.board.put_snapshot(3, to_bytes(SnapshotFile(made, b"weights")), "c1")
 
     def drop(self) -> None:
         """What such a Kafka does after each record, at its worst: each is a batch of its own."""

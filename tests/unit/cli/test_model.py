@@ -88,7 +88,7 @@ def test_the_newest_that_counts_is_taken_from_a_checkpoint(led: World, tmp_path:
 
 def test_a_hot_snapshot_is_taken_where_it_is_newer(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, GENESIS, 1, 0.5))
-    led.board("digits").put_snapshot(3, to_bytes(saved(3, ModelId(0, 1), 4, 3.0)))
+    led.board("digits").put_snapshot(3, to_bytes(saved(3, ModelId(0, 1), 4, 3.0)), "c1")
     assert pulled(led, tmp_path) == 3.0
 
 
@@ -140,7 +140,7 @@ def test_a_torn_checkpoint_is_passed_over(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     (part,) = [n for n in led.blobs.names("") if n.endswith("000000000001/trainer.safetensors")]
     led.blobs.put(part, b"torn")
-    led.board("digits").put_snapshot(0, b"torn too")
+    led.board("digits").put_snapshot(0, b"torn too", "c1")
     assert pulled(led, tmp_path) == 0.5
 
 
@@ -190,7 +190,7 @@ def test_versions_that_count_are_listed_with_where_they_are_kept(led: World) -> 
     assert "no version of digits is kept yet" in led.run("model", "list", "digits").stdout
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
     keep(led, saved(0, ModelId(0, 2), 3, 2.0))  # taken back by the second leader
-    led.board("digits").put_snapshot(3, to_bytes(saved(3, ModelId(0, 1), 4, 3.0)))
+    led.board("digits").put_snapshot(3, to_bytes(saved(3, ModelId(0, 1), 4, 3.0)), "c1")
     told = json.loads(led.run("model", "list", "digits", "--json").stdout)["versions"]
     assert [(each["version"], each["epoch"], each["loss"]) for each in told] == [
         *((1, 0, None), (1, 0, 0.4)),

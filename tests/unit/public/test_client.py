@@ -303,7 +303,7 @@ def keep(led: World, epoch: int, version: int) -> None:
         "doll.digits.updates", encode_audit(UpdateApplied(epoch, version, (batch,), 2, 0.5))
     )
     snapshot = test_model.kept(ModelId(epoch, version), version + 1, test_model.trained(version))
-    led.board("digits").put_snapshot(epoch, to_bytes(snapshot))
+    led.board("digits").put_snapshot(epoch, to_bytes(snapshot), "c1")
 
 
 def test_what_follows_a_job_serves_whole_versions_and_never_goes_back(led: World) -> None:

@@ -205,7 +205,7 @@ class World:
     def publish(self, epoch: int, version: int, seed: int) -> None:
         """A hot snapshot of a leader."""
         kept = self.kept(epoch, ModelId(epoch, version), seed, epoch + version + 1)
-        self.board().put_snapshot(epoch, to_bytes(kept))
+        self.board().put_snapshot(epoch, to_bytes(kept), "c1")
 
     def store(self, kept: SnapshotFile) -> None:
         """A checkpoint."""
@@ -388,7 +388,7 @@ def test_a_newer_snapshot_answers_from_then_on_and_none_is_taken_back(world: Wor
 
 def test_a_snapshot_that_is_another_models_is_passed_over(world: World) -> None:
     torn = SnapshotFile(Snapshot(0, ModelId(0, 2), 3, 0, {}), trained(CLICKS, 1))
-    world.board().put_snapshot(0, to_bytes(torn))
+    world.board().put_snapshot(0, to_bytes(torn), "c1")
     world.look()
     assert world.infer(asked())["model_version"] == "1"
 
@@ -401,7 +401,7 @@ def test_of_a_group_the_weights_are_served_that_a_member_has_left(
 
     def led(epoch: int, model: ModelId, *, whole: bool = False) -> str:
         snapshot = Snapshot(epoch, model, 3, 0, {}, attempt=AttemptId(3, 1, model.version))
-        board.put_snapshot(epoch, to_bytes(SnapshotFile(snapshot, b"")))
+        board.put_snapshot(epoch, to_bytes(SnapshotFile(snapshot, b"")), "c1")
         if whole:
             data = trained(DIGITS, model.version)
             board.put_whole_snapshot(epoch, to_bytes(SnapshotFile(snapshot, data)))

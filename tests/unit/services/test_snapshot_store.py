@@ -75,6 +75,7 @@ class Bench:
         self._stores.append(
             SnapshotStore(
                 record,
+                "c1",
                 self.board,
                 None if blobs is None else CheckpointStore(blobs, "digits"),
                 logger=event_logger("coordinator"),
@@ -342,7 +343,7 @@ def test_what_a_newer_program_wrote_is_not_passed_over(bench: Bench) -> None:
 def test_a_torn_hot_snapshot_is_passed_over(bench: Bench) -> None:
     store = bench.store(None)
     store.put(saved(10), checkpoint=False)
-    bench.board.put_snapshot(9, b"torn")
+    bench.board.put_snapshot(9, b"torn", "c1")
     (hot,) = store.hot()
     assert (hot.title, hot.trainer()) == ("the hot snapshot 3-10", b"weights of 3-10")
 
@@ -366,6 +367,20 @@ def test_a_job_does_not_begin_with_other_weights_than_it_was_given(bench: Bench)
         bench.store(blobs, origin).first(FIRST)
     with pytest.raises(CorruptError, match="the weights of letters@400, which are in object stor"):
         bench.store(None, origin).first(FIRST)
+
+
+def test_who_has_lost_the_lease_leaves_no_hot_snapshot_and_goes_on(bench: Bench) -> None:
+    store, saved = (
+        bench.store(MemoryBlobs()),
+        SnapshotFile(Snapshot(3, ModelId(3, 1), 9, 0, FIRST), b"w"),
+    )
+    bench.board.hold_lease("c2", 60.0)
+
+    store.put(saved, checkpoint=True)
+
+    until(lambda: store.all_uploaded, "the checkpoint is there")  # by the audit it counts or not
+    assert store.hot() == []
+    assert [each.snapshot for each in store.lasting()] == [saved.snapshot]
 
 
 def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) -> None:
