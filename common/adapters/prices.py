@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.ports.machines import Offer
+from common.ports.machines import Offer, PriceHistory
+from common.theory.billing import HOUR_S
 from common.traces.files import starts_of, traced
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from common.ports.machines import Prices
     from common.traces.spec import TraceSpec
+
+KNOWN_SHARE = 0.1  # of a recording: what was before says how prices move
 
 
 class FixedPrices:
@@ -34,6 +37,14 @@ class FixedPrices:
     def look(self) -> dict[Offer, float]:
         """USD per hour of one machine now."""
         return dict(self._usd_per_hour)
+
+    def past(self) -> dict[str, PriceHistory]:
+        """Say what machines have cost: the same for an hour, and before."""
+        return {
+            offer.pool: PriceHistory((0.0,), (usd,), HOUR_S)
+            for offer, usd in self._usd_per_hour.items()
+            if not offer.type
+        }
 
 
 class TracePrices:
@@ -73,6 +84,23 @@ class TracePrices:
             for pool, (trace, start_s) in self._series.items()
         }
 
+    def past(self) -> dict[str, PriceHistory]:
+        """Say what machines have cost: what was recorded before now.
+
+        Where that is less than a tenth of the recording, all of it: who begins at its beginning is
+        told of times to come.
+        """
+        past_s = max(self._clock() - self._origin_s, 0.0)
+        found = {}
+        for pool, (trace, start_s) in self._series.items():
+            until_s = min(start_s + past_s, trace.end_s)
+            if until_s < trace.end_s * KNOWN_SHARE:
+                until_s = trace.end_s
+            known = trace.times_s < until_s
+            times_s, usd_per_hour = trace.times_s[known].tolist(), trace.values[known].tolist()
+            found[pool] = PriceHistory(times_s, usd_per_hour, until_s)
+        return found
+
 
 class PricesTogether:
     """The pools of several sources; where one of them is away nothing is told.
@@ -92,3 +120,12 @@ class PricesTogether:
             OutsideError: If one refuses.
         """
         return {offer: usd for source in self._sources for offer, usd in source.look().items()}
+
+    def past(self) -> dict[str, PriceHistory]:
+        """Say what machines of each pool have cost.
+
+        Raises:
+            UnavailableError: If a source is away.
+            OutsideError: If one refuses.
+        """
+        return {pool: past for source in self._sources for pool, past in source.past().items()}

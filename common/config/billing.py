@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from common.theory.billing import BY_NAME, Billing, Preempted
+from common.theory.billing import BY_NAME, HOUR_S, Billing, Preempted
 
 
 class PreemptedSpec(BaseModel):
@@ -38,6 +38,11 @@ class BillingRules(BaseModel):
         default="now", description="Of each second: of the time, or of its hour's beginning."
     )
     preempted: PreemptedSpec = PreemptedSpec()
+    hour_s: float = Field(
+        default=HOUR_S,
+        gt=0,
+        description="Length of those hours: shorter where recorded prices are replayed faster.",
+    )
 
     def rules(self) -> Billing:
         """Give them to whoever calculates."""

@@ -512,6 +512,19 @@ class HotSnapshotSpec(Part):
     """After so many updates, whichever comes first."""
 
 
+class BidBrainSpec(Part):
+    """What changes of its machines cost a job, as `bidbrain` takes it."""
+
+    lambda_s: float = Field(default=30.0, ge=0)
+    """lambda: for which all work stands still after an eviction."""
+    start_s: float | None = Field(default=None, ge=0)
+    """sigma: for which it does when machines come or go; by default the longest start-up of the
+    market's pools."""
+    horizon_s: Positive = 3600.0
+    """For which the machine of the coordinator and its servers is counted: the longer, the more it
+    pays to be done sooner."""
+
+
 class ProvisioningSpec(Part):
     """What fleet to rent, for the provisioner; without one, workers are started by hand."""
 
@@ -526,6 +539,8 @@ class ProvisioningSpec(Part):
     """Of meeting the deadline; for `chance` and `reassign`."""
     review_s: Positive | None = None
     """How often the policy is asked; by default as often as it likes."""
+    bidbrain: BidBrainSpec | None = None
+    """Of `policy: bidbrain`, which bids for machines that work off a backlog."""
     update_mb: float | None = Field(default=None, ge=0)
     """Megabytes that a machine sends and receives for an update, as measured, where its traffic is
     paid for (`transfer_usd_per_gb` of the market file); by default what the weights of a built-in
@@ -919,6 +934,7 @@ class JobSpec(Part):
                 f"evaluation.stream: the job learns from {test!r} itself: name a topic of records"
                 " that it never sees"
             )
+        self._bids_for_a_backlog()
         if self.policy == "reassign" and self.on_preemption == "hold":
             raise ValueError(
                 "provisioning.policy: reassign leaves slots without a machine, whose streams nobody"
@@ -934,6 +950,24 @@ class JobSpec(Part):
                 " or momentum, and `reduction: mean`: other steps leave topics below zero"
             )
         return self
+
+    def _bids_for_a_backlog(self) -> None:
+        asked = self.provisioning
+        if asked is not None and asked.bidbrain is not None and self.policy != "bidbrain":
+            raise ValueError(
+                f"provisioning.bidbrain: is for policy: bidbrain, and this is {self.policy}"
+            )
+        if self.policy == "bidbrain" and self.on_preemption == "hold":
+            raise ValueError(
+                "provisioning.policy: bidbrain takes and gives back machines as bids win, and a"
+                " held stream is never faster than its one worker: add `on_preemption: reassign`"
+            )
+        if self.policy == "bidbrain" and self.start_at == "latest":
+            raise ValueError(
+                "provisioning.policy: bidbrain works off a backlog, and a stream that is read from"
+                " its latest record has none: it cannot go faster than it arrives. Take reassign,"
+                " or start_at: earliest"
+            )
 
     @property
     def _most_learning_rate(self) -> float:

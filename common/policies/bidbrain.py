@@ -40,7 +40,8 @@ class EvictionOdds:
 
     deltas: Array  # (D,) ascending, USD per hour
     step_s: float  # of the prices
-    probability: Array  # (M, D, L) beta, of each market, before 1 to L steps are over: an hour
+    hour_s: float  # L steps
+    probability: Array  # (M, D, L) beta, of each market, before 1 to L steps are over
     median_s: Array  # (M, D, L) until the eviction of those that are evicted before that
 
     def within(
@@ -54,19 +55,22 @@ class EvictionOdds:
         return self.probability[at], self.median_s[at]
 
 
-def eviction_odds(prices: Array, step_s: float, deltas: Array = BID_DELTAS) -> EvictionOdds:
+def eviction_odds(
+    prices: Array, step_s: float, deltas: Array = BID_DELTAS, hour_s: float = HOUR_S
+) -> EvictionOdds:
     """Count evictions in past prices.
 
     Args:
         prices: (M, T) USD per hour of each market, at T times, more than an hour.
         step_s: Between those times; an hour is a multiple of it.
         deltas: (D,) of bids above the price, ascending.
+        hour_s: Length of an hour: less where prices are replayed faster than they were recorded.
 
     Raises:
         ParameterError: If the prices are too few to see an hour.
     """
     positive("step_s", step_s)
-    steps = round(HOUR_S / step_s)
+    steps = round(hour_s / step_s)
     markets, times = prices.shape
     if times <= steps:
         problem = f"are {times} of {step_s:g} s; odds of an hour need {steps + 1} or more"
@@ -83,7 +87,7 @@ def eviction_odds(prices: Array, step_s: float, deltas: Array = BID_DELTAS) -> E
             evicted = np.cumsum(np.bincount(first[market], minlength=steps)[:steps])
             probability[market, d] = evicted / begins.shape[1]
             median_s[market, d] = np.searchsorted(evicted, evicted / 2) * step_s
-    return EvictionOdds(deltas, step_s, probability, median_s)
+    return EvictionOdds(deltas, step_s, hour_s, probability, median_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class Terms:
     """Allocations as equations 1 to 3 see them; arrays are of one shape, or scalars."""
 
     usd: Array  # P k t_r: what the time left costs unless it is refunded
+    refunded: Array  # 1 where it is at an eviction, else 0
     work_per_s: Array  # k nu
     probability: Array  # beta
     useful_s: Array  # omega: time left, reduced by an eviction that is to be expected
@@ -114,7 +119,7 @@ class _Choice(NamedTuple):
 
 def expected_cost_usd(terms: Terms) -> Array:
     """Equation 1 of each allocation: of an hour that is refunded nothing is paid."""
-    return (1 - terms.probability) * terms.usd
+    return (1 - terms.refunded * terms.probability) * terms.usd
 
 
 def overhead_s(kept: Array, eviction_s: float, change_s: float) -> Array:
@@ -146,6 +151,7 @@ class BidBrain:
     eviction_s: float = 30.0  # lambda
     change_s: float = 0.0  # sigma
     horizon_s: float = HOUR_S  # for which the reliable machines are counted
+    refunded: npt.ArrayLike = 1.0  # (M,) or one: whether an evicted hour is not paid
 
     def __post_init__(self) -> None:
         for name in ("most_per_s", "horizon_s"):
@@ -154,7 +160,12 @@ class BidBrain:
             not_negative(name, getattr(self, name))
 
     def renews(
-        self, footprint: Sequence[Allocation], ending: Allocation, now_s: float, prices: Array
+        self,
+        footprint: Sequence[Allocation],
+        ending: Allocation,
+        now_s: float,
+        prices: Array,
+        room: Array | None = None,
     ) -> bool:
         """Say whether one more hour of an allocation makes work cheaper than another one or none.
 
@@ -166,16 +177,21 @@ class BidBrain:
             ending: Its hour ends now.
             now_s: The time.
             prices: (M,) of now.
+            room: (M,) how many more machines each market has; None: as many as anybody wants.
         """
         price = float(prices[ending.market])
         market, delta = np.array([ending.market]), ending.bid_usd - price
         again = self._hour(market, delta, ending.machines, price)
         renewed = self._cost_per_work(self._terms(footprint, now_s, prices), again, 0.0)
-        instead = self._best(footprint, now_s, prices, self.change_s)
+        instead = self._best(footprint, now_s, prices, room, self.change_s)
         return bool(renewed[0] <= instead.cost_per_work)
 
     def acquire(
-        self, footprint: Sequence[Allocation], now_s: float, prices: Array
+        self,
+        footprint: Sequence[Allocation],
+        now_s: float,
+        prices: Array,
+        room: Array | None = None,
     ) -> Allocation | None:
         """Give the allocation that makes work cheapest, if one makes it cheaper than none does.
 
@@ -183,11 +199,17 @@ class BidBrain:
             footprint: What there is.
             now_s: The time; the allocation begins now.
             prices: (M,) of now.
+            room: (M,) how many more machines each market has; None: as many as anybody wants.
         """
-        return self._best(footprint, now_s, prices, 0.0).allocation
+        return self._best(footprint, now_s, prices, room, 0.0).allocation
 
     def _best(
-        self, footprint: Sequence[Allocation], now_s: float, prices: Array, unchanged_s: float
+        self,
+        footprint: Sequence[Allocation],
+        now_s: float,
+        prices: Array,
+        room: Array | None,
+        unchanged_s: float,
     ) -> _Choice:
         """Compare what there is with what there could be besides.
 
@@ -195,12 +217,14 @@ class BidBrain:
             footprint: What there is.
             now_s: The time.
             prices: (M,) of now.
+            room: (M,) how many more machines each market has, or None.
             unchanged_s: For which all stands still if nothing is acquired.
         """
         there = self._terms(footprint, now_s, prices)
         least = float(self._cost_per_work(there, None, unchanged_s)[0])
         has = sum(each.machines * self.work_per_s[each.market] for each in footprint)
-        machines = np.floor((self.most_per_s - has) / self.work_per_s + ROUNDING).astype(int)
+        machines = np.floor((self.most_per_s - has) / self.work_per_s + ROUNDING)
+        machines = (machines if room is None else np.minimum(machines, room)).astype(int)
         markets, deltas = np.meshgrid(np.flatnonzero(machines > 0), self.odds.deltas, indexing="ij")
         market, delta = markets.ravel(), deltas.ravel()
         if not market.size:
@@ -216,7 +240,7 @@ class BidBrain:
             machines=int(machines[market[best]]),
             bid_usd=price + float(delta[best]),
             price_usd=price,
-            ends_s=now_s + HOUR_S,
+            ends_s=now_s + self.odds.hour_s,
         )
         return _Choice(float(costs[best]), found)
 
@@ -243,7 +267,7 @@ class BidBrain:
             np.broadcast_to(delta, shape),
             np.broadcast_to(machines, shape),
             np.broadcast_to(price, shape),
-            np.full(shape, HOUR_S),
+            np.full(shape, self.odds.hour_s),
         )
 
     def _of(
@@ -257,13 +281,14 @@ class BidBrain:
         probability, median_s = self.odds.within(market, delta, left_s)
         useful_s = (1 - probability) * left_s + probability * np.minimum(median_s, left_s)
         usd = price * machines * left_s / HOUR_S
-        return Terms(usd, machines * self.work_per_s[market], probability, useful_s)
+        refunded = np.broadcast_to(self.refunded, self.work_per_s.shape)[market]
+        return Terms(usd, refunded, machines * self.work_per_s[market], probability, useful_s)
 
     def _cost_per_work(self, there: Terms, more: Terms | None, change_s: float) -> Array:
         """(c,) equation 4 of the footprint with each of c candidates; (1,) without any."""
         if more is None:
             zero = np.zeros(1)
-            more = Terms(zero, zero, zero, zero)
+            more = Terms(zero, zero, zero, zero, zero)
         usd = expected_cost_usd(there).sum() + expected_cost_usd(more)
         usd = usd + self.reliable_usd_per_hour * self.horizon_s / HOUR_S
         kept = np.prod(1 - there.probability) * (1 - more.probability)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from common.theory.provisioning import Plan
     from common.theory.work import Pool, Work
 
-PolicyName: TypeAlias = Literal[
+StreamPolicyName: TypeAlias = Literal[  # for streams that arrive as the job goes
     "on-demand",  # section V's yardstick
     "static",  # Theorems 4 and 5, once
     "adaptive",  # section V-C
@@ -41,13 +41,29 @@ PolicyName: TypeAlias = Literal[
     "reassign",  # survivors take streams over: as few machines as can keep up
     "pools",  # several kinds of spot machines
 ]
+PolicyName: TypeAlias = Literal[StreamPolicyName, "bidbrain"]  # that bids for a backlog
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+STREAM_POLICIES: tuple[StreamPolicyName, ...] = get_args(StreamPolicyName)
 
 ON_DEMAND = 0  # the first pool is never preempted
+# A machine that is given back takes a while to end, and its next hour would be paid.
+RENEWAL_S, RENEWAL_SHARE = 60.0, 1 / 20
 NOWHERE = -1  # a slot without a machine, by choice: `reassign` needs fewer than there are streams
 
 Places: TypeAlias = npt.NDArray[np.int8]  # (N_tot,) index of the pool of each slot, or NOWHERE
 Flags: TypeAlias = npt.NDArray[np.bool_]  # (N_tot,) one per slot
+
+
+class Hour(NamedTuple):
+    """The hour for which machines of an offer are had: paid at its beginning, or under a bid."""
+
+    ends_s: float
+    usd_per_hour: float  # at its beginning
+
+
+def renewal_s(hour_s: float) -> float:
+    """Say how long before an hour ends a policy is asked whether there shall be another."""
+    return min(RENEWAL_S, hour_s * RENEWAL_SHARE)
 
 
 class MachineCount(NamedTuple):
@@ -71,6 +87,8 @@ class Situation:
     # What there is. At time 0 that is nothing, and machines start up for a while: who looks at
     # `ready` alone orders the whole fleet twice.
     machines: Mapping[Offer, MachineCount] = field(default_factory=dict)
+    hours: Mapping[Offer, Hour] = field(default_factory=dict)  # of those, the first that end
+    refusing: frozenset[str] = frozenset()  # pools that have just refused a machine
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -90,7 +90,7 @@ def update_capacity_per_s(
 def waiting_told(
     policy: str, work: Work, waiting: float, gradient_s: float
 ) -> tuple[Work, float | None]:
-    """Say to a policy what waits: `reassign` plans with it, the others for what is to arrive yet.
+    """Say to a policy what waits: some plan with it, the others for what is to arrive yet.
 
     What waits need not arrive any more; but its gradients take their time all the same. So the work
     of the others is as many updates as would take as long to arrive as what is left takes at least.
@@ -102,7 +102,7 @@ def waiting_told(
         gradient_s: mu_C.
     """
     waiting = min(max(waiting, 0.0), work.updates)
-    if policy == "reassign":
+    if policy in ("reassign", "bidbrain"):
         return work, waiting
     machines = np.array([float(work.workers)])
     capacity_per_s = float(update_capacity_per_s(machines, work.group_size, gradient_s).item())

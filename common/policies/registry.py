@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from common.policies.adaptive import Adaptive
 from common.policies.backfill import Backfill
+from common.policies.bidding import Bidding
 from common.policies.chance import Chance
 from common.policies.fixed import OnDemandOnly, Static
 from common.policies.pools import Pools
@@ -21,6 +22,7 @@ def policy_of(
     spot: int | None = None,
     on_preemption: Literal["hold", "reassign"] = "hold",
     spot_up_to: float = 1.5,
+    bidding: Bidding | None = None,
 ) -> Policy:
     """Make a policy.
 
@@ -30,6 +32,7 @@ def policy_of(
         spot: N_s, static only: as given instead of the optimum.
         on_preemption: Pools only: what becomes of a preempted worker's stream.
         spot_up_to: Pools only: spot machines at most, times the streams.
+        bidding: Of `bidbrain`.
     """
     policies: dict[PolicyName, Policy] = {
         "on-demand": OnDemandOnly(),
@@ -39,5 +42,6 @@ def policy_of(
         "backfill": Backfill(),
         "reassign": Reassign(probability),
         "pools": Pools(on_preemption, spot_up_to),
+        "bidbrain": bidding or Bidding(),
     }
     return policies[name]

@@ -106,6 +106,14 @@ class Fleet(Protocol):
         """Let go of the connection; the machines stay."""
 
 
+class PriceHistory(NamedTuple):
+    """What machines of a pool have cost: each price from its time on."""
+
+    times_s: Sequence[float]  # ascending, from any origin
+    usd_per_hour: Sequence[float]
+    until_s: float  # when that of the last ends
+
+
 class Prices(Protocol):
     """What machines of the market's pools cost. For one thread at a time."""
 
@@ -114,5 +122,13 @@ class Prices(Protocol):
 
         Raises:
             UnavailableError: If the source is away; what was known stays true.
+            OutsideError: If it refuses.
+        """
+
+    def past(self) -> dict[str, PriceHistory]:
+        """Say what machines of each pool have cost until now, as far back as anybody knows.
+
+        Raises:
+            UnavailableError: If the source is away.
             OutsideError: If it refuses.
         """

@@ -52,6 +52,10 @@ class LookAtPrices(msgspec.Struct, frozen=True):
     """Ask what machines cost; answered by PricesSeen or PricesAway."""
 
 
+class LookAtPast(msgspec.Struct, frozen=True):
+    """Ask what machines have cost until now; answered by PastSeen or PricesAway."""
+
+
 class BecameLeader(msgspec.Struct, frozen=True):
     """From now on this process decides; worth a log line."""
 
@@ -81,6 +85,7 @@ ProvisionerCommand: TypeAlias = (
     | Release
     | LookAtMachines
     | LookAtPrices
+    | LookAtPast
     | BecameLeader
     | StepDown
     | Finish

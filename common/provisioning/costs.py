@@ -85,7 +85,7 @@ class Bill:
         rules = self._billing.values()
         # How long after its end a machine may have to be paid at most.
         self._longest_s = max(
-            (rule.minimum_s + HOUR_S * (rule.per == "hour") for rule in rules), default=0.0
+            (rule.minimum_s + rule.hour_s * (rule.per == "hour") for rule in rules), default=0.0
         )
         self._curves: dict[Offer, PriceCurve] = {}
         self._running: dict[int, tuple[Offer, float]] = {}  # by launch: of what, started
@@ -140,11 +140,12 @@ class Bill:
 
     def _cost_usd(self, offer: Offer, since_s: float, until_s: float) -> float:
         curve = self._curve(offer)
-        if self._billing.get(offer.pool, BY_THE_SECOND).price == "now":
+        rule = self._billing.get(offer.pool, BY_THE_SECOND)
+        if rule.price == "now":
             return curve.cost_usd(since_s, until_s)
         total = 0.0
         while since_s < until_s:
-            end_s = min(since_s + HOUR_S, until_s)
+            end_s = min(since_s + rule.hour_s, until_s)
             total += (end_s - since_s) * curve.usd_per_hour(since_s) / HOUR_S
             since_s = end_s
         return total

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.policies.policy import NOWHERE, ON_DEMAND, MachineCount, Situation
+from common.policies.bidding import Bidding, odds_of
+from common.policies.policy import NOWHERE, ON_DEMAND, MachineCount, Situation, renewal_s
 from common.policies.reassign import waiting_told
 from common.policies.registry import policy_of
 from common.ports.machines import Offer
@@ -31,9 +32,11 @@ from common.provisioning.seating import readiness
 from common.theory.errors import ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from common.policies.bidbrain import EvictionOdds
     from common.policies.policy import Decision, Flags, Policy
+    from common.ports.machines import PriceHistory
     from common.provisioning.estimating import Estimator
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.reconciling import Backoff
@@ -70,6 +73,7 @@ class PolicyRunner:
         self._known_up: Flags | None = None
         self._known_machines: dict[Offer, MachineCount] = {}
         self._review_at_s = float("-inf")
+        self._hours_at_s = float("inf")
         self._retry_at_s = float("inf")
         self._prices: dict[str, float] = {}
         self._changed = ""  # in the job's settings
@@ -77,7 +81,8 @@ class PolicyRunner:
         self.trouble = ""
         self.warning = ""
         self._settings = settings
-        self._policy = _policy(settings)
+        self._odds: EvictionOdds | None = None
+        self._policy = _policy(settings, self._odds)
 
     @property
     def review_s(self) -> float | None:
@@ -88,7 +93,18 @@ class PolicyRunner:
         """Decide by other settings from now on."""
         self._changed = differences(self._settings, settings) or self._changed
         self._settings = settings
-        self._policy = _policy(settings)
+        self._policy = _policy(settings, self._odds)
+
+    def learn(self, past: Mapping[str, PriceHistory]) -> None:
+        """Take in what machines have cost until now."""
+        if self._settings.policy == "bidbrain" and past:
+            try:
+                self._odds = odds_of(self._settings.pools, past)
+            except ParameterError as error:
+                self._odds, self.trouble = None, str(error)
+                return
+            self._policy = _policy(self._settings, self._odds)
+            self._retry_at_s = float("-inf")
 
     def resume(self, now_s: float) -> None:
         """Take over the plan in force, if there is one."""
@@ -135,6 +151,11 @@ class PolicyRunner:
             stands_in_s=stands_in_s,
             waiting=waiting,
             machines=self._machines(now_s),
+            hours={
+                offer: hour._replace(ends_s=hour.ends_s - settings.submitted_s)
+                for offer, hour in self._ledger.hours(now_s).items()
+            },
+            refusing=self._backoff.refusing(now_s),
         )
 
     def ask(self, now_s: float) -> Planned | None:
@@ -227,6 +248,8 @@ class PolicyRunner:
             or (self._last.counted and machines != self._machines(now_s))
         ):
             yield "machines came or went"
+        if now_s >= self._hours_at_s:
+            yield "hours end"
         if self.review_s is not None and now_s >= self._review_at_s:
             yield "review"
         if self.trouble:
@@ -248,8 +271,16 @@ class PolicyRunner:
         self._prices = self._ledger.paid_usd_per_hour
         self._guessed = not self._estimator.arrivals_known(now_s)
         self._review_at_s = now_s + (self.review_s or float("inf"))
+        self._hours_at_s = self._settings.submitted_s + self._hour_after(situation)
         self._retry_at_s = float("inf")
         self.trouble = ""
+
+    def _hour_after(self, situation: Situation) -> float:
+        """Say when an hour ends so soon that it is to be renewed, or the renewed one has begun."""
+        hour_s = max(pool.billing.hour_s for pool in situation.pools)
+        ends_s = [hour.ends_s for hour in situation.hours.values()]
+        times_s = [end_s - renewal_s(hour_s) for end_s in ends_s] + ends_s
+        return min((at_s for at_s in times_s if at_s > situation.now_s), default=float("inf"))
 
     def _prices_moved(self) -> str:
         for pool, usd in self._ledger.paid_usd_per_hour.items():
@@ -300,12 +331,17 @@ def _transfer_usd_per_s(decision: Decision) -> float:
     return float(np.array(usd_per_s)[decision.pools].sum())
 
 
-def _policy(settings: ProvisionerSettings) -> Policy:
+def _policy(settings: ProvisionerSettings, odds: EvictionOdds | None) -> Policy:
     """Make the policy; where the market has no spot pool, the one that does without."""
     name = settings.policy
     if len(settings.pools) == 1 and name != "on-demand":
         name = "pools"
-    return policy_of(name, settings.probability, on_preemption=settings.on_preemption)
+    return policy_of(
+        name,
+        settings.probability,
+        on_preemption=settings.on_preemption,
+        bidding=Bidding(settings.bidding, odds),
+    )
 
 
 def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
@@ -314,7 +350,7 @@ def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
         f"{field} from {getattr(before, field)} to {getattr(after, field)}"
         for field in (
             *("policy", "probability", "review_s", "workers", "group_size", "batch_size"),
-            *("updates", "loss", "deadline_at_s", "on_preemption"),
+            *("updates", "loss", "deadline_at_s", "on_preemption", "bidding"),
         )
         if getattr(before, field) != getattr(after, field)
     ]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from common.core.events import Wanted
     from common.core.messages import AuditRecord, ControlRecord
-    from common.ports.machines import Machine, Offer, Refused
+    from common.ports.machines import Machine, Offer, PriceHistory, Refused
     from common.provisioning.records import PlanRecord
     from common.provisioning.settings import ProvisionerSettings
 
@@ -110,8 +110,14 @@ class PricesSeen(msgspec.Struct, frozen=True):
     usd_per_hour: Mapping[Offer, float]
 
 
+class PastSeen(msgspec.Struct, frozen=True):
+    """What `Prices.past` said, by pool."""
+
+    prices: Mapping[str, PriceHistory]
+
+
 class PricesAway(msgspec.Struct, frozen=True):
-    """`Prices.look` failed; what was known stays true."""
+    """`Prices` failed; what was known stays true."""
 
     reason: str
 
@@ -130,5 +136,6 @@ ProvisionerEvent: TypeAlias = (
     | LaunchAnswered
     | FleetAway
     | PricesSeen
+    | PastSeen
     | PricesAway
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from common.policies.policy import Hour
 from common.ports.machines import Offer
 from common.provisioning.costs import Bill
 from common.provisioning.records import (
@@ -27,6 +28,7 @@ from common.provisioning.records import (
     Settled,
     Started,
 )
+from common.theory.billing import BY_THE_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -145,6 +147,7 @@ class FleetLedger:
         reviews: Thinned, oldest first.
         review: The last one.
         replans: By offset, those that no plan has answered yet.
+        gone_bids: Machines that were ordered under a bid since the last plan, and are no more.
         vacated_s: By slot, when the machine ended that it had last, or the worker left it.
         settled: The last word, until there is a new leader.
 
@@ -164,10 +167,13 @@ class FleetLedger:
         self.reviews = Thinned()
         self.review: Reviewed | None = None
         self.replans: dict[int, ReplanAsked] = {}
+        self.gone_bids = Counter[Offer]()
         self.vacated_s: dict[int, float] = {}
         self.settled: Settled | None = None
         self._open: dict[int, Instance] = {}
-        self._bill = Bill(billing or {})
+        self._planned_at = 0  # launches before the last plan
+        self._billing = dict(billing or {})
+        self._bill = Bill(self._billing)
 
     @property
     def plan(self) -> Planned | None:
@@ -211,6 +217,20 @@ class FleetLedger:
         Each one that runs as far as it ran; one that has ended as its pool bills it.
         """
         return self._bill.spent_usd(now_s)
+
+    def hours(self, now_s: float) -> dict[Offer, Hour]:
+        """Say of machines under a bid, and of those paid by the hour, which hour ends first."""
+        found = dict[Offer, Hour]()
+        for instance in self.open:
+            rule = self._billing.get(instance.pool, BY_THE_SECOND)
+            if instance.left or (instance.asked.bid_usd_per_hour is None and rule.per != "hour"):
+                continue
+            since_s = now_s if instance.started_s is None else instance.started_s
+            begun_s = since_s + max(now_s - since_s, 0.0) // rule.hour_s * rule.hour_s
+            usd_per_hour = self._bill.usd_per_hour(instance.offer, begun_s)
+            hour = Hour(begun_s + rule.hour_s, usd_per_hour)
+            found[instance.asked] = min(found.get(instance.asked, hour), hour)
+        return found
 
     def feed(self, offset: int, record: PlanRecord | None) -> bool:
         """Fold the record at `offset` (None: does not parse); True where it counts.
@@ -289,6 +309,8 @@ class FleetLedger:
             return False
         self.plans.append(planned)
         self.planned[planned.feasible] += 1
+        self._planned_at = self.launches
+        self.gone_bids.clear()
         for offset in [offset for offset in self.replans if offset <= planned.answers]:
             del self.replans[offset]
         return True
@@ -346,6 +368,8 @@ class FleetLedger:
             return False
         instance.ended_s, instance.cause, instance.detail = ended.at_s, ended.cause, ended.detail
         self.ended[ended.cause] += 1
+        if instance.asked.bid_usd_per_hour is not None and ended.launch > self._planned_at:
+            self.gone_bids[instance.asked] += 1
         if not instance.left:
             self._vacate(instance, ended.at_s)
         self._bill.ended(ended.launch, ended.at_s, ended.cause)

@@ -11,6 +11,7 @@ own. How a slot moves to a machine of another pool depends:
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from common.policies.policy import NOWHERE, ON_DEMAND
@@ -108,12 +109,14 @@ def reconcile_counted(
     on_demand: str,
     may_order: Callable[[Wish], bool] = lambda _: True,
     now_s: float = 0.0,
+    gone_bids: Mapping[Offer, int] = MappingProxyType({}),
 ) -> FleetDiff:
     """Say the same where machines are counted.
 
     Of too many, those on demand are given back; others stay until they are lost and are then not
     replaced, as long as their offer is named. Those go first that have no slot's stream. One whose
-    worker has left is replaced at once, and given back if it does not end by itself.
+    worker has left is replaced at once, and given back if it does not end by itself. Under a bid a
+    plan asks for a machine once: whether to bid again, and how much, is for the next one to say.
 
     Args:
         wanted: How many of each offer.
@@ -121,6 +124,7 @@ def reconcile_counted(
         on_demand: The pool whose machines are never lost.
         may_order: Whether the wish's pool may be asked now, see `Backoff`.
         now_s: Since 1970.
+        gone_bids: How many of each offer under a bid the plan has had already.
     """
     there: dict[Offer, list[Instance]] = {}
     each_of = tuple(instances)
@@ -131,7 +135,7 @@ def reconcile_counted(
         wish
         for offer, count in wanted.items()
         for wish in [Wish(None, offer.pool, offer=offer)]
-        for _ in range(count - len(there.get(offer, ())))
+        for _ in range(count - len(there.get(offer, ())) - gone_bids.get(offer, 0))
         if may_order(wish)
     )
     release = tuple(
@@ -163,6 +167,10 @@ def worker_name(
     if slot is None:
         return f"{job}-m{launch}"
     return f"{job}-w{slot}" if on_preemption == "hold" else f"{job}-w{slot}-{launch}"
+
+
+def _whatever_bid(offer: Offer) -> Offer:
+    return offer._replace(bid_usd_per_hour=None)
 
 
 class _Wait:
@@ -211,7 +219,7 @@ class Backoff:
                 if not instance.stand_in and instance.slot is not None:
                     self.refused.add(instance.slot)
             case Ended(cause="failed") if instance.started_s is not None:
-                key = instance.asked if instance.counted else instance.slot
+                key = _whatever_bid(instance.asked) if instance.counted else instance.slot
                 wait = self._slots.setdefault(key, _Wait())
                 if record.at_s - instance.started_s > SOON_S:
                     wait.well()
@@ -221,8 +229,13 @@ class Backoff:
 
     def until_s(self, wish: Wish) -> float:
         """When this may be ordered."""
-        waits = (self._pools.get(wish.pool), self._slots.get(wish.offer or wish.slot))
+        key = wish.slot if wish.offer is None else _whatever_bid(wish.offer)
+        waits = (self._pools.get(wish.pool), self._slots.get(key))
         return max((wait.until_s for wait in waits if wait is not None), default=float("-inf"))
+
+    def refusing(self, now_s: float) -> frozenset[str]:
+        """Which pools have just refused a machine."""
+        return frozenset(pool for pool, wait in self._pools.items() if wait.until_s > now_s)
 
     def due(self, now_s: float) -> float:
         """When the next wait is over; infinite if there is none."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from common.policies.bidding import BidSettings
 from common.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class ProvisionerSettings:
     policy: PolicyName = "adaptive"
     probability: float = 0.95  # of the deadline, where a policy promises one
     review_s: float | None = None  # how often the policy is asked; None: as it likes
+    bidding: BidSettings = field(default_factory=BidSettings)  # of `bidbrain`
     update_mb: float = 0.0  # megabytes that a machine moves for an update
     balanced: bool = False  # ask it for fewer workers where time x cost is less: see `sizing`
 
@@ -53,12 +55,12 @@ class ProvisionerSettings:
         names = [pool.name for pool in self.pools]
         if len(set(names)) < len(names):
             raise ParameterError("pools", f"each name once, got {', '.join(names)}")
-        for field in ("workers", "group_size", "batch_size", "lease_ttl_s", "look_s", "prices_s"):
-            positive(field, getattr(self, field))
-        for field in ("updates", "loss", "review_s"):
-            value = getattr(self, field)
+        for name in ("workers", "group_size", "batch_size", "lease_ttl_s", "look_s", "prices_s"):
+            positive(name, getattr(self, name))
+        for name in ("updates", "loss", "review_s"):
+            value = getattr(self, name)
             if value is not None:
-                positive(field, value)
+                positive(name, value)
 
     @property
     def pool_names(self) -> tuple[str, ...]:

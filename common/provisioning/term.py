@@ -11,7 +11,7 @@ event, until it has something to write down.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.policies.policy import ON_DEMAND
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from common.core.events import Wanted
+    from common.ports.machines import PriceHistory
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.estimating import Estimator
     from common.provisioning.events import ProvisionerEvent
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from common.provisioning.settings import ProvisionerSettings
 
 UNREAD_S = 30.0  # own records that have not come back by then will not
+PAST_S = 6 * 3600.0  # between looks at what machines have cost: odds are of days
 PRICES_S = 30.0  # a source of prices that is away at the start is waited for; then the market file
 
 
@@ -67,6 +69,7 @@ class Known:
     backoff: Backoff
     wanted: Wanted = "running"
     reason: str = ""  # why it is wanted so
+    past: Mapping[str, PriceHistory] = field(default_factory=dict)  # of machines' prices
 
     def plans_read(self, offset: int, record: PlanRecord | None) -> bool:
         """Fold a record of the plans topic; True where it counts."""
@@ -96,7 +99,7 @@ class Term:
         self._begun_s = now_s
         self._unread = deque[PlanRecord]()
         self._written_s = now_s
-        self._look_at_s = self._prices_at_s = now_s
+        self._look_at_s = self._prices_at_s = self._past_at_s = now_s
         self._again_at_s = float("inf")  # when what was refused may be ordered again
         self._reviewed_s = float("-inf")
         self._alarm_at_s = now_s + known.settings.warned_s  # a plan comes first
@@ -106,6 +109,7 @@ class Term:
         self._basis: object = None  # of the steps that were found last
         self._lack = FleetDiff((), ())
         self.failed = ""
+        self._policy.learn(known.past)
         self._policy.resume(now_s)
 
     # --- what comes in -------------------------------------------------------------------------
@@ -135,6 +139,9 @@ class Term:
                 self._watch.answered(launches, refused, now_s)
             case events.PricesSeen(usd_per_hour):
                 self._prices, self._prices_away = usd_per_hour, ""
+            case events.PastSeen(prices):
+                self._known.past = prices
+                self._policy.learn(prices)
             case events.FleetAway(reason):
                 self._fleet_away = reason or "no reason given"
             case events.PricesAway(reason):
@@ -183,6 +190,9 @@ class Term:
         if now_s >= self._prices_at_s:
             self._prices_at_s = now_s + settings.prices_s
             yield do.LookAtPrices()
+        if settings.policy == "bidbrain" and now_s >= self._past_at_s:
+            self._past_at_s = now_s + (PAST_S if self._known.past else PRICES_S)
+            yield do.LookAtPast()
 
     def _write(self, records: tuple[PlanRecord, ...], now_s: float) -> Iterator[ProvisionerCommand]:
         for record in records:
@@ -266,7 +276,8 @@ class Term:
             return reconcile((), known.ledger.open)
         if plan.counted:
             alone = plan.pools[ON_DEMAND]
-            return reconcile_counted(plan.counts, known.ledger.open, alone, may_order, now_s)
+            there, gone = known.ledger.open, known.ledger.gone_bids
+            return reconcile_counted(plan.counts, there, alone, may_order, now_s, gone)
         wishes = wishes_of(plan.places, plan.stand_ins, plan.pools)
         moves = known.settings.on_preemption == "reassign"
         at_work = readiness(known.settings.pools, now_s) if moves else None

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import UnavailableError
-from common.ports.machines import Machine, Offer, Refused
+from common.ports.machines import Machine, Offer, PriceHistory, Refused
+from common.theory.billing import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,6 +67,7 @@ class _Token:
     machine: Machine | None
     refused: Refused | None
     named_from_s: float = 0.0
+    bid_usd_per_hour: float | None = None
 
 
 @dataclass
@@ -110,6 +112,7 @@ class MemoryFleet:
         self._offers: dict[tuple[str, int], _Offer] = {}
         self._tokens: dict[str, _Token] = {}
         self._alive: list[_Token] = []  # those that have a machine which may still run
+        self._usd_per_hour: dict[Offer, float] = {}
         self.faults = Faults()
 
     # --- the port ------------------------------------------------------------------------------
@@ -170,6 +173,15 @@ class MemoryFleet:
         """Take machines back."""
         self._end(launches, "preempted", "taken back by the provider")
 
+    def reprice(self, usd_per_hour: Mapping[Offer, float]) -> None:
+        """Let machines cost this from now on, and take back those that bid less."""
+        self._settle()
+        self._usd_per_hour |= usd_per_hour
+        for token, machine in self._running():
+            bid = token.bid_usd_per_hour
+            if bid is not None and self._costs(machine) > bid:
+                token.machine = self._ended(machine, self._clock(), "preempted", "its bid is low")
+
     def fail(self, *launches: int) -> None:
         """Let machines end by themselves."""
         self._end(launches, "failed", "its worker ended with 1")
@@ -221,7 +233,16 @@ class MemoryFleet:
             offers = self._given[order.pool]
             given = offers[order.launch % len(offers)]
             machine = machine._replace(type=given.type, zone=given.zone)
-        return _Token(machine, None, now_s + self._lag_s)
+        bid = order.bid_usd_per_hour
+        if bid is not None and self._costs(machine) > bid:
+            reason = f"{order.pool} costs more than {bid:g}"
+            return _Token(None, Refused(order.launch, capacity=True, reason=reason))
+        return _Token(machine, None, now_s + self._lag_s, bid)
+
+    def _costs(self, machine: Machine) -> float:
+        offers = Offer(machine.pool, machine.type, machine.zone), Offer(machine.pool)
+        known = (self._usd_per_hour[offer] for offer in offers if offer in self._usd_per_hour)
+        return next(known, 0.0)
 
     def _offer(self, pool: str, slot: int) -> _Offer | None:
         chain = self._chains.get(pool)
@@ -277,6 +298,18 @@ class MemoryPrices:
         if self.away:
             raise UnavailableError("the source of prices is unavailable")
         return dict(self._usd_per_hour)
+
+    def past(self) -> dict[str, PriceHistory]:
+        """Say what machines have cost: what they cost now, for an hour.
+
+        Raises:
+            UnavailableError: If the source is away.
+        """
+        return {
+            offer.pool: PriceHistory((0.0,), (usd,), HOUR_S)
+            for offer, usd in self.look().items()
+            if not offer.type
+        }
 
     def set(self, pool: str, usd_per_hour: float, kind: str = "", zone: str = "") -> None:
         """Change a price: of a pool, or of a type in it."""

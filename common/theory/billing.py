@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.theory.errors import not_negative
+from common.theory.errors import not_negative, positive
 
 HOUR_S = 3600.0
 
@@ -51,14 +51,16 @@ class Billing:
     # Of each second: that of the time, or that at the beginning of the machine's own hour.
     price: Literal["now", "hour_start"] = "now"
     preempted: Preempted = Preempted()
+    hour_s: float = HOUR_S  # of those hours: shorter where recorded prices are replayed faster
 
     def __post_init__(self) -> None:
         not_negative("minimum_s", self.minimum_s)
+        positive("hour_s", self.hour_s)
 
     @property
     def least_s(self) -> float:
         """For how long a machine that we stop is paid at least."""
-        return max(self.minimum_s, HOUR_S) if self.per == "hour" else self.minimum_s
+        return max(self.minimum_s, self.hour_s) if self.per == "hour" else self.minimum_s
 
     @property
     def by_the_second(self) -> bool:
@@ -76,9 +78,9 @@ class Billing:
         paid_s = np.asarray(ran_s if preempted else np.maximum(ran_s, self.minimum_s))
         free = preempted & (paid_s < self.preempted.free_within_s)
         if preempted and self.preempted.hour_refunded:
-            paid_s = np.floor(paid_s / HOUR_S) * HOUR_S
+            paid_s = np.floor(paid_s / self.hour_s) * self.hour_s
         elif self.per == "hour":
-            paid_s = np.ceil(paid_s / HOUR_S) * HOUR_S
+            paid_s = np.ceil(paid_s / self.hour_s) * self.hour_s
         return np.where(free, 0.0, paid_s)
 
     def paid_share(self, mean_s: float) -> float:
@@ -95,10 +97,11 @@ class Billing:
             return (1 + free_s / mean_s) * past  # E[L; L > free] / E[L]
         # Whole hours, of those that outlast the free time: as many as there were by then, and the
         # expected number of full ones after it.
-        before = math.floor(free_s / HOUR_S)
-        after = math.exp(-(before + 1) * HOUR_S / mean_s) / -math.expm1(-HOUR_S / mean_s)
+        hour_s = self.hour_s
+        before = math.floor(free_s / hour_s)
+        after = math.exp(-(before + 1) * hour_s / mean_s) / -math.expm1(-hour_s / mean_s)
         begun = 0 if self.preempted.hour_refunded else 1
-        return HOUR_S / mean_s * ((before + begun) * past + after)
+        return hour_s / mean_s * ((before + begun) * past + after)
 
 
 BY_THE_SECOND = Billing()

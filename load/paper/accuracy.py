@@ -23,7 +23,7 @@ from load.paper.job import HIGH, PAIRS, Setting
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.policies.policy import PolicyName
+    from common.policies.policy import StreamPolicyName
     from load.paper.runner import Asked, Runner
 
 IMAGES = "mnist-train-00000-47999-images-idx3-ubyte.gz"
@@ -38,7 +38,7 @@ SEEDS, QUICK_SEEDS = 5, 1
 class Lesson:
     """A run with real SGD."""
 
-    policy: PolicyName
+    policy: StreamPolicyName
     availability: float
     deadline_factor: float
     updates: int
@@ -146,7 +146,7 @@ def _lessons(asked: Asked) -> list[Lesson]:
     if asked.data is not None and (asked.data / "images" / IMAGES).exists() and not asked.quick:
         folder, data = asked.data, f"images/{IMAGES}"
     updates, seeds = (QUICK_UPDATES, QUICK_SEEDS) if asked.quick else (UPDATES, SEEDS)
-    kinds: list[tuple[PolicyName, tuple[float, float]]] = [("on-demand", PAIRS[0])]
+    kinds: list[tuple[StreamPolicyName, tuple[float, float]]] = [("on-demand", PAIRS[0])]
     kinds += [("static", pair) for pair in PAIRS[: 1 if asked.quick else None]]
     return [
         Lesson(policy, *pair, updates, data, folder, seed)

@@ -13,11 +13,11 @@ from load.paper.job import HIGH, LOW, PAIRS, RATES, WORKERS, Case, Setting, sett
 from load.paper.runner import FEW
 
 if TYPE_CHECKING:
-    from common.policies.policy import PolicyName
+    from common.policies.policy import StreamPolicyName
     from load.paper.job import Rates
     from load.paper.runner import Runner
 
-POLICIES: tuple[PolicyName, ...] = ("static", "adaptive")
+POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive")
 
 
 def run(runner: Runner) -> Section:

@@ -22,7 +22,7 @@ from common.theory.work import Work, market
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.policies.policy import PolicyName
+    from common.policies.policy import StreamPolicyName
     from common.theory.work import Market
     from common.traces.spec import TraceSpec
 
@@ -137,7 +137,7 @@ class Case(NamedTuple):
     """Something to simulate."""
 
     setting: Setting
-    policy: PolicyName
+    policy: StreamPolicyName
     change: Variation = NOTHING
 
     @property
@@ -155,7 +155,9 @@ def second_pool(setting: Setting) -> SpotSpec:
     return SpotSpec(name="second", usd_per_hour=usd_per_hour, availability=0.8, capacity=32)
 
 
-def experiment(setting: Setting, policy: PolicyName, change: Variation = NOTHING) -> Experiment:
+def experiment(
+    setting: Setting, policy: StreamPolicyName, change: Variation = NOTHING
+) -> Experiment:
     """Make the experiment of a setting under a policy."""
     on_demand_s, spot_s = change.start_up_s
     spot = SpotSpec(

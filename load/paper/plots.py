@@ -13,7 +13,7 @@ from load.paper.job import HIGH, Setting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from common.policies.policy import PolicyName
+    from common.policies.policy import StreamPolicyName
     from common.simulation.experiments.results import Point, Run, Spread, Summary
 
 Pair = tuple[float, float]
@@ -72,7 +72,7 @@ def bars(found: Sequence[tuple[str, Spread, float | None, float | None]]) -> Fig
     return figure
 
 
-def policies(panels: Mapping[str, Mapping[PolicyName, Summary]]) -> Figure:
+def policies(panels: Mapping[str, Mapping[StreamPolicyName, Summary]]) -> Figure:
     """Cost against the share of deadlines met, a dot for each policy."""
     figure, axes = _panels(len(panels), (4.2 * max(len(panels), 1.6), 4.5))
     for axis, (title, points) in zip(axes, panels.items(), strict=True):
@@ -88,7 +88,7 @@ def policies(panels: Mapping[str, Mapping[PolicyName, Summary]]) -> Figure:
     return figure
 
 
-def series(groups: Mapping[str, Mapping[str, Mapping[PolicyName, float]]]) -> Figure:
+def series(groups: Mapping[str, Mapping[str, Mapping[StreamPolicyName, float]]]) -> Figure:
     """Cost on every series, a row for each and a mark for each policy."""
     rows = sum(len(some) + 2 for some in groups.values())
     figure, (axis,) = _panels(1, (9, 1 + 0.13 * rows))

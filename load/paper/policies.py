@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from common.config.billing import BillingRules
 from common.policies.backfill import cost_share_limit
-from common.policies.policy import POLICY_NAMES
+from common.policies.policy import STREAM_POLICIES
 from load.paper import plots
 from load.paper.document import Section, interval, met, percent
 from load.paper.job import (
@@ -32,7 +32,7 @@ from load.paper.job import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.policies.policy import PolicyName
+    from common.policies.policy import StreamPolicyName
     from common.simulation.experiments.results import Summary
     from load.paper.runner import Asked, Outcome, Runner
 
@@ -40,7 +40,7 @@ SLOW = Variation("slow gradients", gradient_s=SLOW_GRADIENT_S)
 CHANCE = 0.95  # what `chance` and `reassign` promise
 START_UP_S = (69.0, 87.0)  # on-demand, spot: what the file's medians are, where it is not at hand
 MINIMUM_S = 60.0  # EC2
-NAMES: tuple[PolicyName, ...] = ("static", "adaptive", "chance", "backfill")  # with start-up
+NAMES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "chance", "backfill")  # with start-up
 LIMIT, LEAST = 0.59, 0.99  # backfill at (0.9, 1.05), high price, equal rates
 
 
@@ -48,7 +48,7 @@ def run(runner: Runner) -> Section:
     """Run all policies and write what came of it."""
     section = Section("All policies at constant prices")
     wanted = settings(quick=runner.asked.quick)
-    columns = [(name, NOTHING) for name in POLICY_NAMES] + [("reassign", SLOW)]
+    columns = [(name, NOTHING) for name in STREAM_POLICIES] + [("reassign", SLOW)]
     cases = [Case(setting, name, change) for setting in wanted for name, change in columns]
     found = runner.simulated("all policies", cases)
     _introduce(section, runner.asked)
@@ -63,14 +63,14 @@ def run(runner: Runner) -> Section:
                 rows.append(" | ".join((label, *cells)))
             section.table(" | ".join(("", *(each.label for each in some))), rows)
     panels = {
-        each.label: {name: runner.of(each, name).summary for name in POLICY_NAMES}
+        each.label: {name: runner.of(each, name).summary for name in STREAM_POLICIES}
         for each in wanted
         if each.rates == "equal" and each.prices is HIGH
     }
     section.draw("policies.png", plots.policies(panels), "Cost and deadlines met")
     section.head("What the tables say")
 
-    def summaries(policy: PolicyName, change: Variation = NOTHING) -> list[Summary]:
+    def summaries(policy: StreamPolicyName, change: Variation = NOTHING) -> list[Summary]:
         return [runner.of(each, policy, change).summary for each in wanted]
 
     section.point(

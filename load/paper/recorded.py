@@ -16,18 +16,18 @@ from load.paper.series import SPEED, find
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.policies.policy import PolicyName
+    from common.policies.policy import StreamPolicyName
     from common.simulation.experiments.results import Summary
     from load.paper.runner import Asked, Runner
     from load.paper.series import Found, Series
 
-POLICIES: tuple[PolicyName, ...] = ("static", "adaptive", "backfill")
+POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "backfill")
 
 
 class _Measured(NamedTuple):
     series: Series
     availability: float
-    summaries: dict[PolicyName, Summary]
+    summaries: dict[StreamPolicyName, Summary]
 
 
 def run(runner: Runner) -> Section:

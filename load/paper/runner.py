@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from common.policies.policy import PolicyName
+    from common.policies.policy import StreamPolicyName
     from common.simulation.experiments.results import Run
     from common.simulation.experiments.spec import Experiment
     from common.theory.provisioning import Plan
@@ -126,7 +126,7 @@ class Runner:
         return {name: self._done[name, runs] for name in wanted}
 
     def of(
-        self, setting: Setting, policy: PolicyName, change: Variation = NOTHING, runs: int = 0
+        self, setting: Setting, policy: StreamPolicyName, change: Variation = NOTHING, runs: int = 0
     ) -> Outcome:
         """What came of a case, which is run now if it has not been run before."""
         case = Case(setting, policy, change)

@@ -219,7 +219,13 @@ class JobProvisioner:
             case do.AppendPlan(record):
                 self._tell(record)
                 self._writer.append(plans_topic(self._job), encode_plan(record))
-            case do.Launch() | do.Release() | do.LookAtMachines() | do.LookAtPrices():
+            case (
+                do.Launch()
+                | do.Release()
+                | do.LookAtMachines()
+                | do.LookAtPrices()
+                | do.LookAtPast()
+            ):
                 self._provider.send(command)
                 if (
                     isinstance(command, do.LookAtMachines)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from common.provisioning.events import ProvisionerEvent
     from common.telemetry.logging import EventLogger
 
-ProviderCall: TypeAlias = do.Launch | do.Release | do.LookAtMachines | do.LookAtPrices
+ProviderCall: TypeAlias = (
+    do.Launch | do.Release | do.LookAtMachines | do.LookAtPrices | do.LookAtPast
+)
 
 CLOSE_S = 30.0  # for the call under way
 
@@ -76,12 +78,14 @@ class ProviderThread:
             self._fail(fault)
 
     def _speak(self, fleet: Fleet, prices: Prices, call: ProviderCall) -> None:
-        of_prices = isinstance(call, do.LookAtPrices)
+        of_prices = isinstance(call, do.LookAtPrices | do.LookAtPast)
         outage = self._prices_outage if of_prices else self._fleet_outage
         try:
             match call:
                 case do.LookAtPrices():
                     self._tell(events.PricesSeen(prices.look()))
+                case do.LookAtPast():
+                    self._tell(events.PastSeen(prices.past()))
                 case do.Launch(orders):
                     refused = fleet.launch(orders)
                     launches = tuple(order.launch for order in orders)

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from common.errors import UserError
 from common.learning.task_options import options_of
+from common.policies.bidding import BidSettings
 from common.provisioning.settings import ProvisionerSettings
 from common.theory.work import Pool
 
 if TYPE_CHECKING:
     from common.config.market_file import Market
-    from common.jobs.spec import JobSpec
+    from common.jobs.spec import JobSpec, ProvisioningSpec
     from common.jobs.store import JobRecord
 
 # How often the provider is looked at: processes are there to be watched, and cost nothing to list;
@@ -50,6 +51,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         policy=spec.policy,
         probability=asked.probability,
         review_s=asked.review_s,
+        bidding=_bidding(asked),
         update_mb=_update_mb(spec),
         balanced=spec.tuner is not None and spec.tuner.workers is not None,
         lease_ttl_s=_LEASE_TTL_S[market.fleet],
@@ -58,6 +60,11 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         reviewed_s=_REVIEWED_S[market.fleet],
         warned_s=_REVIEWED_S[market.fleet],
     )
+
+
+def _bidding(asked: ProvisioningSpec) -> BidSettings:
+    given = asked.bidbrain
+    return BidSettings() if given is None else BidSettings(**given.model_dump())
 
 
 def _update_mb(spec: JobSpec) -> float:

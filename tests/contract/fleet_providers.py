@@ -32,6 +32,7 @@ from common.adapters.local.fleet import LocalMarket, ProcessFleet
 from common.adapters.local.table import Table
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.embedded.process import Child
+from common.ports.machines import Offer
 from common.testing.clock import ManualClock
 from common.testing.fleet import MemoryFleet
 
@@ -86,6 +87,14 @@ class Provider(Protocol):
         ...
 
 
+class WithPrices(Provider, Protocol):
+    """One whose machines may cost more than their bid."""
+
+    def reprice(self, usd_per_hour: float) -> None:
+        """Let spot machines cost this from now on."""
+        ...
+
+
 class Memory:
     """In memory: one provider and one fleet, for one job."""
 
@@ -102,6 +111,10 @@ class Memory:
     def refuse(self) -> None:
         """Have no spot machines."""
         self._fleet.refuse(SPOT)
+
+    def reprice(self, usd_per_hour: float) -> None:
+        """Let spot machines cost this from now on."""
+        self._fleet.reprice({Offer(SPOT): usd_per_hour})
 
     def offer(self) -> None:
         """Have some again."""
@@ -121,10 +134,20 @@ class HandSchedule:
 
     outages_s: dict[int, tuple[float, float]] = field(default_factory=dict)  # by slot: from, to
     down: bool = False  # everywhere
+    usd_per_hour: float = 0.0  # bids below it are down, too
 
-    def next_down_s(self, pool: str, slot: int, at_s: float, born_s: float) -> float:
+    def next_down_s(
+        self,
+        pool: str,
+        slot: int,
+        at_s: float,
+        born_s: float,
+        bid_usd_per_hour: float | None = None,
+    ) -> float:
         """When the slot is next down, in whichever pool."""
         del pool
+        if bid_usd_per_hour is not None and bid_usd_per_hour < self.usd_per_hour:
+            return at_s
         from_s, to_s = self.outages_s.get(slot, (math.inf, math.inf))
         if self.down:
             return at_s
@@ -187,6 +210,10 @@ class Processes:
     def offer(self) -> None:
         """All are up again."""
         self.schedule.down = False
+
+    def reprice(self, usd_per_hour: float) -> None:
+        """Let spot machines cost this from now on."""
+        self.schedule.usd_per_hour = usd_per_hour
 
     def go_away(self) -> None:
         """Take the folder away."""

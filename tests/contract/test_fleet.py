@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.ports.machines import Fleet, Machine
-    from tests.contract.fleet_providers import Ec2Server, Provider
+    from tests.contract.fleet_providers import Ec2Server, Provider, WithPrices
 
 pytest_plugins = ["tests.contract.fleet_fixtures"]
 
@@ -165,6 +165,21 @@ def test_a_machine_that_the_provider_took_back_ends_as_preempted(
     await_that(lambda: running(fleet) == [1, 3])
     assert ended(fleet) == [(2, "preempted")]
     assert machine_of(fleet, 2).detail
+
+
+@pytest.mark.parametrize("provider", ["memory", "process"], indirect=True)
+def test_a_machine_goes_when_its_price_passes_its_bid_and_comes_at_no_higher_price(
+    provider: WithPrices, fleet: Fleet
+) -> None:
+    bid, higher = (order(at)._replace(bid_usd_per_hour=usd) for at, usd in ((1, 0.2), (2, 0.4)))
+    provider.reprice(0.1)
+    assert fleet.launch([bid, higher, order(3)]) == ()
+    await_that(lambda: running(fleet) == [1, 2, 3])
+    provider.reprice(0.3)
+    await_that(lambda: running(fleet) == [2, 3])
+    assert ended(fleet) == [(1, "preempted")]
+    (refused,) = fleet.launch([order(4)._replace(bid_usd_per_hour=0.2)])
+    assert (refused.launch, refused.capacity) == (4, True)
 
 
 def test_a_machine_that_ended_by_itself_has_failed(provider: Provider, fleet: Fleet) -> None:

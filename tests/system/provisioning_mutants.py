@@ -172,4 +172,19 @@ PROVISIONING_MUTANTS = (
             ),
         ),
     ),
+    Mutant(
+        "a plan bids for a machine once",
+        60,
+        (Edit(HERE + "reconciling.py", " - gone_bids.get(offer, 0)", ""),),
+    ),
+    Mutant(
+        "an order says what it bids",
+        60,
+        (Edit(HERE + "watching.py", "*instance.asked[1:],", "*instance.asked[1:3],"),),
+    ),
+    Mutant(
+        "the hour in which a machine is evicted is refunded",
+        60,
+        (Edit("common/theory/billing.py", "np.floor(paid_s / self", "np.ceil(paid_s / self"),),
+    ),
 )

@@ -10,6 +10,7 @@ freeze between any two of them, and what it has sent by then still arrives.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 import sys
 from collections import deque
@@ -67,7 +68,11 @@ SCRIPT = (  # for 5 slots: spares, too few, a pool that is given up, another bid
     {LARGE._replace(bid_usd_per_hour=0.5): 3, ALONE: 3},
     {ANY: 2, ALONE: 1},
 )
-SPOT_BILLING = Billing(), Billing(minimum_s=20.0, preempted=Preempted(free_within_s=10.0))
+SPOT_BILLING = (
+    Billing(),
+    Billing(minimum_s=20.0, preempted=Preempted(free_within_s=10.0)),
+    Billing("hour", price="hour_start", preempted=Preempted(hour_refunded=True), hour_s=20.0),
+)
 
 
 class Faults:
@@ -421,6 +426,8 @@ class World:
                 self._call(process, lambda: self.fleet.release(machines))
             case do.LookAtMachines():
                 self._look(process, soon_s)
+            case do.LookAtPast():
+                self._tell(process, events.PastSeen(self.prices.past()), soon_s)
             case do.LookAtPrices():
                 self._tell(process, events.PricesSeen(self.prices.look()), soon_s)
             case _:
@@ -507,6 +514,7 @@ class World:
         if pool == "spot":
             for dearer, offer in enumerate(SPOT_OFFERS):
                 self.prices.set(pool, usd_per_hour * (1 + 0.4 * dearer), offer.type, offer.zone)
+        self.fleet.reprice(self.prices.look())
 
     def want(self, wanted: Literal["running", "paused", "stopped"]) -> None:
         """A person changes their mind."""
@@ -547,8 +555,12 @@ class Violation(NamedTuple):
 def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
     """An order is given as it stands in the log, and not before it stands there."""
     known = world.truth.machines.get(order.launch)
-    written = known and (None if known.counted else known.slot, known.pool, known.worker)
-    if written != (order.slot, order.pool, order.worker):
+    written = known and (
+        None if known.counted else known.slot,
+        *(known.worker, known.asked),
+    )
+    asked = Offer(order.pool, order.type, order.zone, order.bid_usd_per_hour)
+    if written != (order.slot, order.worker, asked):
         yield Violation("an order is written down before it is given", str(order))
 
 
@@ -577,6 +589,8 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
         there = sum(each.asked == asked and not each.left for each in world.truth.open)
         if there > plan.counts.get(asked, 0):
             yield Violation("no more are ordered than are wanted", f"{there} of {asked}")
+        if asked.bid_usd_per_hour is not None:
+            yield from _bid_once(world, asked, there)
     beats = set(world.running()) - world.silent
     if isinstance(record, Left) and record.launch in beats:
         yield Violation("who sends heartbeats has not left", str(record))
@@ -616,6 +630,21 @@ def check_calm(world: World) -> Iterator[Violation]:
         yield Violation("what is wanted runs", f"{wanted} wanted, {running} run")
     if world.truth.replans:
         yield Violation("who asks for a plan gets one", str(world.truth.replans))
+
+
+def _bid_once(world: World, asked: Offer, there: int) -> Iterator[Violation]:
+    """A plan asks for a machine under a bid once: what is lost is for the next one to say."""
+    begun = max(at for at, each in enumerate(world.counted) if isinstance(each, Planned))
+    plan, machines = world.counted[begun], world.truth.machines
+    ordered = [
+        machines[each.launch]
+        for each in world.counted[begun + 1 :]
+        if isinstance(each, LaunchRequested)
+    ]
+    since = [each for each in ordered if each.asked == asked]
+    before = there - sum(each.open for each in since)
+    if isinstance(plan, Planned) and before + len(since) > plan.counts.get(asked, 0):
+        yield Violation("a plan bids for a machine once", f"{len(since)} and {before} of {asked}")
 
 
 def _calm_counted(world: World, plan: Planned) -> Iterator[Violation]:
@@ -694,13 +723,12 @@ def _cost(world: World) -> Iterator[Violation]:
     bill = 0.0
     for machine in world.fleet.rented:
         ran_s = (machine.ended_s or world.now_s) - machine.started_s
-        paid_s = float(billing[machine.pool].paid_s(ran_s, preempted=machine.cause == "preempted"))
-        bill += _bill_usd(
-            world,
-            Offer(machine.pool, machine.type, machine.zone),
-            machine.started_s,
-            machine.started_s + paid_s,
-        )
+        offer, rule = Offer(machine.pool, machine.type, machine.zone), billing[machine.pool]
+        if rule.per == "hour":
+            bill += _hours_usd(world, offer, machine, rule.hour_s)
+            continue
+        paid_s = float(rule.paid_s(ran_s, preempted=machine.cause == "preempted"))
+        bill += _bill_usd(world, offer, machine.started_s, machine.started_s + paid_s)
     ledger = FleetLedger(billing)
     for offset, data in enumerate(world.log):
         ledger.feed(offset, decode_plan(data))
@@ -712,6 +740,21 @@ def _cost(world: World) -> Iterator[Violation]:
     told = ledger.spent_usd(world.now_s)
     if abs(told - bill) > slack:
         yield Violation("the ledger's cost is the provider's bill", f"{told} against {bill}")
+
+
+def _hours_usd(world: World, offer: Offer, machine: Machine, hour_s: float) -> float:
+    """Add up hours at the price of their beginning; that in which it was taken back is free."""
+    total, begun_s, ended_s = 0.0, machine.started_s, machine.ended_s or world.now_s
+    while begun_s < ended_s:
+        if machine.cause != "preempted" or begun_s + hour_s <= ended_s:
+            (usd_per_hour,) = (
+                prices[offer]
+                for (at_s, prices), (end_s, _) in pairwise([*world.told_prices, (math.inf, {})])
+                if at_s <= begun_s < end_s
+            )
+            total += usd_per_hour * hour_s / HOUR_S
+        begun_s += hour_s
+    return total
 
 
 def _bill_usd(world: World, offer: Offer, since_s: float, until_s: float) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from common.adapters.ec2.client import asking, connect
 from common.errors import UnavailableError
-from common.ports.machines import Offer
+from common.ports.machines import Offer, PriceHistory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Without a VPC there is nothing any more, but the history goes by both names.
 _LINUX = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
+REMEMBERED_S = 90 * 86400.0
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
@@ -60,25 +61,42 @@ class Ec2Prices:
             prices |= found | {Offer(name): min(found.values())}
         return prices
 
+    def past(self) -> dict[str, PriceHistory]:
+        """Say what the cheapest machine of each pool has cost, for as long as EC2 remembers.
+
+        Raises:
+            UnavailableError: If EC2 is away, or tells no price.
+            OutsideError: If it refuses.
+        """
+        since_s = self._clock() - REMEMBERED_S
+        return {
+            name: _cheapest(self._records(name, pool, since_s), since_s, self._clock())
+            for name, pool in self._pools.items()
+        }
+
     def _found(self, name: str, pool: SpotPool) -> dict[Offer, float]:
-        now = datetime.fromtimestamp(self._clock(), UTC)
+        records = self._records(name, pool, self._clock())
+        return {
+            Offer(name, *where): _usd_per_hour(record) for where, record in _newest(records).items()
+        }
+
+    def _records(self, name: str, pool: SpotPool, since_s: float) -> list[SpotPriceTypeDef]:
+        """Ask for what was told since then, and what held at that time; all are prices."""
         with asking(f"the price of pool {name!r} on EC2 in {self._region}"):
             pages = self._client.get_paginator("describe_spot_price_history").paginate(
                 InstanceTypes=cast("list[InstanceTypeType]", list(pool.instance_types)),
                 ProductDescriptions=_LINUX,
                 Filters=[_in(pool.zones)] if pool.zones else [],
-                StartTime=now,  # and no end: the prices that hold now, and any newer ones
+                StartTime=datetime.fromtimestamp(since_s, UTC),  # and no end
             )
             records = [record for page in pages for record in page["SpotPriceHistory"]]
-        prices = {
-            Offer(name, *where): _usd_per_hour(record) for where, record in _newest(records).items()
-        }
-        if not all(0 < price < math.inf for price in prices.values()):  # not a number is neither
+        prices = [_usd_per_hour(record) for record in records]
+        if not all(0 < price < math.inf for price in prices):  # not a number is neither
             raise UnavailableError(f"EC2 returned an invalid price for pool {name!r}: {prices}")
         if not prices:
             where = f"{', '.join(pool.instance_types)} in {', '.join(pool.zones) or self._region}"
             raise UnavailableError(f"EC2 returned no price for pool {name!r}: {where}")
-        return prices
+        return records
 
 
 def _in(zones: Sequence[str]) -> FilterTypeDef:
@@ -93,6 +111,17 @@ def _newest(records: Iterable[SpotPriceTypeDef]) -> dict[tuple[str, str], SpotPr
         if where not in last or _told_at(record) > _told_at(last[where]):
             last[where] = record
     return last
+
+
+def _cheapest(records: Iterable[SpotPriceTypeDef], since_s: float, until_s: float) -> PriceHistory:
+    """Give the least of all types and zones, whenever one of them changes."""
+    now: dict[tuple[str, str], float] = {}
+    prices: dict[float, float] = {}
+    for record in sorted(records, key=_told_at):
+        where = record.get("InstanceType", ""), record.get("AvailabilityZone", "")
+        now[where] = _usd_per_hour(record)
+        prices[max(_told_at(record).timestamp(), since_s)] = min(now.values())
+    return PriceHistory(tuple(prices), tuple(prices.values()), until_s)
 
 
 def _told_at(record: SpotPriceTypeDef) -> datetime:

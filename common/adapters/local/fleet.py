@@ -188,9 +188,12 @@ class ProcessFleet:
             usd_per_hour = None
             if self._prices is not None:
                 usd_per_hour = self._prices.look().get(Offer(order.pool))
-            given = order.launch, order.slot, order.pool, order.worker
-            lane = self._lane(order, records.values(), now)
-            record = Record(*given, now, usd_per_hour=usd_per_hour, lane=lane)
+            record = Record(
+                *(order.launch, order.slot, order.pool, order.worker, now),
+                usd_per_hour=usd_per_hour,
+                bid_usd_per_hour=order.bid_usd_per_hour,
+                lane=self._lane(order, records.values(), now),
+            )
             if not self._records.claim(order.token, record):  # somebody else was faster
                 return None
             refused, capacity = self._refused(record, records.values(), now)
@@ -210,7 +213,7 @@ class ProcessFleet:
             return None
         taken = {each.weather for each in records if each.pool == order.pool and not each.over}
         free = [lane for lane in range(len(taken) + _LANES) if lane not in taken]
-        return next((at for at in free if self._down_s(order.pool, at, now) > now), free[0])
+        return next((at for at in free if self._down_s(order, at, now) > now), free[0])
 
     def _refused(self, order: Record, records: Iterable[Record], now: float) -> tuple[str, bool]:
         """Say why an order gives no machine, and whether that is for want of machines."""
@@ -218,9 +221,11 @@ class ProcessFleet:
         if pool not in self._pools:
             return f"the market has no pool {pool!r}", False
         if pool in self._spot:
-            if self._down_s(pool, order.weather, now) <= now:
+            if self._down_s(order, order.weather, now) <= now:
                 slot = "" if order.slot is None else f" for slot {order.slot}"
-                return f"pool {pool!r} has no capacity{slot} at present", True
+                bid = order.bid_usd_per_hour
+                limit = "" if bid is None else f" under a bid of ${bid:g}"
+                return f"pool {pool!r} has no capacity{slot}{limit} at present", True
             there = sum(not record.over and record.pool == pool for record in records)
             capacity = self._spot[pool].capacity
             if capacity is not None and there >= capacity:
@@ -261,7 +266,7 @@ class ProcessFleet:
         if record.leaving is None:
             down_s = math.inf
             if record.pool in self._spot:
-                down_s = self._down_s(record.pool, record.weather, since_s)
+                down_s = self._down_s(record, record.weather, since_s)
             if down_s > now:
                 self._due_s = min(self._due_s, down_s)
                 return
@@ -292,8 +297,9 @@ class ProcessFleet:
         self._seen_s.pop(token, None)
         self._unasked.discard(token)
 
-    def _down_s(self, pool: str, slot: int, at_s: float) -> float:
-        return self._schedule.next_down_s(pool, slot, at_s, self._born_s)
+    def _down_s(self, order: LaunchRequest | Record, slot: int, at_s: float) -> float:
+        bid = order.bid_usd_per_hour
+        return self._schedule.next_down_s(order.pool, slot, at_s, self._born_s, bid)
 
 
 def _machine(token: str, record: Record) -> Machine:

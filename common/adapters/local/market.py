@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from common.traces.spec import TraceSpec
 from common.traces.trace import Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from common.config.market_file import Market
@@ -30,7 +31,14 @@ _BLOCK = 64  # stays drawn at a time; the same whoever asks for how many, or the
 class PreemptionSchedule(Protocol):
     """When a slot can have a machine of a spot pool."""
 
-    def next_down_s(self, pool: str, slot: int, at_s: float, born_s: float) -> float:
+    def next_down_s(
+        self,
+        pool: str,
+        slot: int,
+        at_s: float,
+        born_s: float,
+        bid_usd_per_hour: float | None = None,
+    ) -> float:
         """Tell when it next cannot: `at_s` where it cannot then, inf for never.
 
         Args:
@@ -38,6 +46,7 @@ class PreemptionSchedule(Protocol):
             slot: Of the job.
             at_s: Since 1970.
             born_s: When the job's fleet began, likewise.
+            bid_usd_per_hour: What its machine may cost at most; None: as its pool says.
         """
         ...
 
@@ -157,6 +166,7 @@ class Pools:
         born: Of each pool, what begins with the fleet.
         replayed: Likewise what begins with the market's replay.
         origin_s: When that began, since 1970.
+        price_of: Makes a pool's price a schedule: down while it is above a bid.
     """
 
     def __init__(
@@ -164,14 +174,24 @@ class Pools:
         born: Mapping[str, SlotSchedule],
         replayed: Mapping[str, Sequence[SlotSchedule]],
         origin_s: float,
+        price_of: Callable[[str, float], SlotSchedule],
     ) -> None:
         self._born, self._replayed, self._origin_s = born, replayed, origin_s
+        self._under = cache(price_of)
 
-    def next_down_s(self, pool: str, slot: int, at_s: float, born_s: float) -> float:
+    def next_down_s(
+        self,
+        pool: str,
+        slot: int,
+        at_s: float,
+        born_s: float,
+        bid_usd_per_hour: float | None = None,
+    ) -> float:
         """Tell when the slot next cannot have a machine."""
+        bid = [] if bid_usd_per_hour is None else [self._under(pool, bid_usd_per_hour)]
         downs_s = [
             self._origin_s + each.next_down_s(slot, max(at_s - self._origin_s, 0.0))
-            for each in self._replayed.get(pool, ())
+            for each in (*self._replayed.get(pool, ()), *bid)
         ]
         if pool in self._born:
             since_s = max(at_s - born_s, 0.0)
@@ -196,6 +216,14 @@ def schedule_of(market: Market, folder: Path, origin_s: float) -> Pools:
         start_s = starts_of(spec, trace, (1,), np.random.default_rng(provider.seed))
         return Recorded(trace, float(start_s[0]), bid_usd_per_hour)
 
+    def under(pool: str, bid_usd_per_hour: float) -> SlotSchedule:
+        price = prices[pool]
+        if isinstance(price, TraceSpec):
+            return recorded(price, bid_usd_per_hour)
+        dear = isinstance(price, float) and price > bid_usd_per_hour
+        return Chains(0.0 if dear else 1.0, 1.0, 0)
+
+    prices = {pool.name: pool.usd_per_hour for pool in market.spot}
     provider, born, replayed = market.process, dict[str, SlotSchedule](), {}
     asked = provider.availability
     shared = recorded(asked) if isinstance(asked, TraceSpec) else None
@@ -209,4 +237,4 @@ def schedule_of(market: Market, folder: Path, origin_s: float) -> Pools:
         if bid is not None and isinstance(price, TraceSpec):
             series.append(recorded(price, bid))
         replayed[pool.name] = series
-    return Pools(born, replayed, origin_s)
+    return Pools(born, replayed, origin_s, under)

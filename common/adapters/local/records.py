@@ -42,6 +42,7 @@ class Record(msgspec.Struct, frozen=True):
     cause: EndCause | None = None  # of the end
     detail: str = ""
     usd_per_hour: float | None = None  # when it was given; None: nobody said
+    bid_usd_per_hour: float | None = None  # above which it is taken away; None: as its pool says
     lane: int | None = None  # which of the pool's times of weather are its own; None: its slot's
 
     @property

@@ -93,7 +93,8 @@ class _Seats:
 
     def begin_hours(self, slots: Indexes, usd_per_s: Array, now_s: float, step_s: float) -> None:
         """Begin the next hour of those whose last one is over in the step that begins now."""
-        begins = np.mod(now_s - self.launched_s[slots], HOUR_S) < step_s - ROUNDING_S
+        hour_s = self.kind.billing.hour_s
+        begins = np.mod(now_s - self.launched_s[slots], hour_s) < step_s - ROUNDING_S
         self.hour_usd[slots[begins]] = 0.0
         self.hour_usd_per_s[slots[begins]] = usd_per_s[begins]
 

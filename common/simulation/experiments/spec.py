@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from common.config.billing import BillingRules, BillingSpec
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
-from common.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
+from common.policies.policy import StreamPolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -121,7 +121,7 @@ class SpotSpec(Part):
 class PolicySpec(Part):
     """Who decides what runs where."""
 
-    name: PolicyName = Field(default="static", description="The policy.")
+    name: StreamPolicyName = Field(default="static", description="The policy.")
     probability: float = Field(
         default=0.95, gt=0.5, lt=1, description="chance, reassign: to meet the deadline."
     )

@@ -12,7 +12,7 @@ from botocore.stub import ANY, Stubber
 from common.adapters.ec2.prices import Ec2Prices
 from common.config.market_file import Ec2Provider, SpotPool
 from common.errors import OutsideError, UnavailableError
-from common.ports.machines import Offer, by_pool
+from common.ports.machines import Offer, PriceHistory, by_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +98,24 @@ def test_the_last_of_each_zone_and_type_counts_and_of_these_the_lowest(
         Offer("big"): 0.2,
         Offer("big", "c5.large", "eu-central-1a"): 0.2,
     }
+
+
+def test_the_past_of_a_pool_is_that_of_its_cheapest_machine(
+    ec2: Stubber, prices: Ec2Prices
+) -> None:
+    day_s = 86400.0
+    small = [
+        record("0.05", "a", before_s=100 * day_s),  # held when EC2's memory begins
+        record("0.03", "b", before_s=10 * day_s),
+        record("0.08", "a", before_s=5 * day_s),
+        record("0.09", "b", before_s=day_s),
+    ]
+    answers(ec2, small[::-1], [record("0.2", before_s=95 * day_s)])
+    past = prices.past()
+    begins_s = NOW_S - 90 * day_s
+    times_s = begins_s, NOW_S - 10 * day_s, NOW_S - 5 * day_s, NOW_S - day_s
+    assert past["small"] == PriceHistory(times_s, (0.05, 0.03, 0.03, 0.08), NOW_S)
+    assert past["big"] == PriceHistory((begins_s,), (0.2,), NOW_S)
 
 
 def test_all_pages_count(ec2: Stubber, prices: Ec2Prices) -> None:

@@ -322,7 +322,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from common.adapters.local.fleet import LocalMarket, ProcessFleet
-from common.adapters.local.market import Pools
+from common.adapters.local.market import schedule_of
 from common.embedded.process import Child
 from common.config.market_file import Market, OnDemandPool
 from common.ports.machines import LaunchRequest
@@ -330,7 +330,8 @@ def start(worker, environment):
     return Child(["sleep", "600"], Path(sys.argv[1], worker), environment, stays=True)
 market = Market(on_demand=OnDemandPool(usd_per_hour=1.0))
 fleet = ProcessFleet(
-    LocalMarket(market, Pools({}, {}, 0.0)), "digits", Path(sys.argv[1]), start, 1.0, lambda: 1.8e9
+    LocalMarket(market, schedule_of(market, Path(), 0.0)),
+    *("digits", Path(sys.argv[1]), start, 1.0, lambda: 1.8e9),
 )
 fleet.launch([LaunchRequest(1, "doll-1", 1, "on-demand", "w1")])
 print("launched", flush=True)

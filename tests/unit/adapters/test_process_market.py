@@ -196,6 +196,30 @@ def test_a_pool_is_lost_by_its_own_trace_and_when_its_price_passes_its_bid(tmp_p
     assert schedule.next_down_s("on-demand", 1, 1030.0, 990.0) == math.inf
 
 
+def test_a_machine_is_lost_when_its_price_passes_its_own_bid(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("seconds,price\n0,0.1\n10,0.3\n20,0.1\n30,0.1\n")
+    pools = (
+        SpotPool(name="a", usd_per_hour=TraceSpec(file="a.csv", start_s=0.0)),
+        SpotPool(name="b", usd_per_hour=0.2),
+    )
+    market = market_of(ProcessProvider(availability=1.0), *pools)
+    schedule = schedule_of_market(market, tmp_path, 1000.0)
+    found = {
+        (pool, bid): schedule.next_down_s(pool, 0, 1012.0, 990.0, bid)
+        for pool in "ab"
+        for bid in (0.15, 0.3, None)
+    }
+    assert found == {
+        ("a", 0.15): 1012.0,
+        ("a", 0.3): math.inf,
+        ("a", None): math.inf,
+        ("b", 0.15): 1012.0,
+        ("b", 0.3): math.inf,
+        ("b", None): math.inf,
+    }
+    assert schedule.next_down_s("a", 0, 1001.0, 990.0, 0.15) == 1010.0
+
+
 def test_all_series_of_a_market_begin_at_the_same_second(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("seconds,value\n0,1\n500,2\n1000,1\n")
     (tmp_path / "b.csv").write_text("seconds,value\n0,1\n50,2\n100,1\n")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.adapters.prices import PricesTogether, TracePrices
+from common.adapters.prices import FixedPrices, PricesTogether, TracePrices
 from common.errors import UserError
-from common.ports.machines import Offer
+from common.ports.machines import Offer, PriceHistory
 from common.testing.clock import ManualClock
 from common.traces.spec import TraceSpec
 
@@ -81,6 +81,20 @@ def test_a_series_that_makes_no_sense_is_the_users_to_mend(
 ) -> None:
     with pytest.raises(UserError, match=problem):
         TracePrices({"spot": spec}, folder, BEGAN_S, ManualClock(BEGAN_S))
+
+
+def test_the_past_is_what_was_recorded_before_now_or_all_of_it_at_the_beginning(
+    folder: Path,
+) -> None:
+    clock = ManualClock(BEGAN_S)
+    begun = FROM_START.model_copy(update={"start_s": 60.0})
+    prices = TracePrices({"later": begun, "spot": FROM_START}, folder, BEGAN_S, clock)
+    all_of_it = PriceHistory([0.0, 60.0, 120.0], [0.1, 0.2, 0.3], 180.0)  # 60 s after the last
+    assert prices.past() == {"later": PriceHistory([0.0], [0.1], 60.0), "spot": all_of_it}
+    clock.advance(70.0)
+    assert prices.past()["later"] == PriceHistory([0.0, 60.0, 120.0], [0.1, 0.2, 0.3], 130.0)
+    together = PricesTogether([FixedPrices({Offer("od"): 1.0, Offer("od", "m5"): 2.0}), prices])
+    assert together.past()["od"] == PriceHistory((0.0,), (1.0,), 3600.0)
 
 
 def test_no_sources_have_no_pools() -> None:

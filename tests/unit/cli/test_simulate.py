@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from common.planning.compare import Result, as_data, compare, results_of, with_policies
-from common.policies.policy import POLICY_NAMES
+from common.policies.policy import STREAM_POLICIES
 from common.simulation.experiments.experiment import load_experiment
 from common.simulation.experiments.results import Point, PoolUse, Run, Summary
 from services.cli import exits
@@ -234,5 +234,5 @@ def test_accuracy_is_that_of_the_last_look(file: str) -> None:
 def test_help_has_an_example_and_names_all_policies(world: World) -> None:
     text = " ".join(world.run("simulate", "--help").stdout.split())
     assert "Example: doll simulate docs/examples/paper.yaml" in text
-    for name in POLICY_NAMES:
+    for name in STREAM_POLICIES:
         assert name in text

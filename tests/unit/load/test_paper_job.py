@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.policies.backfill import cost_share_limit
-from common.policies.policy import POLICY_NAMES
+from common.policies.policy import STREAM_POLICIES
 from common.theory.provisioning import cost_curve, cost_share_bound, plan
 from load.paper import stated
 from load.paper.explanations import most_updates, price_for, price_of_bound, updates_for
@@ -47,14 +47,14 @@ def test_every_setting_and_policy_is_a_simulation_with_a_name_of_its_own() -> No
     names = [
         Case(setting, policy, change).name
         for setting in settings(quick=False)
-        for policy in POLICY_NAMES
+        for policy in STREAM_POLICIES
         for change in (Variation(), Variation("slow", gradient_s=0.1))
     ]
     assert len(names) == len(set(names)) == 2 * 2 * 3 * 7 * 2
 
 
 def test_only_reassign_has_streams_taken_over_and_only_pools_a_second_pool() -> None:
-    made = {name: experiment(Setting(), name) for name in POLICY_NAMES}
+    made = {name: experiment(Setting(), name) for name in STREAM_POLICIES}
     assert [name for name in made if made[name].on_preemption == "reassign"] == ["reassign"]
     assert [name for name in made if len(made[name].spot) > 1] == ["pools"]
 

@@ -51,7 +51,7 @@ def test_odds_of_an_hour_need_more_than_an_hour(steps: int) -> None:
 
 
 def test_equations_1_and_2_by_hand() -> None:
-    terms = Terms(np.array([8.0]), np.array([4.0]), np.array([0.25]), np.array([3000.0]))
+    terms = Terms(*(np.array([value]) for value in (8.0, 1.0, 4.0, 0.25, 3000.0)))
     assert expected_cost_usd(terms) == pytest.approx(6.0)
     assert overhead_s(np.array(0.75 * 0.5), 40.0, 7.0) == pytest.approx(0.625 * 40 + 7)
 

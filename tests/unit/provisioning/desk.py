@@ -103,7 +103,9 @@ class ProviderThread:
         """All commands of a kind so far."""
         return [command for command in self.done if isinstance(command, kind)]
 
-    def _carry_out(self, command: ProvisionerCommand) -> ProvisionerEvent | None:
+    def _carry_out(  # noqa: PLR0911 -- one case per command
+        self, command: ProvisionerCommand
+    ) -> ProvisionerEvent | None:
         fleet = self.street.fleet
         try:
             match command:
@@ -119,6 +121,8 @@ class ProviderThread:
                     fleet.release(machines)
                 case do.LookAtMachines():
                     return events.MachinesSeen(fleet.machines(), self.street.clock())
+                case do.LookAtPast():
+                    return events.PastSeen(self.street.prices.past())
                 case do.LookAtPrices():
                     return self._prices()
                 case _:

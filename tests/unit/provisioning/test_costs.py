@@ -49,6 +49,7 @@ billings = st.builds(
     st.sampled_from([0.0, 60.0]),
     st.sampled_from(["now", "hour_start"]),
     st.builds(Preempted, st.sampled_from([0.0, 300.0]), st.booleans()),
+    st.sampled_from([HOUR_S, 60.0]),
 )
 prices = st.builds(Told, offers, times, st.integers(0, 100).map(float))
 machines = st.builds(

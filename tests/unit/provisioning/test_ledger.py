@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.policies.policy import Hour
+from common.ports.machines import Offer
 from common.provisioning.ledger import PLANS_KEPT, REPLANS_KEPT, FleetLedger, Thinned
 from common.provisioning.records import (
+    LaunchRequested,
     OfferPrice,
     Planned,
     Priced,
@@ -16,6 +21,7 @@ from common.provisioning.records import (
     Settled,
     Started,
 )
+from common.theory.billing import Billing
 from tests.unit.provisioning.examples import (
     PRICES,
     T0,
@@ -27,6 +33,9 @@ from tests.unit.provisioning.examples import (
     priced,
     started,
 )
+
+if TYPE_CHECKING:
+    from common.provisioning.records import PlanRecord
 
 
 def review(at_s: float, term: int = 0) -> Reviewed:
@@ -202,3 +211,35 @@ def test_machines_of_a_mixed_pool_cost_what_each_of_them_costs() -> None:
     assert ledger.usd_per_hour == pytest.approx(0.10 + 0.50 + 0.13)
     assert ledger.prices["spot"] == 0.10
     assert ledger.paid_usd_per_hour == pytest.approx(PRICES | {"spot": 0.73 / 3})
+
+
+def test_hours_of_bids_end_one_by_one_and_what_a_plan_lost_of_them_is_counted() -> None:
+    hourly = Billing("hour", price="hour_start", hour_s=60.0)
+    bid = Offer("spot", bid_usd_per_hour=0.3)
+
+    def order(launch: int) -> LaunchRequested:
+        return LaunchRequested(0, launch, T0, None, "spot", f"w{launch}", bid_usd_per_hour=0.3)
+
+    records: list[PlanRecord] = [
+        lead(),
+        Priced(0, T0, PRICES),
+        planned(),
+        order(1),
+        order(2),
+        Started(0, 1, T0, "m-1"),
+        Started(0, 2, T0 + 10, "m-2"),
+        Priced(0, T0 + 65, {"spot": 0.5}),
+    ]
+    ledger = FleetLedger({"spot": hourly})
+    for offset, record in enumerate(records):
+        ledger.feed(offset, record)
+    assert ledger.hours(T0 + 5) == {bid: Hour(T0 + 60, 0.25)}
+    assert ledger.hours(T0 + 65) == {bid: Hour(T0 + 70, 0.25)}  # of the second machine
+    assert ledger.hours(T0 + 75) == {bid: Hour(T0 + 120, 0.25)}
+
+    ledger.feed(ledger.position, ended(1, T0 + 80, "preempted"))
+    assert ledger.gone_bids == {bid: 1}
+    assert ledger.hours(T0 + 85) == {bid: Hour(T0 + 130, 0.5)}
+    ledger.feed(ledger.position, planned(2))
+    ledger.feed(ledger.position, ended(2, T0 + 90))
+    assert not ledger.gone_bids  # it was asked for by the plan before

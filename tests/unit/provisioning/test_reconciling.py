@@ -205,6 +205,27 @@ def test_an_offer_that_is_not_named_is_given_up_and_other_types_are_other_offers
     assert steps.release == tuple(there)
 
 
+def test_what_a_plan_bid_for_and_lost_is_not_asked_for_again() -> None:
+    bid = SPOT._replace(bid_usd_per_hour=0.1)
+    wish = Wish(None, "spot", offer=bid)
+
+    assert reconcile_counted({bid: 3}, [], "on-demand", gone_bids={bid: 2}).order == (wish,)
+    assert reconcile_counted({bid: 3}, [], "on-demand", gone_bids={bid: 5}).order == ()
+
+
+def test_another_bid_does_not_make_a_machine_that_fails_start() -> None:
+    backoff, failed = Backoff(), machine(1, None)
+    failed.asked = SPOT._replace(bid_usd_per_hour=0.1)
+    backoff.feed(started(1), failed)
+    backoff.feed(ended(1, T0 + 5, "failed"), failed)
+    backoff.feed(ended(2, T0 + 5, "refused"), machine(2, None, "other", runs=False))
+
+    higher = SPOT._replace(bid_usd_per_hour=0.2)
+    assert backoff.until_s(Wish(None, "spot", offer=higher)) == T0 + 6
+    assert backoff.refusing(T0 + 5.5) == {"other"}
+    assert backoff.refusing(T0 + 6) == frozenset()
+
+
 def test_a_machine_whose_worker_has_left_is_replaced_and_later_given_back() -> None:
     left = machine(1, 0)
     left.left_s = T0

@@ -12,6 +12,7 @@ from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
 from common.learning.task_options import options_of
+from common.policies.bidding import BidSettings
 from services.provisioner.settings import pools_of, provisioner_settings
 
 if TYPE_CHECKING:
@@ -88,3 +89,31 @@ def test_the_type_that_a_job_names_stands_for_all_pools() -> None:
     assert market.on_demand.instance_types == ("c5.xlarge",)
     assert [pool.instance_types for pool in market.spot] == [("c5.xlarge",)] * 2
     assert MARKET.of_type("") is MARKET
+
+
+BIDS = f"{JOB}on_preemption: reassign\nprovisioning: {{workers: 3, policy: bidbrain"
+
+
+def test_what_a_job_says_of_its_bids_is_passed_on() -> None:
+    asked = f"{BIDS}, bidbrain: {{lambda_s: 5, horizon_s: 60}}}}\n"
+    assert provisioner_settings(record(asked), MARKET).bidding == BidSettings(5.0, None, 60.0)
+    assert provisioner_settings(record(f"{BIDS}}}\n"), MARKET).bidding == BidSettings()
+
+
+@pytest.mark.parametrize(
+    ("job", "problem"),
+    [
+        (f"{BIDS}}}\nstart_at: latest\n", "cannot go faster than it arrives"),
+        (f"{BIDS}}}\n".replace(": reassign", ": hold"), "add `on_preemption: reassign`"),
+        (
+            f"{JOB}provisioning: {{workers: 3, policy: pools, bidbrain: {{lambda_s: 5}}}}\n",
+            "provisioning.bidbrain: is for policy: bidbrain, and this is pools",
+        ),
+        (f"{BIDS}, bidbrain: {{lambda_s: -1}}}}\n", "provisioning.bidbrain.lambda_s"),
+    ],
+)
+def test_bids_that_make_no_sense_for_a_job_are_refused_with_the_reason(
+    job: str, problem: str
+) -> None:
+    with pytest.raises(UserError, match=problem):
+        record(job)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.policies.policy import POLICY_NAMES
+from common.policies.policy import STREAM_POLICIES
 from common.simulation.experiments.draws import draws_of
 from common.simulation.experiments.experiment import (
     learner_of,
@@ -93,7 +93,7 @@ def test_all_policies_are_shown_the_same_world(tmp_path: Path) -> None:
             4,
             7,
         ).givens.rates_per_s
-        for name in POLICY_NAMES
+        for name in STREAM_POLICIES
     }
 
     for other in rates.values():

@@ -1,0 +1,229 @@
+"""BidBrain as the policy of a job that has a backlog: bids live, by what machines have cost.
+
+Each decision counts machines by offer, under the bid at which they were asked for: an offer is an
+allocation of `common.policies.bidbrain`. What was lost of it is not asked for again under that bid;
+before its hour ends it is given another, or given back. On-demand machines are one more market,
+whose price never passes a bid. The paper's reliable machines, which do no work and are always
+there, are those of the coordinator and its servers. Deadlines are no part of it: a plan that
+misses one says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from common.policies.bidbrain import Allocation, BidBrain, eviction_odds
+from common.policies.policy import ON_DEMAND, Decision, renewal_s
+from common.policies.reassign import Computing, machines_for_stability, update_capacity_per_s
+from common.ports.machines import Offer
+from common.theory.billing import HOUR_S
+from common.theory.errors import ParameterError, not_negative, positive
+from common.theory.provisioning import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from common.policies.bidbrain import Array, EvictionOdds
+    from common.policies.policy import Situation
+    from common.ports.machines import PriceHistory
+    from common.theory.work import Pool
+
+REVIEWS = 30  # in an hour: the paper's two minutes
+# On demand, of the coordinator, Kafka and Redis. Were they taken to cost nothing, time would, too:
+# no market that is dearer than the cheapest one would ever be added to it.
+SERVERS = 1
+BID_STEP_USD = 1e-6  # between two bids that would else be one: the provider's smallest
+
+
+@dataclass(frozen=True, slots=True)
+class BidSettings:
+    """What changes of its machines cost a job.
+
+    Raises:
+        ParameterError: If a number is out of range.
+    """
+
+    lambda_s: float = 30.0  # for which all stand still after an eviction
+    start_s: float | None = None  # sigma; None: the longest start-up of all pools
+    horizon_s: float = HOUR_S  # for which the servers' machines are counted
+
+    def __post_init__(self) -> None:
+        not_negative("bidbrain.lambda_s", self.lambda_s)
+        not_negative("bidbrain.start_s", self.start_s or 0.0)
+        positive("bidbrain.horizon_s", self.horizon_s)
+
+
+def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> EvictionOdds:
+    """Count evictions in what machines of each pool have cost.
+
+    Raises:
+        ParameterError: If the past of a pool is not known, or too short to see an hour.
+    """
+    hour_s = max(pool.billing.hour_s for pool in pools)
+    step_s = hour_s / REVIEWS
+    found = []
+    for pool in pools:
+        if pool.name not in past:
+            raise ParameterError(pool.name, "what its machines have cost so far is not known yet")
+        times_s, usd_per_hour, until_s = past[pool.name]
+        constant = len(set(usd_per_hour)) == 1
+        end_s = times_s[0] + 2 * hour_s if constant else until_s
+        grid = np.arange(times_s[0], end_s, step_s)
+        prices = np.array(usd_per_hour)[np.searchsorted(times_s, grid, side="right") - 1]
+        try:
+            found.append(eviction_odds(prices[None], step_s, hour_s=hour_s))
+        except ParameterError as error:
+            raise ParameterError(pool.name, f"its past {error}") from error
+    return replace(
+        found[0],
+        probability=np.concatenate([each.probability for each in found]),
+        median_s=np.concatenate([each.median_s for each in found]),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bidding:
+    """Bids for as many machines as the job may have; for streams that move to the survivors."""
+
+    settings: BidSettings = field(default_factory=BidSettings)
+    odds: EvictionOdds | None = None  # of the pools of all situations; None: not known yet
+    name: ClassVar[str] = "bidbrain"
+    watches_outages: ClassVar[bool] = True
+
+    @property
+    def review_s(self) -> float | None:
+        """Every two minutes of an hour of sixty."""
+        return (HOUR_S if self.odds is None else self.odds.hour_s) / REVIEWS
+
+    def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
+        """Renew what ends, acquire what makes work cheaper.
+
+        Raises:
+            ParameterError: If it is not known yet what machines have cost.
+        """
+        brain, prices = self._brain(situation), _prices(situation.pools)
+        now_s, room = situation.now_s, _room(situation)
+        soon_s = now_s + renewal_s(brain.odds.hour_s)
+        there = _there(situation, last)
+        footprint = {offer: each for offer, each in there.items() if each.ends_s > soon_s}
+        for offer, each in there.items():
+            if offer in footprint:
+                continue
+            others, speed = [*footprint.values()], brain.work_per_s[each.market]
+            has = sum(other.machines * brain.work_per_s[other.market] for other in others)
+            if has + each.machines * speed <= brain.most_per_s and brain.renews(
+                others, each, now_s, prices, room
+            ):
+                ends_s = max(each.ends_s, now_s) + brain.odds.hour_s
+                price_usd = float(prices[each.market])
+                footprint[offer] = replace(each, price_usd=price_usd, ends_s=ends_s)
+        while more := brain.acquire([*footprint.values()], now_s, prices, room):
+            footprint[_offer(situation, more, footprint)] = more
+            room[more.market] -= more.machines
+        machines = {offer: each.machines for offer, each in footprint.items()}
+        if last is not None and machines == last.machines:
+            return last
+        plan = _plan(situation, brain, [*footprint.values()])
+        return Decision(machines, plan, plan.reason, situation)
+
+    def _brain(self, situation: Situation) -> BidBrain:
+        if self.odds is None:
+            raise ParameterError("bidbrain", "what machines have cost so far is not known yet")
+        settings, work, pools = self.settings, situation.work, situation.pools
+        most = work.workers
+        if situation.waiting is not None and situation.waiting < 1:  # no backlog is left
+            most = min(machines_for_stability(work, Computing(situation.gradient_s)) or most, most)
+        start_s = settings.start_s
+        return BidBrain(
+            self.odds,
+            np.array([pool.speed for pool in pools]),
+            float(most),
+            SERVERS * pools[ON_DEMAND].usd_per_hour,
+            settings.lambda_s,
+            max(pool.start_up_s for pool in pools) if start_s is None else start_s,
+            settings.horizon_s,
+            np.array([float(pool.billing.preempted.hour_refunded) for pool in pools]),
+        )
+
+
+def _there(situation: Situation, last: Decision | None) -> dict[Offer, Allocation]:
+    """Say what is there of what was decided; what has no hour may be given up at any time."""
+    names, found = [pool.name for pool in situation.pools], {}
+    for offer, count in ({} if last is None else last.machines).items():
+        ready, coming = situation.machines.get(offer, (0, 0))
+        machines = min(ready + coming, count)
+        if machines and offer.pool in names:
+            market = names.index(offer.pool)
+            bid_usd = np.inf if offer.bid_usd_per_hour is None else offer.bid_usd_per_hour
+            usd, ends_s = situation.pools[market].usd_per_hour, situation.now_s
+            if offer in situation.hours:
+                ends_s, usd = situation.hours[offer]
+            found[offer] = Allocation(market, machines, bid_usd, usd, ends_s)
+    return found
+
+
+def _plan(situation: Situation, brain: BidBrain, footprint: Sequence[Allocation]) -> Plan:
+    """Say what machines come to that go on as they are."""
+    work, pools = situation.work, situation.pools
+    speed = sum(each.machines * brain.work_per_s[each.market] for each in footprint)
+    capacity = update_capacity_per_s(np.array([speed]), work.group_size, situation.gradient_s)
+    with np.errstate(divide="ignore"):
+        runtime_s = float(np.divide(work.updates, capacity)[0]) if work.updates else 0.0
+    arrives_s = (work.updates - (situation.waiting or 0.0)) / work.updates_per_s
+    runtime_s = max(runtime_s, arrives_s if situation.waiting is not None else 0.0)
+    odds, usd_per_hour, words = brain.odds, 0.0, []
+    for each in footprint:
+        delta = np.array([each.bid_usd - each.price_usd])
+        evicted = float(odds.within([each.market], delta, [odds.hour_s])[0][0])
+        refunded = evicted * float(np.broadcast_to(brain.refunded, len(pools))[each.market])
+        usd_per_hour += (1 - refunded) * each.machines * each.price_usd
+        bid = f" at up to ${each.bid_usd:.6g}" if np.isfinite(each.bid_usd) else ""
+        lost = f" (evicted within an hour: {100 * evicted:.0f} %)" if evicted else ""
+        words.append(f"{each.machines} of {pools[each.market].name}{bid}{lost}")
+    alone = sum(each.machines for each in footprint if each.market == ON_DEMAND)
+    feasible = runtime_s <= work.deadline_s
+    late = "" if feasible else "; too late for the deadline, which bids do not look at"
+    usd = usd_per_hour / HOUR_S * runtime_s if np.isfinite(runtime_s) else np.inf
+    alone_usd = work.on_demand_only_usd(pools[ON_DEMAND])
+    return Plan(
+        feasible=feasible,
+        spot=sum(each.machines for each in footprint) - alone,
+        on_demand=alone,
+        spot_workers=np.zeros(0, np.int64),
+        expected_cost_usd=usd,
+        expected_runtime_s=runtime_s,
+        cost_ratio_to_on_demand=usd / alone_usd if alone_usd else 1.0,
+        binding="price" if feasible else "infeasible",
+        reason=(", ".join(words) or "no machine makes work cheaper than none") + late,
+    )
+
+
+def _prices(pools: Sequence[Pool]) -> Array:
+    return np.array([pool.usd_per_hour for pool in pools])
+
+
+def _room(situation: Situation) -> Array:
+    """(M,) how many more machines each pool has; of one that has just refused, none."""
+    most = [np.inf if pool.capacity is None else float(pool.capacity) for pool in situation.pools]
+    room = np.array(most)
+    names = [pool.name for pool in situation.pools]
+    for offer, count in situation.machines.items():
+        if offer.pool in names:
+            room[names.index(offer.pool)] -= count.ready + count.coming
+    room[[name in situation.refusing for name in names]] = 0.0
+    return room.clip(0.0)
+
+
+def _offer(situation: Situation, each: Allocation, taken: Mapping[Offer, Allocation]) -> Offer:
+    """Give the offer of a new allocation, which is no other's."""
+    pool = situation.pools[each.market].name
+    if each.market == ON_DEMAND:
+        return Offer(pool)
+    offer = Offer(pool, bid_usd_per_hour=round(each.bid_usd, 6))
+    while offer in taken or offer in situation.machines:
+        bid_usd = round((offer.bid_usd_per_hour or 0.0) + BID_STEP_USD, 6)
+        offer = offer._replace(bid_usd_per_hour=bid_usd)
+    return offer

@@ -1,0 +1,151 @@
+"""Bids of a job: what is acquired, kept and given back as prices move and hours end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from common.policies.bidding import Bidding, BidSettings, odds_of
+from common.policies.policy import Hour, MachineCount, Situation
+from common.ports.machines import Offer, PriceHistory
+from common.theory.billing import BY_NAME
+from common.theory.errors import ParameterError
+from common.theory.work import Pool, Work
+
+HOUR_S = 3600.0
+OLD = BY_NAME["ec2-2017"]
+POOLS = (
+    Pool("on-demand", 1.0, billing=replace(OLD, preempted=BY_NAME["ec2"].preempted)),
+    Pool("calm", 0.3, billing=OLD),
+    Pool("wild", 0.1, billing=OLD),
+)
+
+
+def past(**usd_per_hour: tuple[float, ...]) -> dict[str, PriceHistory]:
+    """Prices every quarter of an hour, over and over for two days."""
+    return {
+        name.replace("_", "-"): PriceHistory(
+            tuple(900.0 * at for at in range(192)),
+            tuple(prices[at % len(prices)] for at in range(192)),
+            900.0 * 192,
+        )
+        for name, prices in usd_per_hour.items()
+    }
+
+
+PAST = past(on_demand=(1.0,), calm=(0.3,), wild=(0.1, 0.1, 0.1, 2.0))
+BIDDING = Bidding(BidSettings(), odds_of(POOLS, PAST))
+
+
+def seen(
+    now_s: float = 0.0,
+    machines: dict[Offer, int] | None = None,
+    ends_s: float = HOUR_S,
+    pools: tuple[Pool, ...] = POOLS,
+    waiting: float | None = 500.0,
+    refusing: frozenset[str] = frozenset(),
+) -> Situation:
+    """Six workers and 500 updates that wait, four a second at most."""
+    there = {offer: MachineCount(ready=count) for offer, count in (machines or {}).items()}
+    prices = {pool.name: pool.usd_per_hour for pool in pools}
+    return Situation(
+        now_s,
+        Work(np.full(6, 10.0), 4, 16, 500.0, 600.0),
+        pools,
+        0.25,
+        np.ones(6, np.bool_),
+        np.full(6, np.nan),
+        waiting,
+        there,
+        {offer: Hour(ends_s, prices[offer.pool]) for offer in there},
+        refusing,
+    )
+
+
+def priced(**usd_per_hour: float) -> tuple[Pool, ...]:
+    return tuple(
+        replace(pool, usd_per_hour=usd_per_hour.get(pool.name, pool.usd_per_hour)) for pool in POOLS
+    )
+
+
+def test_odds_are_counted_pool_by_pool_and_a_constant_price_is_never_passed() -> None:
+    probability, _ = odds_of(POOLS, PAST).within([0, 1, 2], [1e-5] * 3, [HOUR_S] * 3)
+    assert probability[:2].tolist() == [0.0, 0.0]
+    assert probability[2] == pytest.approx(0.75, abs=0.02)
+
+
+def test_a_past_that_is_not_known_or_shorter_than_an_hour_is_told_by_its_pool() -> None:
+    with pytest.raises(ParameterError, match="wild: what its machines have cost"):
+        odds_of(POOLS, past(on_demand=(1.0,), calm=(0.3,)))
+    short = PAST | {"wild": PriceHistory((0.0, 600.0), (0.1, 0.2), 3000.0)}
+    with pytest.raises(ParameterError, match="wild: its past prices: are 25 of 120 s"):
+        odds_of(POOLS, short)
+    with pytest.raises(ParameterError, match="not known yet"):
+        Bidding().reconsider(seen(), None)
+
+
+def test_all_machines_are_bid_for_where_work_is_cheapest_and_the_plan_says_what_it_costs() -> None:
+    decision = BIDDING.reconsider(seen(), None)
+    ((offer, count),) = decision.machines.items()
+    assert (offer.pool, count) == ("wild", 6)
+    assert (offer.bid_usd_per_hour or 0.0) > 0.1
+    assert decision.plan.expected_runtime_s == pytest.approx(125.0)  # 500 of 4 a second
+    assert decision.plan.feasible
+    assert f"6 of wild at up to ${offer.bid_usd_per_hour:.6g}" in decision.reason
+    assert BIDDING.reconsider(seen(10.0, dict(decision.machines)), decision) is decision
+
+
+def test_what_was_lost_is_bid_for_anew_under_another_bid() -> None:
+    first = BIDDING.reconsider(seen(), None)
+    ((offer, _),) = first.machines.items()
+    some = BIDDING.reconsider(seen(10.0, {offer: 4}), first)
+    assert some.machines[offer] == 4
+    ((other, count),) = some.machines.items() - {(offer, 4)}
+    assert (other.pool, count) == ("wild", 2)
+
+
+def test_after_an_eviction_the_market_whose_price_rose_is_left() -> None:
+    first = BIDDING.reconsider(seen(), None)
+    after = BIDDING.reconsider(seen(60.0, pools=priced(wild=2.0)), first)
+    assert {offer.pool: count for offer, count in after.machines.items()} == {"calm": 6}
+    dear = BIDDING.reconsider(seen(60.0, pools=priced(wild=9.0, calm=3.0)), after)
+    assert dict(dear.machines) == {Offer("on-demand"): 6}
+
+
+def test_before_its_hour_ends_an_allocation_is_renewed_or_given_back() -> None:
+    calm = Offer("calm", bid_usd_per_hour=0.7)
+    pools = priced(wild=5.0)
+    first = BIDDING.reconsider(seen(pools=pools), None)
+    last = replace(first, machines={calm: 6})
+    there = {calm: 6}
+    early = BIDDING.reconsider(seen(3000.0, there, pools=priced(wild=0.02)), last)
+    assert early is last  # it is paid for
+    assert BIDDING.reconsider(seen(3580.0, there, pools=pools), last) is last
+    moved = BIDDING.reconsider(seen(3580.0, there, pools=priced(wild=0.02)), last)
+    assert {offer.pool for offer in moved.machines} == {"wild"}
+
+
+def test_pools_that_refuse_or_are_full_are_passed_over() -> None:
+    refused = BIDDING.reconsider(seen(refusing=frozenset({"wild"})), None)
+    assert {offer.pool for offer in refused.machines} == {"calm"}
+    pools = (*POOLS[:2], replace(POOLS[2], capacity=5))
+    decision = BIDDING.reconsider(seen(pools=pools), None)
+    counts = {offer.pool: count for offer, count in decision.machines.items()}
+    assert counts == {"wild": 5, "calm": 1}
+
+
+def test_where_the_backlog_is_worked_off_no_more_are_had_than_keep_up() -> None:
+    first = BIDDING.reconsider(seen(), None)
+    there = dict(first.machines)
+    few = BIDDING.reconsider(seen(3580.0, there, waiting=0.0), first)
+    assert sum(few.machines.values()) == 2  # 0.94 updates a second arrive; 1 machine makes 1
+
+
+def test_a_deadline_that_bids_miss_is_told() -> None:
+    job = seen()
+    late = replace(job, work=replace(job.work, deadline_s=100.0))
+    plan = BIDDING.reconsider(late, None).plan
+    assert not plan.feasible
+    assert "too late for the deadline" in plan.reason
