@@ -117,7 +117,7 @@ class Bill:
         ended_s = max(at_s, started_s)
         paid_s = float(rule.paid_s(ended_s - started_s, preempted=cause == "preempted"))
         gone = _Gone(ended_s, started_s + paid_s, started_s, offer)
-        insort(self._gone, gone)
+        insort(self._gone, gone, key=lambda each: each[:3])  # offers have no order
         self._gone_usd += self._gone_cost_usd(gone)
         self._settled_s = max(self._settled_s, gone.paid_until_s, ended_s)
 
