@@ -49,8 +49,8 @@ HOMES = {  # a client library has one home
     "uvicorn": ("services/admin/", "services/serve/"),
     "psutil": ("common/adapters/local/table.py",),
     "httpx2": (
-        *("common/adapters/kafka/registry.py", "common/public/doll/", "services/admin/oidc.py"),
-        "services/cli/system/",
+        *("common/adapters/kafka/registry.py", "common/adapters/mlflow.py"),
+        *("common/public/doll/", "services/admin/oidc.py", "services/cli/system/"),
     ),
     "pyarrow": ("services/cli/commands/parquet.py",),
     "plotly": ("services/admin/",),

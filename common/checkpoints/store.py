@@ -96,7 +96,7 @@ class CheckpointStore:
         for part in parts:
             if not is_part(part):
                 raise ValueError(f"{part!r} is no name for a part of a checkpoint")
-        folder = self._folder(name)
+        folder = self.folder(name)
         if self._blobs.get(folder + MANIFEST) is None:
             for part, data in parts.items():
                 self._blobs.put(folder + part, data)
@@ -116,7 +116,7 @@ class CheckpointStore:
             CorruptError: If it is missing or does not parse.
             FutureFormatError: If a newer program wrote it.
         """
-        folder = self._folder(name)
+        folder = self.folder(name)
         data = self._blobs.get(folder + MANIFEST)
         if data is None:
             raise CorruptError(f"{MANIFEST} is missing")
@@ -219,7 +219,8 @@ class CheckpointStore:
     def _state(self, made: ModelId) -> str:
         return f"{self._states}{made.epoch}-{made.version}.safetensors"
 
-    def _folder(self, name: ModelId) -> str:
+    def folder(self, name: ModelId) -> str:
+        """Where a checkpoint is, from the storage's root on."""
         return f"{self._root}{folder_of(name)}/"
 
     def _folders(self, names: Iterable[str], holding: str = "") -> list[ModelId]:
@@ -241,7 +242,7 @@ class CheckpointStore:
         return whole, foreign
 
     def _delete(self, name: ModelId) -> None:
-        folder = self._folder(name)
+        folder = self.folder(name)
         self._blobs.delete(folder + MANIFEST)
         for remains in self._blobs.names(folder):
             self._blobs.delete(remains)

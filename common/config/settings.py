@@ -265,6 +265,15 @@ class Settings(BaseModel):
     """Its secret, if it has one."""
     oidc_scope: str = "openid"
     """What the page asks for, between spaces, so that the token is for the audience."""
+    mlflow: _Url = ""
+    """MLflow server to which an evaluator says who it is, by the three that follow; jobs may name
+    others, which are told nothing of it."""
+    mlflow_token: str = Field(default="", repr=False)
+    """Bearer token for it."""
+    mlflow_username: str = ""
+    """User there, instead of a token."""
+    mlflow_password: str = Field(default="", repr=False)
+    """That user's password."""
     api: _Url = ""
     """URL of an admin service, for the command line."""
     api_key: str = Field(default="", repr=False)
@@ -309,6 +318,19 @@ class Settings(BaseModel):
                 have, lack = ("CERT", "KEY") if cert else ("KEY", "CERT")
                 prefix = f"{_PREFIX}{name.upper()}"
                 raise ValueError(f"{prefix}_{lack}: is missing, but {prefix}_{have} is set")
+        return self
+
+    @model_validator(mode="after")
+    def _legal_mlflow(self) -> Self:
+        if bool(self.mlflow_username) != bool(self.mlflow_password):
+            have, lack = ("USERNAME", "PASSWORD")[:: 1 if self.mlflow_username else -1]
+            raise ValueError(f"DOLL_MLFLOW_{lack}: is missing, but DOLL_MLFLOW_{have} is set")
+        if self.mlflow_token and self.mlflow_username:
+            raise ValueError(
+                "DOLL_MLFLOW_TOKEN: DOLL_MLFLOW_USERNAME is set, too: keep one of both"
+            )
+        if (self.mlflow_token or self.mlflow_username) and not self.mlflow:
+            raise ValueError("DOLL_MLFLOW: is missing: nobody would be shown the token or password")
         return self
 
     @model_validator(mode="after")

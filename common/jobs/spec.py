@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SERVER = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?")
+_MODEL = re.compile(r"[^/:]+")
 
 UNKNOWN_WORKERS = 8  # counted where a job has no bound for them: some machines, started by hand
 
@@ -560,6 +562,40 @@ class EvaluationSpec(Part):
     """Records of each stream that a version predicts before it learns of them."""
 
 
+class TrackingSpec(Part):
+    """Where an evaluator tells how the job learns; without one, nowhere."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    mlflow: str = Field(json_schema_extra={"pattern": f"^{_SERVER.pattern}$"})
+    """URL of an MLflow tracking server; who we are there, DOLL_MLFLOW_TOKEN says and the like."""
+    experiment: str = Field(default="Default", min_length=1)
+    """Name of the experiment that the job's run is in; it must be there."""
+    model: str | None = Field(
+        default=None, alias="register", json_schema_extra={"pattern": f"^{_MODEL.pattern}$"}
+    )
+    """Name of the registered model whose versions its checkpoints are; by default, none is."""
+    every_updates: Count = 50
+    """Loss and metrics of the updates themselves are means over so many of them."""
+
+    @field_validator("mlflow")
+    @classmethod
+    def _names_server(cls, value: str) -> str:
+        if not _SERVER.fullmatch(value):  # which may hold a password: it is not shown
+            raise ValueError(
+                "must be http://host:port or https://host:port; a password goes to"
+                " DOLL_MLFLOW_PASSWORD"
+            )
+        return value.rstrip("/")
+
+    @field_validator("model")
+    @classmethod
+    def _names_model(cls, value: str | None) -> str | None:
+        if value is not None and not _MODEL.fullmatch(value):
+            raise ValueError(f"must be a name without / and :, got {shown(value)}")
+        return value
+
+
 class Needed(NamedTuple):
     """What a built-in task asks of a field."""
 
@@ -675,6 +711,8 @@ class JobSpec(Part):
     """What machines to rent; without one, workers are started by hand."""
     evaluation: EvaluationSpec | None = None
     """What an evaluator looks at; without one it leaves the job alone."""
+    tracking: TrackingSpec | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Where an evaluator tells how the job learns."""
 
     @property
     def waiting_bound(self) -> int:

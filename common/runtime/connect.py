@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from common.ports.group import Groups, Rendezvous
     from common.ports.machines import Fleet, Prices
     from common.ports.servers import Blobs, Board, Boards, Log, Notices, SchemaRegistry
+    from common.ports.tracking import Tracking
     from common.telemetry.tracing import Tracer
 
 # A worker waits for its gradients for DOLL_LEAVE_S, and then says goodbye.
@@ -244,6 +245,23 @@ def open_blobs(settings: Settings) -> Blobs:
     raise UserError(
         "no object storage is named: set DOLL_BLOBS to file:///directory or s3://bucket/prefix"
     )
+
+
+def open_tracking(settings: Settings, url: str) -> Tracking:
+    """Open an MLflow server; it is not asked before the first call.
+
+    Args:
+        settings: They say who we are, if this is the server that they name.
+        url: The server.
+    """
+    from common.adapters.mlflow import MlflowServer  # noqa: PLC0415 -- see above
+
+    if url.rstrip("/") != settings.mlflow:  # whoever submits a job must not get at what is secret
+        return MlflowServer(url)
+    user = (
+        (settings.mlflow_username, settings.mlflow_password) if settings.mlflow_username else None
+    )
+    return MlflowServer(url, token=settings.mlflow_token, user=user)
 
 
 def open_notices(settings: Settings) -> Notices | None:

@@ -114,6 +114,7 @@ def follow_jobs(
     make_parts: MakeParts,
     begins: Begins,
     *,
+    beside: tuple[MakeParts, Begins] | None = None,
     slow_s: float = SLOW_S,
     hangs_s: float = HANGS_S,
 ) -> None:
@@ -124,6 +125,7 @@ def follow_jobs(
         meters: Of the process.
         make_parts: Gets the servers; what it returns makes a job's actor, see `Jobs`.
         begins: Whether to begin with a job, see `Jobs`.
+        beside: Likewise of other actors, in threads of their own: they keep nobody waiting.
         slow_s: See `Supervisor`.
         hangs_s: Likewise.
 
@@ -137,32 +139,35 @@ def follow_jobs(
     process.logger.info("service_started")
 
     @contextmanager
-    def opened() -> Iterator[tuple[Jobs, JobStore]]:
+    def opened() -> Iterator[tuple[list[Jobs], JobStore]]:
         with ExitStack() as stack:
             log = stack.enter_context(closing(open_log(process.settings, process.name)))
             book = stack.enter_context(closing(JobStore(log)))
             book.read()  # all of it: by its first records alone, a stopped job seems to run
             boards = stack.enter_context(closing(open_boards(process.settings)))
-            make_part = make_parts(Opened(log, book, boards, stack))
-            supervisor = Supervisor(
-                SupervisionMetrics(meters),
-                process.watchdogs,
-                process.logger,
-                slow_s=slow_s,
-                hangs_s=hangs_s,
-            )
-            stack.callback(supervisor.close, END_S)
-            yield Jobs(supervisor, make_part, begins), book
+            jobs = list[Jobs]()
+            metrics: SupervisionMetrics | None = SupervisionMetrics(meters)
+            for make, begin in filter(None, ((make_parts, begins), beside)):
+                make_part = make(Opened(log, book, boards, stack))
+                supervisor = Supervisor(
+                    metrics, process.watchdogs, process.logger, slow_s=slow_s, hangs_s=hangs_s
+                )
+                stack.callback(supervisor.close, END_S)
+                jobs.append(Jobs(supervisor, make_part, begin))
+                metrics = None  # a job is counted once
+            yield jobs, book
 
     with ExitStack() as stack:
-        found: tuple[Jobs, JobStore] | None = None
+        found: tuple[list[Jobs], JobStore] | None = None
         while not process.stopping.is_set():
             watchdog.beat()
             try:
                 if found is None:
                     found = stack.enter_context(opened())
                 jobs, book = found
-                jobs.follow(book.refresh(JOBS_S))
+                records = book.refresh(JOBS_S)
+                for each in jobs:
+                    each.follow(records)
                 outage.quiet()
             except UnavailableError as error:
                 outage.met(error)

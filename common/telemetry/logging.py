@@ -147,7 +147,9 @@ def _quoted(value: object) -> str:
 
 
 # At `debug` these tell each request with its headers: a flood, and tokens of a session in it.
-_TELLTALES = ("boto3", "botocore", "httpcore2", "httpx2", "s3transfer", "urllib3")
+_TELLTALES = dict.fromkeys(
+    ("boto3", "botocore", "httpcore2", "s3transfer", "urllib3"), logging.INFO
+) | {"httpx2": logging.WARNING}  # which tells each request at `info` already
 
 
 class EventLogger(structlog.BoundLoggerBase):
@@ -206,8 +208,8 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None, /, **bound:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(line_formatter(settings.log_format, bound, colours=stream.isatty()))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
-    for name in _TELLTALES:
-        logging.getLogger(name).setLevel(max(logging.INFO, logging.root.level))
+    for name, level in _TELLTALES.items():
+        logging.getLogger(name).setLevel(max(level, logging.root.level))
     logging.captureWarnings(capture=True)
     structlog.configure(  # for whoever else tells by it, as the code of a task may
         processors=[filter_by_level, PositionalArgumentsFormatter(), to_record],

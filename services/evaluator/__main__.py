@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from common.config.program import command_line
+from common.runtime.connect import open_blobs, open_tracking
 from common.runtime.service import follow_jobs, run
 from common.telemetry.metrics.evaluator import EvaluatorMetrics
 from services.evaluator.evaluation_runner import Process
 from services.evaluator.loop import JobEvaluator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.jobs.store import JobRecord
-    from common.runtime.jobs import MakePart
+    from common.runtime.jobs import MakePart, Wanted
     from common.runtime.service import Opened, ServiceProcess
+    from common.runtime.supervisor import Fault
+    from services.evaluator.tracker import JobTracker
 
 NICE = 10  # beside whoever trains on the same machine: it comes second
 # A turn is the evaluation of one version at the longest: minutes, on a large test set or a busy
@@ -43,8 +48,41 @@ def _evaluate(job: str | None, process: ServiceProcess) -> None:
         shared = Process(process.settings, log, board, metrics, process.logger)
         return partial(JobEvaluator, shared)
 
-    begin = partial(begins, job)
-    follow_jobs(process, metrics.meters, parts, begin, slow_s=SLOW_S, hangs_s=HANGS_S)
+    follow_jobs(
+        *(process, metrics.meters, parts, partial(begins, job)),
+        beside=(lambda opened: partial(_tracker, process, metrics, opened), partial(tracks, job)),
+        slow_s=SLOW_S,
+        hangs_s=HANGS_S,
+    )
+
+
+def _tracker(
+    process: ServiceProcess,
+    metrics: EvaluatorMetrics,
+    opened: Opened,
+    wanted: Wanted,
+    wake: Callable[[], None],
+    fault: Fault | None,
+) -> JobTracker:
+    """What tells an experiment tracker of a job; not loaded where no job wants it."""
+    from services.evaluator.tracker import JobTracker, TrackerProcess  # noqa: PLC0415 -- see above
+
+    settings = process.settings
+    shared = TrackerProcess(
+        settings=settings,
+        log=opened.log,
+        board=opened.boards.board,
+        open_tracking=partial(open_tracking, settings),
+        open_blobs=partial(open_blobs, settings),
+        metrics=metrics,
+        logger=process.logger,
+    )
+    return JobTracker(shared, wanted, wake, fault)
+
+
+def tracks(only: str | None, record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` asks it
+    """Whether to tell an experiment tracker of a job: see `begins`."""
+    return record.spec.tracking is not None and _is_of(only, record, new=new)
 
 
 def begins(only: str | None, record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` asks it
@@ -55,10 +93,11 @@ def begins(only: str | None, record: JobRecord, new: bool) -> bool:  # noqa: FBT
         record: The job.
         new: Whether this process has not had it yet.
     """
-    spec = record.spec
-    if spec.evaluation is None or only not in (None, spec.name):
-        return False
-    return new or record.wanted != "stopped"
+    return record.spec.evaluation is not None and _is_of(only, record, new=new)
+
+
+def _is_of(only: str | None, record: JobRecord, *, new: bool) -> bool:
+    return only in (None, record.spec.name) and (new or record.wanted != "stopped")
 
 
 if __name__ == "__main__":

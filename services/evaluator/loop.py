@@ -183,7 +183,7 @@ class JobEvaluator:
             self._tail = None
             return 0
         for record in records:
-            self._track.feed(record.offset, _decoded(record))
+            self._track.feed(record.offset, decoded(record))
         return len(records)
 
     def _position(self) -> int:
@@ -246,7 +246,12 @@ class JobEvaluator:
             judge.go_on(self._track.after(judge.name), last=last)
 
 
-def _decoded(record: LogRecord) -> AuditRecord | None:
+def decoded(record: LogRecord) -> AuditRecord | None:
+    """A record of the updates topic; None where it does not parse.
+
+    Raises:
+        FutureFormatError: If a newer program wrote it.
+    """
     try:
         return None if record.value is None else wire.decode_audit(record.value)
     except FutureFormatError as error:

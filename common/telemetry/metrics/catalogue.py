@@ -434,6 +434,28 @@ DRIFTS = counter(
     "doll_drifts_total", "drifts", _STREAM, "Detected by ADWIN in a stream's errors.", "evaluator"
 )
 
+TRACKING_SENT = counter(
+    "doll_tracking_sent_total",
+    "points",
+    _JOB,
+    "Of curves, that an MLflow server took.",
+    "evaluator",
+)
+TRACKING_FAILED = counter(
+    "doll_tracking_failed_total",
+    "attempts",
+    _JOB,
+    "To tell an MLflow server; what they were of is told later.",
+    "evaluator",
+)
+TRACKING_WAITING = gauge(
+    "doll_tracking_waiting",
+    "records",
+    _JOB,
+    "Of the updates topic, of which an MLflow server was not told yet.",
+    "evaluator",
+)
+
 # --- joiners ---------------------------------------------------------------------------------
 
 JOIN_PARTITIONS = gauge(

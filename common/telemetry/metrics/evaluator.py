@@ -22,6 +22,9 @@ class EvaluatorMetrics:
         self._seconds = self.meters.histogram(catalogue.EVALUATION_SECONDS)
         self._prequential = self.meters.gauge(catalogue.PREQUENTIAL)
         self._drifts = self.meters.counter(catalogue.DRIFTS)
+        self._sent = self.meters.counter(catalogue.TRACKING_SENT)
+        self._failed = self.meters.counter(catalogue.TRACKING_FAILED)
+        self._waiting = self.meters.gauge(catalogue.TRACKING_WAITING)
 
     def follow(self, job: str, streams: Iterable[str]) -> None:
         """Report on a job, until `forget`."""
@@ -62,3 +65,25 @@ class EvaluatorMetrics:
     def drifted(self, job: str, stream: str) -> None:
         """A stream's errors have risen."""
         self._drifts.labels(job, stream).inc()
+
+    def track(self, job: str) -> None:
+        """Report on what an experiment tracker is told of a job, until `untrack`."""
+        self._sent.labels(job)
+        self._failed.labels(job)
+
+    def untrack(self, job: str) -> None:
+        """Report on that no longer."""
+        for each in (self._sent, self._failed, self._waiting):
+            each.remove_by_labels({"job_name": job})
+
+    def sent(self, job: str, points: int) -> None:
+        """The tracker took points of curves."""
+        self._sent.labels(job).inc(points)
+
+    def not_sent(self, job: str) -> None:
+        """The tracker, or what it is told of, was unavailable or refused."""
+        self._failed.labels(job).inc()
+
+    def waiting(self, job: str, records: int) -> None:
+        """So much of the updates topic the tracker was not told yet."""
+        self._waiting.labels(job).set(records)

@@ -98,6 +98,10 @@ def test_an_embedded_broker_is_named_by_its_socket() -> None:
         ("DOLL_REDIS_CA", "/ca.pem", "DOLL_REDIS: must begin with rediss:// where there are cert"),
         ("DOLL_API_TLS_CERT", "/a.pem", "DOLL_API_TLS_KEY: is missing, but DOLL_API_TLS_CERT is "),
         ("DOLL_API_TLS_KEY", "/a.key", "DOLL_API_TLS_CERT: is missing, but DOLL_API_TLS_KEY is "),
+        ("DOLL_MLFLOW", "http://u:secret@m", "DOLL_MLFLOW: must be http://host:port or https://ho"),
+        ("DOLL_MLFLOW_TOKEN", "secret", "DOLL_MLFLOW: is missing: nobody would be shown the tok"),
+        ("DOLL_MLFLOW_USERNAME", "me", "DOLL_MLFLOW_PASSWORD: is missing, but DOLL_MLFLOW_USERNA"),
+        ("DOLL_MLFLOW_PASSWORD", "secret", "DOLL_MLFLOW_USERNAME: is missing, but DOLL_MLFLOW_PA"),
         ("DOLL_KAFKA", "u:secret@k:9092", "DOLL_KAFKA: must be host:port,...; a password goes to"),
         ("DOLL_BLOBS", "s3://u:secret@b", "DOLL_BLOBS: must be file:///directory or s3://bucket/"),
         ("DOLL_S3_ENDPOINT", "http://u:secret@s", "DOLL_S3_ENDPOINT: must hold no password: S3's"),
@@ -346,6 +350,9 @@ HOLD_SECRETS = {  # where a password is, or ends up by mistake
     "DOLL_METADATA_ENDPOINT": "http://u:{}@m",
     "DOLL_API": "https://u:{}@a",
     "DOLL_API_KEY": "{}",
+    "DOLL_MLFLOW": "https://u:{}@m",
+    "DOLL_MLFLOW_TOKEN": "{}",
+    "DOLL_MLFLOW_PASSWORD": "{}",
 }
 
 

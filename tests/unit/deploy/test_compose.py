@@ -201,7 +201,7 @@ def test_gpu_workers_are_asked_for_by_profile_and_reserve_a_device() -> None:
 
 def test_only_who_reads_checkpoints_gets_the_key_of_storage() -> None:
     holders = {name for name in NAMES if "s3_credentials" in SERVICES[name].get("secrets", ())}
-    assert holders == {"s3", "admin", "coordinator", "serve"}
+    assert holders == {"s3", "admin", "coordinator", "evaluator", "serve"}
 
 
 def test_our_images_have_the_version_of_the_product_and_kafka_that_of_the_tests() -> None:

@@ -25,7 +25,7 @@ STORAGE = ("common.adapters.blobs.disk", "common.adapters.blobs.s3")
 OPENED = {  # what a service loads only when it needs it
     "worker": ("common.adapters.ec2.notice",),
     "coordinator": STORAGE,
-    "evaluator": ("river.drift",),
+    "evaluator": (*STORAGE, "common.adapters.mlflow", "river.drift"),
     "provisioner": (
         *("common.adapters.ec2.fleet", "common.adapters.ec2.prices"),
         *("common.adapters.local.fleet", "common.adapters.prices"),

@@ -6,9 +6,12 @@ import base64
 import os
 import socket
 import tempfile
+import threading
 import time
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -31,6 +34,7 @@ from common.runtime.connect import (
     open_fleet,
     open_groups,
     open_prices,
+    open_tracking,
 )
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.metadata_server import MetadataServer
@@ -265,3 +269,38 @@ def test_groups_are_reached_at_the_advertised_address() -> None:
 
     assert groups.address.startswith("127.0.0.3:")
     groups.close()
+
+
+class Asked(BaseHTTPRequestHandler):
+    """A server that writes down who asks, and knows nothing."""
+
+    shown: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.shown.append(self.headers["Authorization"])
+        self.send_error(500)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- likewise
+        """Keep quiet."""
+
+
+def test_who_we_are_in_mlflow_is_shown_to_the_server_of_the_settings_and_no_other() -> None:
+    server = HTTPServer(("127.0.0.1", 0), Asked)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    settings = [
+        Settings(mlflow=url, mlflow_token="a"),  # noqa: S106 -- of a test
+        Settings(mlflow=url, mlflow_username="a", mlflow_password="b"),  # noqa: S106 -- likewise
+        Settings(mlflow="http://127.0.0.1:1", mlflow_token="a"),  # noqa: S106 -- likewise
+        Settings(),
+    ]
+    for each in settings:
+        with closing(open_tracking(each, f"{url}/")) as tracking, pytest.raises(UnavailableError):
+            tracking.begin("Default", "digits", {}, {})
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    basic = base64.b64encode(b"a:b").decode()
+    assert Asked.shown == ["Bearer a", f"Basic {basic}", None, None]

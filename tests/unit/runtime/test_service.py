@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -159,3 +160,36 @@ def test_jobs_end_before_what_they_are_made_of(monkeypatch: pytest.MonkeyPatch) 
 
     assert run("evaluator", "e1", work) == service.EXIT_OK
     assert told == ["turn of digits", "digits closed", "shared closed", "Kafka closed"]
+
+
+def test_actors_beside_others_have_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    #   digits: all threads of the first kind hang ─▶ one of the other kind has its turn ─▶ SIGTERM
+    log, told, released = MemoryLog(), list[str](), threading.Event()
+    log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
+    for name in ("a", "b", "c", "d", "e", "f", "g", "h", "digits"):
+        JobStore(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
+    monkeypatch.setattr(service, "open_log", lambda _settings, _name: log)
+    monkeypatch.setattr(service, "open_boards", lambda _settings: MemoryBoards(MemoryRedis()))
+
+    def work(process: ServiceProcess) -> None:
+        def actors(at_turn: Callable[[], None]) -> MakePart:
+            return lambda _wanted, _wake, _fault: Recorded("it", told, at_turn)
+
+        def done() -> None:
+            process.stopping.set()
+            released.set()
+
+        follow_jobs(
+            *(process, Meters("evaluator"), lambda _opened: actors(hang)),
+            lambda _record, new: new,
+            beside=(
+                lambda _opened: actors(done),
+                lambda record, new: new and record.spec.name == "digits",
+            ),
+        )
+
+    def hang() -> None:
+        assert released.wait(service.END_S)
+
+    assert run("evaluator", "e1", work) == service.EXIT_OK
+    assert released.is_set()

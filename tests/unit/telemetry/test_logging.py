@@ -165,6 +165,7 @@ def test_requests_with_their_headers_are_not_told_even_at_debug() -> None:
     set_up_logging(Settings(log_level="debug"), stream)
     logging.getLogger("botocore.auth").debug("x-amz-security-token:secret")
     logging.getLogger("botocore.auth").info("told")
+    logging.getLogger("httpx2").info("GET https://secret.example")  # as it does of each request
     assert "secret" not in stream.getvalue()
     assert "told" in stream.getvalue()
 

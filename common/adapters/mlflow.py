@@ -1,0 +1,334 @@
+"""An MLflow tracking server, by its REST API (version 2.0, as MLflow 2 and 3 have it).
+
+Without MLflow's own client: docs/explain/decisions/2026-11-23-mlflow-by-its-rest-api.md. The server
+keeps a point of a curve once, however often it is sent (same key, step, time and value).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import httpx2
+import msgspec
+
+from common.errors import NotFoundError, UnavailableError, UserError
+from common.ports.tracking import ModelVersion, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from common.ports.tracking import Metric, RunStatus
+
+T = TypeVar("T")
+ANSWER_S = 10.0
+CONNECT_S = 3.0
+# What the server takes in one request: 1000 metrics, 100 parameters, 1000 of all.
+METRICS, PARAMETERS = 900, 100
+PARAMETER_CHARACTERS = 500  # of older servers; newer ones take 6000
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError)
+
+
+class _Tag(msgspec.Struct, frozen=True):
+    key: str
+    value: str = ""
+
+
+class _RunInfo(msgspec.Struct, frozen=True):
+    run_id: str
+    status: str = "RUNNING"
+    start_time: int = 0
+
+
+class _RunData(msgspec.Struct, frozen=True):
+    tags: list[_Tag] = []
+    params: list[_Tag] = []
+
+
+class _Run(msgspec.Struct, frozen=True):
+    info: _RunInfo
+    data: _RunData = _RunData()
+
+
+class _Runs(msgspec.Struct, frozen=True):
+    runs: list[_Run] = []
+
+
+class _Made(msgspec.Struct, frozen=True):
+    run: _Run
+
+
+class _Experiment(msgspec.Struct, frozen=True):
+    experiment_id: str
+    lifecycle_stage: str = "active"
+
+
+class _Found(msgspec.Struct, frozen=True):
+    experiment: _Experiment
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: str
+    tags: list[_Tag] = []
+
+
+class _Registered(msgspec.Struct, frozen=True):
+    model_version: _Version
+
+
+class _Versions(msgspec.Struct, frozen=True):
+    model_versions: list[_Version] = []
+    next_page_token: str = ""
+
+
+class _Error(msgspec.Struct, frozen=True):
+    error_code: str
+    message: str = ""
+
+
+class _RefusedError(UserError):
+    """MLflow's own word on what was asked."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class MlflowServer:
+    """One tracking server.
+
+    Args:
+        url: Its address.
+        token: Who we are there; empty: nobody in particular.
+        user: Name and password instead.
+        clock: Seconds since 1970.
+        transport: None: the network.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str = "",
+        user: tuple[str, str] | None = None,
+        clock: Callable[[], float] = time.time,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._clock = clock
+        self._http = httpx2.Client(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            auth=user,
+            timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
+            transport=transport,
+        )
+
+    def begin(
+        self,
+        experiment: str,
+        name: str,
+        identity: Mapping[str, str],
+        parameters: Mapping[str, str],
+    ) -> Run:
+        """See the port; of two that are made at once the first counts, the other is deleted."""
+        within = self._experiment(experiment)
+        found = self._find(within, identity)
+        if found is None:
+            described = {
+                "experiment_id": within,
+                "run_name": name,
+                "start_time": _milliseconds(self._clock()),
+                "tags": _pairs(identity),
+            }
+            made = self._post("runs/create", _Made, described).run
+            found = self._find(within, identity) or made
+            if found.info.run_id != made.info.run_id:
+                self._do("runs/delete", run_id=made.info.run_id)
+        run = found.info.run_id
+        if parameters and not found.data.params:
+            taken = {
+                name: value[:PARAMETER_CHARACTERS]
+                for name, value in list(parameters.items())[:PARAMETERS]
+            }
+            self._do("runs/log-batch", run_id=run, params=_pairs(taken))
+        return Run(run, _status(found.info.status), _read(found.data.tags))
+
+    def log(self, run: str, metrics: Sequence[Metric], tags: Mapping[str, str]) -> None:
+        """See the port."""
+        points = [
+            {
+                "key": metric.name,
+                "value": metric.value,
+                "timestamp": _milliseconds(metric.at_s),
+                "step": metric.step,
+            }
+            for metric in metrics
+        ]
+        *others, last = [points[at : at + METRICS] for at in range(0, len(points), METRICS)] or [[]]
+        for part in others:
+            self._do("runs/log-batch", run_id=run, metrics=part)
+        self._do("runs/log-batch", run_id=run, metrics=last, tags=_pairs(tags))
+
+    def set_status(self, run: str, status: RunStatus) -> None:
+        """See the port."""
+        ended = None if status == "RUNNING" else _milliseconds(self._clock())
+        self._do("runs/update", run_id=run, status=status, end_time=ended)
+
+    def versions(self, model: str, tags: Mapping[str, str]) -> list[ModelVersion]:
+        """See the port."""
+        wanted = " AND ".join([f"name = {_quoted(model)}", *_filters(tags)])
+        found, page = list[ModelVersion](), ""
+        while True:
+            answer = self._ask(
+                "GET",
+                "model-versions/search",
+                _Versions,
+                parameters={"filter": wanted, "max_results": "1000", "page_token": page},
+            )
+            found += [
+                ModelVersion(each.version, _read(each.tags)) for each in answer.model_versions
+            ]
+            page = answer.next_page_token
+            if not page:
+                return found
+
+    def register(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> str:
+        """See the port."""
+        try:
+            self._do("registered-models/create", name=model)
+        except _RefusedError as error:
+            if error.code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        version = {"name": model, "source": source, "run_id": run, "tags": _pairs(tags)}
+        return self._post("model-versions/create", _Registered, version).model_version.version
+
+    def set_version_tag(self, model: str, number: str, name: str, value: str) -> None:
+        """See the port."""
+        self._do("model-versions/set-tag", name=model, version=number, key=name, value=value)
+
+    def set_alias(self, model: str, alias: str, number: str) -> None:
+        """See the port."""
+        self._do("registered-models/alias", name=model, alias=alias, version=number)
+
+    def close(self) -> None:
+        """See the port."""
+        self._http.close()
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _experiment(self, name: str) -> str:
+        try:
+            found = self._ask(
+                "GET",
+                "experiments/get-by-name",
+                _Found,
+                parameters={"experiment_name": name},
+            ).experiment
+        except _RefusedError as error:
+            if error.code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            found = None
+        if found is None or found.lifecycle_stage != "active":
+            state = "no" if found is None else f"only a {found.lifecycle_stage}"
+            raise NotFoundError(
+                f'MLflow at {self._url} has {state} experiment "{name}": make it, or name another'
+                " in tracking.experiment"
+            )
+        return found.experiment_id
+
+    def _find(self, experiment: str, identity: Mapping[str, str]) -> _Run | None:
+        wanted = {
+            "experiment_ids": [experiment],
+            "filter": " AND ".join(_filters(identity)),
+            "max_results": 100,
+        }
+        found = self._post("runs/search", _Runs, wanted).runs
+        return min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+
+    def _do(self, path: str, **body: object) -> None:
+        """Ask for something that has no answer but that it is done."""
+        self._post(path, dict[str, object], body)
+
+    def _post(self, path: str, kind: type[T], body: Mapping[str, object]) -> T:
+        return self._ask("POST", path, kind, body=msgspec.json.encode(body))
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        body: bytes | None = None,
+        parameters: Mapping[str, str] | None = None,
+    ) -> T:
+        """Ask, and read the answer.
+
+        Raises:
+            UnavailableError: If there is none, or a fault of the server's.
+            UserError: If it is refused, or what answers is no MLflow.
+        """
+        try:
+            answer = self._http.request(
+                method,
+                f"{self._url}/api/2.0/mlflow/{path}",
+                content=body,
+                params=parameters,
+                headers={} if body is None else {"Content-Type": "application/json"},
+            )
+        except httpx2.InvalidURL as error:
+            raise UserError(f"tracking.mlflow: {self._url} is no URL: {error}") from error
+        except httpx2.HTTPError as error:
+            told = str(error) or type(error).__name__
+            raise UnavailableError(f"MLflow at {self._url} does not answer: {told}") from error
+        if not answer.is_success:
+            raise self._refused(path, answer)
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except _MALFORMED as error:
+            raise UserError(self._stranger(f"does not answer {path} as MLflow does")) from error
+
+    def _refused(self, path: str, answer: httpx2.Response) -> UserError | UnavailableError:
+        status, where = answer.status_code, f"MLflow at {self._url}"
+        if status in (401, 403):
+            return UserError(
+                f"{where} does not let us in (status {status}): set DOLL_MLFLOW to this URL, with"
+                " DOLL_MLFLOW_TOKEN or DOLL_MLFLOW_USERNAME and DOLL_MLFLOW_PASSWORD"
+            )
+        if status == 429 or status >= 500:
+            return UnavailableError(f"{where} answers {path} with status {status}")
+        try:
+            error = msgspec.json.decode(answer.content, type=_Error)
+        except _MALFORMED:
+            return UserError(self._stranger(f"answers {path} with status {status}"))
+        told = error.message.partition("\n")[0][:300]
+        return _RefusedError(
+            f"{where} refuses {path}: {told} ({error.error_code})", error.error_code
+        )
+
+    def _stranger(self, what: str) -> str:
+        return f"{self._url} {what}: tracking.mlflow names no MLflow server, or not its whole path"
+
+
+def _milliseconds(at_s: float) -> int:
+    return round(at_s * 1000)
+
+
+def _pairs(of: Mapping[str, str]) -> list[_Tag]:
+    return [_Tag(key, value) for key, value in of.items()]
+
+
+def _read(tags: Sequence[_Tag]) -> dict[str, str]:
+    return {tag.key: tag.value for tag in tags}
+
+
+def _status(told: str) -> RunStatus:
+    return "RUNNING" if told == "RUNNING" else "FINISHED" if told == "FINISHED" else "KILLED"
+
+
+def _filters(tags: Mapping[str, str]) -> list[str]:
+    return [f"tags.`{name}` = {_quoted(value)}" for name, value in tags.items()]
+
+
+def _quoted(value: str) -> str:
+    """As a filter takes it; what has quotes of both kinds cannot be asked for."""
+    return f'"{value}"' if "'" in value else f"'{value}'"

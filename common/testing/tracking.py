@@ -1,0 +1,139 @@
+"""An experiment tracker in memory that may be away, refuse, or lose its answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from common.errors import UnavailableError, UserError
+from common.ports.tracking import ModelVersion, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from common.errors import DollError
+    from common.ports.tracking import Metric, RunStatus
+
+
+@dataclass
+class MemoryRun:
+    """A run as it is kept."""
+
+    experiment: str
+    name: str
+    parameters: dict[str, str]
+    tags: dict[str, str]
+    status: RunStatus = "RUNNING"
+    metrics: list[Metric] = field(default_factory=list)  # none twice
+
+
+@dataclass
+class MemoryVersion:
+    """A model's version as it is kept."""
+
+    source: str
+    run: str
+    tags: dict[str, str]
+
+
+class MemoryTracking:
+    """All of it lies open, for tests to look at and to break."""
+
+    def __init__(self) -> None:
+        self.experiments = {"Default"}
+        self.runs = dict[str, MemoryRun]()
+        self.models = dict[str, dict[str, MemoryVersion]]()  # by name and number
+        self.aliases = dict[tuple[str, str], str]()
+        self.trouble: DollError | None = None  # what each call raises
+        self.loses_answers = False  # does what is asked, and says nothing
+        self.calls = 0
+
+    def begin(
+        self,
+        experiment: str,
+        name: str,
+        identity: Mapping[str, str],
+        parameters: Mapping[str, str],
+    ) -> Run:
+        """See the port."""
+        self._called()
+        if experiment not in self.experiments:
+            raise UserError(f'there is no experiment "{experiment}"')
+        same = (
+            key
+            for key, run in self.runs.items()
+            if run.experiment == experiment and identity.items() <= run.tags.items()
+        )
+        key = next(same, f"run-{len(self.runs)}")
+        made = MemoryRun(experiment, name, dict(parameters), dict(identity))
+        run = self.runs.setdefault(key, made)
+        self._answers()
+        return Run(key, run.status, dict(run.tags))
+
+    def log(self, run: str, metrics: Sequence[Metric], tags: Mapping[str, str]) -> None:
+        """See the port."""
+        self._called()
+        kept = self._run(run)
+        kept.metrics += [metric for metric in metrics if metric not in kept.metrics]
+        kept.tags |= tags
+        self._answers()
+
+    def set_status(self, run: str, status: RunStatus) -> None:
+        """See the port."""
+        self._called()
+        self._run(run).status = status
+        self._answers()
+
+    def versions(self, model: str, tags: Mapping[str, str]) -> list[ModelVersion]:
+        """See the port."""
+        self._called()
+        return [
+            ModelVersion(number, dict(version.tags))
+            for number, version in self.models.get(model, {}).items()
+            if tags.items() <= version.tags.items()
+        ]
+
+    def register(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> str:
+        """See the port."""
+        self._called()
+        versions = self.models.setdefault(model, {})
+        number = str(len(versions) + 1)
+        versions[number] = MemoryVersion(source, run, dict(tags))
+        self._answers()
+        return number
+
+    def set_version_tag(self, model: str, number: str, name: str, value: str) -> None:
+        """See the port."""
+        self._called()
+        self._version(model, number).tags[name] = value
+        self._answers()
+
+    def set_alias(self, model: str, alias: str, number: str) -> None:
+        """See the port."""
+        self._called()
+        self._version(model, number)
+        self.aliases[model, alias] = number
+        self._answers()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _run(self, run: str) -> MemoryRun:
+        if run not in self.runs:
+            raise UserError(f"there is no run {run}")
+        return self.runs[run]
+
+    def _version(self, model: str, number: str) -> MemoryVersion:
+        found = self.models.get(model, {}).get(number)
+        if found is None:
+            raise UserError(f"there is no version {number} of {model}")
+        return found
+
+    def _called(self) -> None:
+        self.calls += 1
+        if self.trouble is not None:
+            raise self.trouble
+
+    def _answers(self) -> None:
+        if self.loses_answers:
+            raise UnavailableError("the answer was lost")

@@ -1,0 +1,142 @@
+"""A job's checkpoints as versions of a registered model: each once, with what it is as its tags.
+
+    checkpoint   12-200  12-400  12-600            keep: 2, the best is 12-400
+    version      1       2       3                 doll.kept of version 1 becomes false
+    alias                best    newest
+
+A version points to where the checkpoint lies; no weights are copied.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.api.model import about_model
+from common.checkpoints.find import KeptModel
+from common.checkpoints.manifest import told
+from common.checkpoints.snapshot_file import from_checkpoint
+from common.checkpoints.store import CheckpointStore
+from common.errors import CorruptError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.checkpoints.snapshot_file import FoundSnapshot
+    from common.core.messages import ModelId
+    from common.jobs.store import JobRecord
+    from common.ports.servers import Blobs
+    from common.ports.tracking import Tracking
+    from services.evaluator.tracked_metrics import TrackedMetrics
+
+CHECKPOINT, KEPT = "doll.checkpoint", "doll.kept"
+
+
+class RegisteredCheckpoints:
+    """Keeps the versions of one registered model in step with the checkpoints of one job.
+
+    Args:
+        tracking: Where the model is registered.
+        model: Its name.
+        identity: Tags of the job's own versions: others may register versions there, too.
+        blobs: Where checkpoints are.
+        url: Of that place, as DOLL_BLOBS says it.
+    """
+
+    def __init__(
+        self,
+        tracking: Tracking,
+        model: str,
+        identity: Mapping[str, str],
+        blobs: Blobs,
+        url: str,
+    ) -> None:
+        self._tracking = tracking
+        self._model = model
+        self._identity = dict(identity)
+        self._blobs = blobs
+        self._url = url.rstrip("/")
+        self._opened: Mapping[ModelId, FoundSnapshot | None] = {}  # None: it cannot be read
+        self._aliases = dict[str, str]()
+        self._seen: ModelId | None = None  # the hint to the newest when last all was well
+
+    def look(self, record: JobRecord, run: str, history: TrackedMetrics, *, last: bool) -> None:
+        """Register what is new, if anything is.
+
+        Args:
+            record: The job.
+            run: The job's run in the tracker.
+            history: Which versions count.
+            last: Look at all there is, though there is no new checkpoint.
+
+        Raises:
+            UnavailableError: If storage or the tracker is unavailable.
+            UserError: If the tracker refuses it.
+            FutureFormatError: If a newer program wrote a checkpoint.
+        """
+        store = CheckpointStore(self._blobs, record.spec.name)
+        hint = store.latest()
+        if hint is None or (hint == self._seen and not last):
+            return
+        names = store.finished()
+        found = {name: self._open(store, name) for name in names}
+        self._opened = found
+        read = {name: each for name, each in found.items() if each is not None}
+        # Of one that is newer than what was read of the history, nobody knows yet.
+        known = all(each.snapshot.updates_position <= history.position for each in read.values())
+        counting = {name: each for name, each in read.items() if history.holds(each.snapshot.made)}
+        if not known:
+            return
+        wanted = self._identity | {KEPT: "true"}
+        versions = {
+            each.tags.get(CHECKPOINT, ""): each.number
+            for each in self._tracking.versions(self._model, wanted)
+        }
+        for name in sorted(counting):
+            if told(name) not in versions:
+                lies = self._source(store, record.spec.name, name)
+                tags = self._tags(record, name, counting[name])
+                versions[told(name)] = self._tracking.register(self._model, lies, run, tags)
+        self._set_aliases(counting, versions)
+        for gone in versions.keys() - set(map(told, names)):
+            self._tracking.set_version_tag(self._model, versions[gone], KEPT, "false")
+        self._seen = hint
+
+    def _open(self, store: CheckpointStore, name: ModelId) -> FoundSnapshot | None:
+        if name in self._opened:
+            return self._opened[name]
+        try:
+            return from_checkpoint(store.open(name))
+        except CorruptError:  # torn, or deleted in this moment
+            return None
+
+    def _tags(self, record: JobRecord, name: ModelId, found: FoundSnapshot) -> dict[str, str]:
+        """What the file of a model says of itself, and which checkpoint it is."""
+        about = about_model(record, KeptModel(found.title, found.snapshot, {}, found.made_at_s))
+        own = self._identity | {CHECKPOINT: told(name), KEPT: "true"}
+        return {f"doll.{key}": value for key, value in about.items()} | own
+
+    def _source(self, store: CheckpointStore, job: str, name: ModelId) -> str:
+        """Where a checkpoint lies; only its name where that is a path, which MLflow refuses."""
+        if self._url.startswith("file:"):
+            return f"doll://{job}/{told(name)}"
+        return f"{self._url}/{store.folder(name)}"
+
+    def _set_aliases(
+        self, counting: Mapping[ModelId, FoundSnapshot], versions: Mapping[str, str]
+    ) -> None:
+        """Let `newest` and `best` mean what `doll model list` means by them."""
+        losses = {
+            name: each.snapshot.loss
+            for name, each in sorted(counting.items(), reverse=True)
+            if each.snapshot.loss is not None
+        }
+        chosen = {
+            "newest": max(counting, default=None),
+            "best": min(
+                losses, key=lambda name: losses[name], default=None
+            ),  # of equals the newest
+        }
+        for alias, name in chosen.items():
+            if name is not None and self._aliases.get(alias) != versions[told(name)]:
+                self._tracking.set_alias(self._model, alias, versions[told(name)])
+                self._aliases[alias] = versions[told(name)]

@@ -1,0 +1,126 @@
+"""What of a job's updates topic a tracker is told: a pure fold from records to points of curves.
+
+    record      UpdateApplied 1 ... n       Evaluated J           Drifted
+    points      train/loss at n: a mean     test/loss at J        drift/clinic-a
+                                            prequential/clinic-a/loss
+
+The step is the version J, the time is the record's own: whoever reads the topic again, after a
+crash or beside another, comes to the same points, and a tracker keeps the same point once. What a
+takeover took back stays where it was sent, with an earlier time than what came in its stead.
+"""
+
+from __future__ import annotations
+
+import re
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from common.core.messages import Drifted, Evaluated, Lead, UpdateApplied
+from common.core.partial_history import Trail
+from common.core.scores import WINDOWED
+from common.evaluation.track import is_offered
+from common.ports.tracking import Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from common.core.messages import AuditRecord, ModelId
+
+_ILLEGAL = re.compile(r"[^\w.-]")  # in the name that a task gives a metric
+_NAME_CHARACTERS = 250  # of one that MLflow takes
+
+
+class TrackedMetrics:
+    """The fold over a job's updates topic, in bounded memory.
+
+    Args:
+        every_updates: Metrics of updates are means over so many of them.
+        start: Offset of the first record that is still there.
+    """
+
+    def __init__(self, every_updates: int, start: int = 0) -> None:
+        self._every = every_updates
+        self._trail = Trail(start)
+        self._last: UpdateApplied | None = None  # since the Lead in force
+        self._at_s = 0.0  # when it was written
+        self._samples = 0  # of the updates since the last point
+        self._sums = dict[str, float]()  # by metric, over these samples
+        self._newest = dict[str, float]()  # by metric that is no mean
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to feed."""
+        return self._trail.position
+
+    def holds(self, made: ModelId) -> bool:
+        """Whether a version counts, as far as the topic has been fed."""
+        return self._trail.holds(made)
+
+    def feed(self, offset: int, at_s: float, record: AuditRecord | None) -> list[Metric]:
+        """Fold the record at `offset`, written at this time; what a tracker is told by it.
+
+        Raises:
+            ValueError: If `offset` was fed before.
+        """
+        counts = self._trail.feed(offset, record)
+        match record:
+            case Lead() if counts:
+                self._forget()
+                self._last = None
+                return []
+            case UpdateApplied() if counts:
+                return self._learned(at_s, record)
+            case Evaluated() if self._trail.holds(record.model):
+                by_folder = {"test": record.test} | {
+                    f"prequential/{stream}": means for stream, means in record.prequential.items()
+                }
+                step = record.model.version
+                return [
+                    point
+                    for folder, means in by_folder.items()
+                    for point in _points(folder, means, record.at_s, step)
+                ]
+            case Drifted() if self._trail.holds(record.model):
+                after, step = {record.stream: record.after}, record.model.version
+                return list(_points("drift", after, record.at_s, step))
+            case _:
+                return []
+
+    def rest(self) -> list[Metric]:
+        """Points of the updates since the last ones, where nothing more may come."""
+        if self._last is None:
+            return []
+        return list(_points("train", self._means(), self._at_s, self._last.version))
+
+    def _learned(self, at_s: float, update: UpdateApplied) -> list[Metric]:
+        before = self._last.progress if self._last else update.progress - 1
+        self._last, self._at_s = update, at_s
+        self._samples += update.samples
+        for name, value in ({"loss": update.loss} | update.metrics).items():
+            if name in WINDOWED:
+                self._newest[name] = value
+            else:
+                self._sums[name] = self._sums.get(name, 0.0) + value * update.samples
+        if isinstance(update.rate, float):
+            self._newest["learning_rate"] = update.rate
+        if not is_offered(before, update.progress, self._every):
+            return []
+        points = self.rest()
+        self._forget()
+        return points
+
+    def _means(self) -> dict[str, float]:
+        samples = max(self._samples, 1)
+        return {name: total / samples for name, total in self._sums.items()} | self._newest
+
+    def _forget(self) -> None:
+        self._samples = 0
+        self._sums.clear()
+        self._newest.clear()
+
+
+def _points(folder: str, means: Mapping[str, float], at_s: float, step: int) -> Iterator[Metric]:
+    for name, value in means.items():
+        if isfinite(value):
+            legal = f"{folder}/{_ILLEGAL.sub('_', name)}"[:_NAME_CHARACTERS]
+            yield Metric(legal, value, at_s, step)

@@ -1,0 +1,244 @@
+"""One job's part in an experiment tracker: reads its updates topic, and sends what a person sees.
+
+    updates ── what counts ──▶ ┌─────────┐ ── points, doll.position ──▶ the job's run
+    storage ── checkpoints ──▶ │ tracker │ ── versions, aliases      ──▶ a registered model
+                               └─────────┘
+
+Whoever judges versions writes to the updates topic, and waits for nothing here. What is not sent
+waits in Kafka. A tracker that comes back, or another one in its stead, finds the job's run by its
+tags and goes on where `doll.position` says; what was sent without an answer is sent again, and is
+there once.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.core.spans import Partition
+from common.errors import DollError, ExpiredError, NotFoundError, TruncatedError, UserError
+from common.ports.tracking import Metric
+from common.telemetry.logging import Outage
+from common.topics.names import updates_topic
+from common.topics.read import identified
+from services.evaluator.loop import decoded
+from services.evaluator.registered_checkpoints import RegisteredCheckpoints
+from services.evaluator.tracked_metrics import TrackedMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.config.settings import Settings
+    from common.jobs.store import JobRecord
+    from common.ports.servers import Blobs, Board, Log, Tail
+    from common.ports.tracking import Run, RunStatus, Tracking
+    from common.runtime.supervisor import Fault
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.evaluator import EvaluatorMetrics
+
+READ_RECORDS = 1000
+FETCH_S = 0.25  # between looks while Kafka is asked
+POSITION = "doll.position"  # tag of a run: all of the updates topic below it was sent
+PARAMETERS_LEFT_OUT = {"name", "tracking"}
+
+
+class TrackingPace(NamedTuple):
+    """How patient a tracker is."""
+
+    look_s: float = 5.0  # between looks: points of so long go in one request
+    away_s: float = 5.0  # after a server did not answer
+    refused_s: float = 60.0  # after a refusal, which a person must see to
+    quiet_s: float = 30.0  # after the end of a job, for the evaluation of its last version
+
+
+class TrackerProcess(NamedTuple):
+    """What the trackers of a process share."""
+
+    settings: Settings
+    log: Log
+    board: Callable[[str], Board]  # by job
+    open_tracking: Callable[[str], Tracking]  # by URL
+    open_blobs: Callable[[], Blobs]
+    metrics: EvaluatorMetrics
+    logger: EventLogger
+    pace: TrackingPace = TrackingPace()
+
+
+class JobTracker:
+    """Tells a tracker of one job: an actor of a supervisor.
+
+    Args:
+        process: What it shares with others.
+        wanted: The job as its owner wants it now; None where it was deleted. One that was submitted
+            at another time is another.
+        wake: Lets it have a turn soon; it looks now and then by itself.
+        fault: What ended the one before; it has been told.
+
+    Raises:
+        NotFoundError: If the job was deleted, or has no `tracking`.
+    """
+
+    def __init__(
+        self,
+        process: TrackerProcess,
+        wanted: Callable[[], JobRecord | None],
+        wake: Callable[[], None],
+        fault: Fault | None = None,
+    ) -> None:
+        del wake, fault
+        record = wanted()
+        spec = record.spec.tracking if record is not None else None
+        if record is None or spec is None:
+            raise NotFoundError("the job was deleted")
+        self._record = record
+        self._find = wanted
+        self._job = record.spec.name
+        self._spec = spec
+        self._process = process
+        self._pace = process.pace
+        self._board = process.board(self._job)
+        self._tracking = process.open_tracking(spec.mlflow)
+        self._metrics = process.metrics
+        self._outage = Outage(process.logger.bind(job=self._job), "tracking")
+        self._place = Partition(updates_topic(self._job), 0)
+        self._identity = {"doll.job": self._job, "doll.submitted_s": str(record.submitted_s)}
+        self._run: Run | None = None  # until the tracker has answered
+        self._status: RunStatus = "RUNNING"  # as the tracker has it
+        self._sent = 0  # all of the updates topic below was sent
+        self._pending = list[Metric]()  # of what was read: no more is read before these are sent
+        self._tail: Tail | None = None
+        self._history = TrackedMetrics(spec.every_updates)
+        self._checkpoints: RegisteredCheckpoints | None = None
+        self._quiet_since = monotonic()
+        self._metrics.track(self._job)
+
+    def turn(self) -> float | None:
+        """Read on and send; the job is over where it has stopped and all is sent."""
+        record = self._find()
+        if record is None or record.submitted_s != self._record.submitted_s:
+            return None
+        self._record = record
+        try:
+            again_s = self._go_on()
+        except DollError as error:
+            self._outage.met(error)
+            self._metrics.not_sent(self._job)
+            self._run = None if isinstance(error, UserError) else self._run  # it may be deleted
+            again_s = self._pace.away_s if error.retriable else self._pace.refused_s
+        else:
+            self._outage.over()
+        return None if again_s is None else monotonic() + again_s
+
+    def close(self) -> None:
+        """Let go of everything; what is not sent waits in Kafka."""
+        self._metrics.untrack(self._job)
+        if self._tail is not None:
+            self._tail.close()
+        self._board.close()
+        self._tracking.close()
+
+    def _go_on(self) -> float | None:
+        """After how long to do so again; None where nothing is left to do.
+
+        Raises:
+            DollError: If a server is unavailable, or refuses something.
+        """
+        # Asked before the topic is read: a leader gives the lease back when all is written.
+        over = self._record.wanted == "stopped" and not self._board.is_leased()
+        end = self._process.log.bounds(self._place).end
+        self._metrics.waiting(self._job, max(end - self._sent, 0))
+        run = self._begun(end)
+        if over and self._status != "RUNNING" and self._sent >= end:
+            return None  # it was told already
+        read, position = self._read()
+        if self._pending or read >= READ_RECORDS:
+            self._send(run.id, position)
+        self._sent = max(self._sent, position)
+        self._metrics.waiting(self._job, max(end - self._sent, 0))
+        if read:
+            self._quiet_since = monotonic()
+        if position < end:
+            return 0.0 if read else FETCH_S
+        over = over and monotonic() >= self._quiet_since + self._pace.quiet_s
+        if over:
+            self._pending = self._history.rest()
+            self._send(run.id, position)
+        self._register(run.id, last=over)
+        self._tell_status(run.id, over=over)
+        return None if over else self._pace.look_s
+
+    def _begun(self, end: int) -> Run:
+        """The job's run, found again or made."""
+        if self._run is None:
+            parameters = _flat(self._record.spec.model_dump(mode="json", exclude_defaults=True))
+            self._run = self._tracking.begin(
+                self._spec.experiment, self._job, self._identity, parameters
+            )
+            told = self._run.tags.get(POSITION, "")
+            # Beyond the end: Kafka lost records that it acknowledged; others come in their stead.
+            sent = min(int(told) if told.isdigit() else 0, end)
+            if sent < self._sent:  # somebody deleted the run
+                self._read_anew()
+            self._sent, self._status = sent, self._run.status
+        return self._run
+
+    def _read_anew(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+        self._tail, self._pending = None, []
+
+    def _read(self) -> tuple[int, int]:
+        """Read on, once what was read is sent; how many records that was, and up to where."""
+        if self._tail is None:
+            bounds = self._process.log.bounds(self._place)
+            begin = identified(self._process.log, self._place, bounds.start)
+            self._tail = self._process.log.tail(self._place, begin)
+            self._history = TrackedMetrics(self._spec.every_updates, bounds.start)
+        if self._pending:
+            return 0, self._tail.position()
+        try:
+            records = self._tail.read(READ_RECORDS, 0.0)
+        except (ExpiredError, TruncatedError):  # what counts is what is there
+            self._read_anew()
+            return 0, 0
+        for record in records:
+            found = self._history.feed(record.offset, record.timestamp_s, decoded(record))
+            if record.offset >= self._sent:
+                self._pending += found
+        return len(records), self._tail.position()
+
+    def _send(self, run: str, position: int) -> None:
+        """Send what was read up to this position; it is settled only once it is there."""
+        self._tracking.log(run, self._pending, {POSITION: str(max(position, self._sent))})
+        self._metrics.sent(self._job, len(self._pending))
+        self._pending = []
+
+    def _register(self, run: str, *, last: bool) -> None:
+        if self._spec.model is None:
+            return
+        if self._checkpoints is None:
+            blobs = self._process.open_blobs()
+            self._checkpoints = RegisteredCheckpoints(
+                *(self._tracking, self._spec.model, self._identity),
+                *(blobs, self._process.settings.blobs),
+            )
+        self._checkpoints.look(self._record, run, self._history, last=last)
+
+    def _tell_status(self, run: str, *, over: bool) -> None:
+        ended: RunStatus = "FINISHED" if self._record.finished else "KILLED"
+        status: RunStatus = ended if over else "RUNNING"
+        if status != self._status:
+            self._tracking.set_status(run, status)
+            self._status = status
+
+
+def _flat(block: object, path: str = "") -> dict[str, str]:
+    """The settings of a job by their paths, as a tracker compares them."""
+    if not isinstance(block, dict):
+        return {path: str(block)}
+    return {
+        name: value
+        for key, part in block.items()
+        if path or key not in PARAMETERS_LEFT_OUT
+        for name, value in _flat(part, f"{path}.{key}" if path else key).items()
+    }

@@ -1,0 +1,218 @@
+"""What every experiment tracker must do: in memory, MLflow's API imitated, an MLflow server."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+
+from common.adapters.mlflow import MlflowServer
+from common.embedded.process import free_port
+from common.errors import NotFoundError, UnavailableError, UserError
+from common.ports.tracking import Metric
+from common.testing.tracking import MemoryTracking
+from tests.contract.mlflow_fake import FakeMlflow, refused
+from tests.contract.mlflow_process import PATIENCE_S, MlflowProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.ports.tracking import Tracking
+
+    Points = Callable[[str, str], list[Metric]]  # that a run has of a metric
+
+URL = "http://mlflow:5000"
+JOB = {"doll.job": "digits", "doll.submitted_s": "1767225600.5"}
+
+
+def history(client: httpx2.Client, run: str, name: str) -> list[Metric]:
+    asked = {"run_id": run, "metric_key": name}
+    answer = client.get("/api/2.0/mlflow/metrics/get-history", params=asked)
+    return [
+        Metric(each["key"], each["value"], each["timestamp"] / 1000, each["step"])
+        for each in answer.json().get("metrics", ())
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of an MLflow server from an environment of its own."""
+    with closing(MlflowProcess(tmp_path_factory.mktemp("mlflow"))) as process:
+        process.start()
+        yield process.url
+
+
+REAL = [pytest.mark.nightly, pytest.mark.timeout(PATIENCE_S)]
+
+
+@pytest.fixture(params=["memory", "imitated", pytest.param("real", marks=REAL)])
+def tracker(request: pytest.FixtureRequest) -> Iterator[tuple[Tracking, Points]]:
+    tracking: Tracking
+    if request.param == "memory":
+        tracking = memory = MemoryTracking()
+
+        def points(run: str, name: str) -> list[Metric]:
+            return [each for each in memory.runs[run].metrics if each.name == name]
+
+    else:
+        url, transport = URL, None
+        if request.param == "imitated":
+            transport = FakeMlflow().transport
+        else:
+            url = request.getfixturevalue("server")
+        points = partial(history, httpx2.Client(base_url=url, transport=transport))
+        tracking = MlflowServer(url, transport=transport)
+    yield tracking, points
+    tracking.close()
+
+
+def identity(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Of a job that no other test has."""
+    return JOB | {"doll.job": request.node.originalname}
+
+
+def test_a_run_is_found_again_by_its_identity_and_by_nothing_less(
+    tracker: tuple[Tracking, Points], request: pytest.FixtureRequest
+) -> None:
+    tracking, _ = tracker
+    own = identity(request)
+    first = tracking.begin("Default", "digits", own, {"group_size": "4"})
+    assert (first.status, own.items() <= first.tags.items()) == ("RUNNING", True)
+    assert tracking.begin("Default", "digits", own, {"group_size": "4"}).id == first.id
+    other = own | {"doll.submitted_s": "1767225601.5"}
+    assert tracking.begin("Default", "digits", other, {}).id != first.id
+
+
+def test_a_point_that_is_sent_again_is_there_once_and_tags_are_the_last_ones(
+    tracker: tuple[Tracking, Points], request: pytest.FixtureRequest
+) -> None:
+    tracking, points = tracker
+    run = tracking.begin("Default", "digits", identity(request), {})
+    sent = [
+        Metric("test/loss", 0.5, 1767225600.25, 100),
+        Metric("prequential/clinic-a/loss", 0.625, 1767225600.25, 100),
+    ]
+    tracking.log(run.id, sent, {"doll.position": "12"})
+    tracking.log(run.id, [*sent, Metric("test/loss", 0.25, 1767225601.25, 200)], {})
+    tracking.log(run.id, [], {"doll.position": "13"})
+    assert [(each.value, each.step) for each in points(run.id, "test/loss")] == [
+        (0.5, 100),
+        (0.25, 200),
+    ]
+    assert points(run.id, "prequential/clinic-a/loss") == sent[1:]
+    found = tracking.begin("Default", "digits", identity(request), {})
+    assert found.tags["doll.position"] == "13"
+
+
+def test_more_points_than_one_request_takes_are_sent_in_several(
+    tracker: tuple[Tracking, Points], request: pytest.FixtureRequest
+) -> None:
+    tracking, points = tracker
+    run = tracking.begin("Default", "digits", identity(request), {})
+    tracking.log(run.id, [Metric("test/loss", 0.5, 1.0, n) for n in range(1901)], {"a": "b"})
+    assert len(points(run.id, "test/loss")) == 1901
+
+
+def test_a_run_ends_and_goes_on(
+    tracker: tuple[Tracking, Points], request: pytest.FixtureRequest
+) -> None:
+    tracking, _ = tracker
+    own = identity(request)
+    run = tracking.begin("Default", "digits", own, {})
+    for status in ("FINISHED", "RUNNING", "KILLED"):
+        tracking.set_status(run.id, status)
+        assert tracking.begin("Default", "digits", own, {}).status == status
+
+
+def test_versions_are_found_by_their_tags_and_have_aliases(
+    tracker: tuple[Tracking, Points], request: pytest.FixtureRequest
+) -> None:
+    tracking, _ = tracker
+    own, model = identity(request), f"{request.node.originalname}'s"
+    run = tracking.begin("Default", "digits", own, {})
+    assert tracking.versions(model, own) == []
+    for at in (100, 200, 300):
+        tags = own | {"doll.version": str(at)}
+        number = tracking.register(model, f"s3://b/digits/checkpoints/7-{at}/", run.id, tags)
+        assert number == str(at // 100)
+    tracking.set_alias(model, "newest", "3")
+    tracking.set_alias(model, "newest", "2")
+    tracking.set_version_tag(model, "1", "doll.version", "none")
+    found = {each.number: each.tags["doll.version"] for each in tracking.versions(model, own)}
+    assert found == {"1": "none", "2": "200", "3": "300"}
+    assert [each.number for each in tracking.versions(model, {"doll.version": "300"})] == ["3"]
+
+
+def test_what_cannot_be_is_refused_with_its_reason(tracker: tuple[Tracking, Points]) -> None:
+    tracking, _ = tracker
+    with pytest.raises(UserError, match='experiment "nowhere"'):
+        tracking.begin("nowhere", "digits", JOB, {})
+    with pytest.raises(UserError, match="no-run"):
+        tracking.log("no-run", [], {})
+
+
+# --- what MLflow alone can do -----------------------------------------------------------------
+
+
+def mlflow(fake: FakeMlflow, token: str = "") -> MlflowServer:
+    return MlflowServer(URL, token=token, transport=fake.transport, clock=lambda: 7.0)
+
+
+def test_of_two_that_make_a_run_at_once_both_go_on_with_the_first() -> None:
+    fake = FakeMlflow()
+    # The second one looked before the first had made its own.
+    first = mlflow(fake).begin("Default", "digits", JOB, {})
+    fake.answers["runs/search"] = httpx2.Response(200, json={})
+    assert mlflow(fake).begin("Default", "digits", JOB, {}).id == first.id
+    assert list(fake.runs) == [first.id]
+
+
+def test_parameters_are_written_once_also_by_one_who_died_before_it_did() -> None:
+    fake = FakeMlflow()
+    mlflow(fake).begin("Default", "digits", JOB, {})
+    for _ in range(2):
+        run = mlflow(fake).begin("Default", "digits", JOB, {"task.name": "n" * 9000})
+    assert fake.runs[run.id]["data"]["params"] == [{"key": "task.name", "value": "n" * 500}]
+
+
+def test_who_is_let_in_shows_a_token_and_who_is_not_reads_what_to_set() -> None:
+    fake = FakeMlflow(token="right")  # noqa: S106 -- of a fake
+    mlflow(fake, "right").begin("Default", "digits", JOB, {})
+    with pytest.raises(UserError, match=r"does not let us in \(status 401\).*DOLL_MLFLOW_TOKEN"):
+        mlflow(fake, "wrong").begin("Default", "digits", JOB, {})
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "told"),
+    [
+        (httpx2.Response(503), UnavailableError, "status 503"),
+        (httpx2.Response(429), UnavailableError, "status 429"),
+        (httpx2.Response(404, text="<!doctype html>"), UserError, "names no MLflow server"),
+        (httpx2.Response(302, headers={"Location": "/in"}), UserError, "with status 302"),
+        (httpx2.Response(200, text="hello"), UserError, "names no MLflow server"),
+        (refused(400, "INVALID", "one\ntwo"), UserError, r"get-by-name: one \(INVALID\)"),
+        (
+            httpx2.Response(
+                200, json={"experiment": {"experiment_id": "1", "lifecycle_stage": "deleted"}}
+            ),
+            NotFoundError,
+            "only a deleted experiment",
+        ),
+    ],
+)
+def test_trouble_is_told_in_one_line(answer: httpx2.Response, kind: type, told: str) -> None:
+    fake = FakeMlflow()
+    fake.answers["experiments/get-by-name"] = answer
+    with pytest.raises(kind, match=told) as raised:
+        mlflow(fake).begin("Default", "digits", JOB, {})
+    assert "\n" not in str(raised.value)
+
+
+def test_nobody_there_is_unavailable() -> None:
+    tracking = MlflowServer(f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(UnavailableError, match="does not answer"):
+        tracking.begin("Default", "digits", JOB, {})
+    tracking.close()

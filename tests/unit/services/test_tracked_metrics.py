@@ -1,0 +1,112 @@
+"""Which points a tracker is told, of which records: the same ones whoever reads them, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.core.messages import (
+    GENESIS,
+    AuditRecord,
+    Batch,
+    Drifted,
+    Evaluated,
+    Lead,
+    ModelId,
+    UpdateApplied,
+    WorkerId,
+)
+from common.core.spans import Span
+from common.ports.tracking import Metric
+from services.evaluator.tracked_metrics import TrackedMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+E1, E2 = 1, 9  # epochs
+
+
+def lead(epoch: int, after: int = -1, base: ModelId = GENESIS) -> Lead:
+    return Lead(after, base, f"c{epoch}", epoch=epoch)
+
+
+def update(version: int, loss: float, samples: int = 10, epoch: int = E1) -> UpdateApplied:
+    span = Span("clicks", 0, 10 * version, 10 * version + 10)
+    batch = Batch(version, WorkerId("w1"), (span,), samples)
+    metrics = {"accuracy": 1 - loss, "auc": loss}
+    return UpdateApplied(epoch, version, (batch,), samples, loss, metrics)
+
+
+def points(records: Sequence[AuditRecord | None], every_updates: int = 2) -> list[Metric]:
+    """Of records that were written a second apart."""
+    fold = TrackedMetrics(every_updates)
+    return [
+        point
+        for offset, record in enumerate(records)
+        for point in fold.feed(offset, 100.0 + offset, record)
+    ]
+
+
+def test_metrics_of_updates_are_means_over_the_records_of_so_many() -> None:
+    found = points([lead(E1), update(1, 1.0, 10), update(2, 0.5, 30), update(3, 0.25)])
+    assert found == [
+        Metric("train/loss", 0.625, 102.0, 2),
+        Metric("train/accuracy", 0.375, 102.0, 2),
+        Metric("train/auc", 0.5, 102.0, 2),  # of the last minute already, so that it is the newest
+    ]
+
+
+def test_what_a_leader_without_a_lead_writes_is_told_to_nobody() -> None:
+    zombie = update(2, 7.0, epoch=E1)
+    found = points(
+        [lead(E1), update(1, 1.0), lead(E2, E1, ModelId(E1, 1)), zombie, update(2, 0.5, epoch=E2)]
+    )
+    assert [(each.name, each.value) for each in found if each.name == "train/loss"] == [
+        ("train/loss", 0.5)
+    ]
+
+
+def test_after_a_takeover_the_versions_that_were_taken_back_are_told_anew_and_later() -> None:
+    # version  1   2   3   4 | taken back to 2 |  3   4
+    first: list[AuditRecord] = [lead(E1), *(update(n, 1.0) for n in (1, 2, 3, 4))]
+    again: list[AuditRecord] = [
+        lead(E2, E1, ModelId(E1, 2)),
+        update(3, 0.5, epoch=E2),
+        update(4, 0.5, epoch=E2),
+    ]
+    losses = [each for each in points([*first, *again]) if each.name == "train/loss"]
+    assert [(each.step, each.value, each.at_s) for each in losses] == [
+        (2, 1.0, 102.0),
+        (4, 1.0, 104.0),
+        (4, 0.5, 107.0),
+    ]
+
+
+def test_evaluations_and_drifts_are_told_by_the_version_that_they_are_of() -> None:
+    version = ModelId(E1, 1)
+    evaluated = Evaluated(version, 55.5, 60, {"loss": 0.5}, {"left": {"loss": 0.25}})
+    taken_back = Evaluated(ModelId(E2, 1), 56.0, 60, {"loss": 9.0})
+    drifted = Drifted(version, 57.5, "left", 0.1, 0.4)
+    found = points([lead(E1), update(1, 1.0), evaluated, taken_back, drifted, None])
+    assert found == [
+        Metric("test/loss", 0.5, 55.5, 1),
+        Metric("prequential/left/loss", 0.25, 55.5, 1),
+        Metric("drift/left", 0.4, 57.5, 1),
+    ]
+
+
+def test_what_is_not_finite_is_left_out_and_names_are_made_legal() -> None:
+    metrics = {"loss": float("inf"), "my:metric/é %": 0.5}
+    evaluated = Evaluated(ModelId(E1, 1), 55.5, 60, metrics)
+    [found] = points([lead(E1), update(1, 1.0), evaluated])
+    assert (found.name, found.value) == ("test/my_metric_é__", 0.5)
+
+
+def test_the_rest_is_told_at_the_end_of_a_job_and_is_the_same_whenever_it_is_asked_for() -> None:
+    fold = TrackedMetrics(2)
+    assert fold.rest() == []
+    records: list[AuditRecord] = [lead(E1), *(update(n, 1.0 / n) for n in (1, 2, 3))]
+    for offset, record in enumerate(records):
+        fold.feed(offset, 100.0 + offset, record)
+    [loss, *_] = fold.rest()
+    assert loss == Metric("train/loss", 1.0 / 3, 103.0, 3)
+    assert fold.rest()[0] == loss

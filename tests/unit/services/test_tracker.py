@@ -1,0 +1,357 @@
+"""What a tracker comes to know of a job, whatever is away, refuses, or dies in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.checkpoints.snapshot_file import SnapshotFile, to_parts
+from common.checkpoints.store import CheckpointStore
+from common.config.settings import Settings
+from common.core.messages import Evaluated, Lead, ModelId
+from common.core.snapshots import Snapshot
+from common.core.spans import Partition
+from common.errors import NotFoundError, UnavailableError
+from common.jobs.spec import parse_job
+from common.runtime.connect import open_blobs
+from common.telemetry.logging import event_logger, fields_of
+from common.testing.blobs import MemoryBlobs
+from common.testing.board import MemoryBoard
+from common.testing.tracking import MemoryTracking
+from services.evaluator.__main__ import tracks
+from services.evaluator.tracker import JobTracker, TrackerProcess, TrackingPace
+from tests.unit.services.test_evaluator import JOB, NAME, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.jobs.store import JobRecord
+
+TRACKED = f"{JOB}tracking: {{mlflow: 'http://mlflow:5000', register: {NAME}, every_updates: 2}}\n"
+PACE = TrackingPace(look_s=1e6, away_s=2e6, refused_s=3e6, quiet_s=0.0)
+
+
+@dataclass
+class Tracked:
+    """A job, its checkpoints, a tracker's server, and trackers of it one after the other."""
+
+    world: World = field(default_factory=partial(World, TRACKED))
+    server: MemoryTracking = field(default_factory=MemoryTracking)
+    blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
+    url: str = "s3://bucket/models"
+    begun: list[JobTracker] = field(default_factory=list)
+    record: JobRecord | None = None
+
+    def __post_init__(self) -> None:
+        self.record = self.world.book.get(NAME)
+        self.store = CheckpointStore(self.blobs, NAME)
+
+    def start(self, settings: Settings | None = None) -> JobTracker:
+        """A tracker, as a process that starts has one."""
+        used = settings or Settings(blobs=self.url)
+        process = TrackerProcess(
+            used,
+            self.world.log,
+            partial(MemoryBoard, self.world.redis),
+            lambda _url: self.server,
+            partial(open_blobs, used) if settings else lambda: self.blobs,
+            self.world.metrics,
+            event_logger("evaluator"),
+            PACE,
+        )
+        self.begun.append(JobTracker(process, lambda: self.record, lambda: None))
+        return self.begun[-1]
+
+    def learn(self, *versions: int) -> None:
+        """Make versions, and judge each."""
+        for version in versions:
+            self.world.update(version)
+            self.judge(version)
+
+    def judge(self, version: int) -> None:
+        """Evaluate a version."""
+        model = ModelId(self.world.epoch, version)
+        self.world.write(Evaluated(model, 50.0 + version, 60, {"loss": 1.0 / version}))
+
+    def save(self, version: int, loss: float = 0.5, keep: int = 2) -> None:
+        """Make a checkpoint of a version."""
+        name = ModelId(self.world.epoch, version)
+        claimed = {Partition("left", 0): 8 * version, Partition("left", 1): 4}
+        place = self.world.log.bounds(Partition(f"doll.{NAME}.updates", 0)).end
+        snapshot = Snapshot(name.epoch, name, place, 0, claimed, samples=8, losses=(loss,))
+        parts = to_parts(SnapshotFile(snapshot, b"weights"))
+        self.store.save(name, parts, 100.0, samples=8, loss=loss)
+        self.store.keep(keep)
+
+    def losses(self) -> list[tuple[int, float]]:
+        """What the server was told of the test set."""
+        [run] = self.server.runs.values()
+        return [(each.step, each.value) for each in run.metrics if each.name == "test/loss"]
+
+    def count(self, name: str) -> float | None:
+        """A metric of the process."""
+        registry = self.world.metrics.meters.registry
+        return registry.get_sample_value(f"doll_tracking_{name}", {"job_name": NAME})
+
+    def versions(self) -> dict[str, str]:
+        """Registered versions, and which checkpoint each is."""
+        found = self.server.models.get(NAME, {})
+        return {number: each.tags["doll.version"] for number, each in found.items()}
+
+
+@pytest.fixture
+def tracked() -> Iterator[Tracked]:
+    tracked = Tracked()
+    yield tracked
+    for tracker in tracked.begun:
+        tracker.close()
+    tracked.world.end()
+
+
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Why the tracker was unavailable, each time that it was said."""
+    records = [each for each in caplog.records if each.getMessage() == "tracking_unavailable"]
+    return [str(fields_of(each)["reason"]) for each in records]
+
+
+def test_a_run_has_the_job_s_settings_its_curves_and_how_far_it_was_told(tracked: Tracked) -> None:
+    tracked.learn(1, 2)
+    due = tracked.start().turn()
+    assert due is not None
+    [run] = tracked.server.runs.values()
+    assert (run.name, run.status, run.parameters["optimizer.learning_rate"]) == (
+        NAME,
+        "RUNNING",
+        "0.1",
+    )
+    assert not any(name.startswith("tracking") for name in run.parameters)
+    assert tracked.losses() == [(1, 1.0), (2, 0.5)]
+    assert [each.step for each in run.metrics if each.name == "train/loss"] == [2]
+    assert run.tags["doll.position"] == "5"  # the Lead, two updates, two evaluations
+    assert (tracked.count("sent_total"), tracked.count("waiting")) == (3.0, 0.0)
+
+
+def test_a_server_that_is_away_costs_nothing_and_is_told_all_when_it_is_back(
+    tracked: Tracked, caplog: pytest.LogCaptureFixture
+) -> None:
+    # told    1       |  away  ....  | back
+    # judged  1   2   3        4     |
+    caplog.set_level("INFO")
+    tracker = tracked.start()
+    tracked.learn(1)
+    tracker.turn()
+    tracked.server.trouble = UnavailableError("MLflow does not answer")
+    tracked.learn(2, 3)
+    for _ in range(3):
+        tracker.turn()
+    tracked.learn(4)
+    tracker.turn()
+    assert (tracked.count("waiting"), tracked.count("failed_total")) == (6.0, 4.0)
+    tracked.server.trouble = None
+    while tracked.count("waiting"):
+        tracker.turn()
+    assert tracked.losses() == [(n, 1.0 / n) for n in (1, 2, 3, 4)]
+    assert complaints(caplog) == ["MLflow does not answer"]
+    assert any(each.getMessage() == "tracking_recovered" for each in caplog.records)
+
+
+def test_whoever_comes_after_a_tracker_that_died_goes_on_with_its_run(tracked: Tracked) -> None:
+    tracked.learn(1)
+    tracked.start().turn()
+    tracked.learn(2)
+    tracked.start().turn()
+    assert tracked.losses() == [(1, 1.0), (2, 0.5)]
+    assert tracked.count("sent_total") == 3.0  # of version 1 its evaluation: none was sent again
+
+
+def test_what_was_sent_without_an_answer_is_there_once(tracked: Tracked) -> None:
+    tracked.learn(1, 2)
+    tracked.save(2)
+    tracker = tracked.start()
+    tracked.server.loses_answers = True
+    for _ in range(8):  # each call does what it should, and is made again by the next turn
+        tracker.turn()
+    tracked.server.loses_answers = False
+    tracked.start().turn()
+    assert tracked.losses() == [(1, 1.0), (2, 0.5)]
+    assert tracked.versions() == {"1": "2"}
+    assert tracked.server.aliases == {(NAME, "newest"): "1", (NAME, "best"): "1"}
+
+
+def test_two_trackers_of_a_job_come_to_one_run_with_each_point_once(tracked: Tracked) -> None:
+    both = [tracked.start(), tracked.start()]
+    for version in (1, 2, 3):
+        tracked.learn(version)
+        for tracker in both:
+            tracker.turn()
+    assert tracked.losses() == [(n, 1.0 / n) for n in (1, 2, 3)]
+
+
+def test_a_job_that_is_submitted_again_has_a_run_of_its_own(tracked: Tracked) -> None:
+    tracker = tracked.start()
+    tracker.turn()
+    assert tracked.record is not None
+    tracked.record = tracked.record._replace(submitted_s=tracked.record.submitted_s + 1)
+    assert tracker.turn() is None
+    tracked.start().turn()
+    assert len(tracked.server.runs) == 2
+
+
+def test_a_refusal_is_told_once_and_tried_again_until_a_person_has_seen_to_it(
+    tracked: Tracked, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracked.server.experiments.clear()
+    tracked.learn(1)
+    tracker = tracked.start()
+    first, second = tracker.turn(), tracker.turn()
+    assert first is not None
+    assert second is not None
+    assert complaints(caplog) == ['there is no experiment "Default"']
+    tracked.server.experiments.add("Default")
+    tracker.turn()
+    assert tracked.losses() == [(1, 1.0)]
+
+
+def test_a_run_that_somebody_deleted_is_made_anew_with_all_that_it_had(tracked: Tracked) -> None:
+    tracker = tracked.start()
+    tracked.learn(1, 2)
+    tracker.turn()
+    tracked.server.runs.clear()
+    tracked.learn(3)
+    for _ in range(3):
+        tracker.turn()
+    assert tracked.losses() == [(n, 1.0 / n) for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("finished", "status"), [(True, "FINISHED"), (False, "KILLED")])
+def test_a_run_ends_with_the_job_and_goes_on_with_it(
+    tracked: Tracked, status: str, *, finished: bool
+) -> None:
+    tracked.learn(1, 2, 3)
+    tracker = tracked.start()
+    tracker.turn()
+    running = tracked.record
+    assert running is not None
+    tracked.record = running._replace(wanted="stopped", finished=finished)
+    tracked.judge(3)  # of the last version, by an evaluator that came late
+    assert tracker.turn() is None
+    [run] = tracked.server.runs.values()
+    assert run.status == status
+    train = [each.step for each in run.metrics if each.name == "train/loss"]
+    assert train == [2, 3]  # all updates, those of the last half window, too
+    tracked.record = running
+    tracked.start().turn()
+    assert run.status == "RUNNING"
+
+
+def test_a_job_whose_leader_still_writes_is_not_over(tracked: Tracked) -> None:
+    assert tracked.record is not None
+    tracked.record = tracked.record._replace(wanted="stopped")
+    tracked.world.board.hold_lease("c1", 60.0)
+    assert tracked.start().turn() is not None
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_versions_with_aliases_and_say_what_they_are(tracked: Tracked) -> None:
+    tracker = tracked.start()
+    for version, loss in ((1, 0.25), (2, 0.5), (3, 0.75)):
+        tracked.learn(version)
+        tracked.save(version, loss)
+        tracker.turn()
+    assert tracked.versions() == {"1": "1", "2": "2", "3": "3"}
+    assert tracked.server.aliases == {(NAME, "newest"): "3", (NAME, "best"): "1"}
+    last = tracked.server.models[NAME]["3"]
+    epoch = tracked.world.epoch
+    folder = f"{NAME}/checkpoints/{epoch:020}-{3:012}/"
+    assert last.source == f"s3://bucket/models/{folder}"
+    assert f"{folder}trainer.safetensors" in tracked.blobs.content
+    assert last.run in tracked.server.runs
+    assert last.tags["doll.checkpoint"] == f"{epoch}-3"
+    assert last.tags["doll.epoch"] == str(epoch)
+    assert last.tags["doll.offsets"] == '{"left":{"0":24,"1":4}}'
+    assert last.tags["doll.job"] == NAME
+
+
+def test_a_version_whose_checkpoint_was_deleted_says_so(tracked: Tracked) -> None:
+    tracker = tracked.start()
+    for version in (1, 2, 3, 4):
+        tracked.learn(version)
+        tracked.save(version, loss=1.0 / version)
+        tracker.turn()
+    kept = {n: each.tags["doll.kept"] for n, each in tracked.server.models[NAME].items()}
+    assert kept == {"1": "false", "2": "false", "3": "true", "4": "true"}
+
+
+def test_checkpoints_are_registered_once_whoever_looks(tracked: Tracked) -> None:
+    tracked.learn(1, 2)
+    tracked.save(1)
+    tracked.save(2)
+    for _ in range(3):
+        tracked.start().turn()
+    assert tracked.versions() == {"1": "1", "2": "2"}
+
+
+def test_what_a_takeover_took_back_is_no_version(tracked: Tracked) -> None:
+    # checkpoint 1 ── 2 of the first leader, who lost 2 to one that began with 1
+    tracked.learn(1, 2)
+    tracked.save(1)
+    tracked.save(2)
+    first = tracked.world.epoch
+    tracked.world.epoch = tracked.world.write(Lead(first, ModelId(first, 1), "c2"))
+    tracked.start().turn()
+    assert tracked.versions() == {"1": "1"}
+    assert tracked.server.aliases[NAME, "newest"] == "1"
+
+
+def test_a_checkpoint_that_is_ahead_of_what_was_read_waits(tracked: Tracked) -> None:
+    tracked.learn(1)
+    tracked.save(1)
+    epoch = tracked.world.epoch
+    ahead = Snapshot(epoch, ModelId(epoch, 2), 1000, 0, {}, losses=(0.5,))
+    tracked.store.save(ModelId(epoch, 2), to_parts(SnapshotFile(ahead, b"w")), 100.0)
+    tracked.start().turn()
+    assert tracked.versions() == {}
+
+
+def test_a_path_of_a_machine_is_no_source_that_a_server_takes(tracked: Tracked) -> None:
+    tracked.url = "file:///var/doll"
+    tracked.learn(1)
+    tracked.save(1)
+    tracked.start().turn()
+    source = tracked.server.models[NAME]["1"].source
+    assert source == f"doll://{NAME}/{tracked.world.epoch}-1"
+
+
+def test_without_storage_curves_are_told_all_the_same(
+    tracked: Tracked, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracked.learn(1)
+    tracked.start(Settings()).turn()
+    assert tracked.losses() == [(1, 1.0)]
+    assert "set DOLL_BLOBS" in complaints(caplog)[0]
+
+
+def test_jobs_that_ask_for_it_are_tracked_and_no_others(tracked: Tracked) -> None:
+    assert tracked.record is not None
+    plain = tracked.record._replace(spec=parse_job(JOB))
+    stopped = tracked.record._replace(wanted="stopped")
+    asked = [
+        (None, tracked.record, True),
+        (NAME, tracked.record, False),
+        ("other", tracked.record, True),
+        (None, plain, True),
+        (None, stopped, True),
+        (None, stopped, False),
+    ]
+    assert [tracks(*each) for each in asked] == [True, True, False, False, True, False]
+
+
+def test_a_job_that_was_deleted_meanwhile_has_no_tracker(tracked: Tracked) -> None:
+    tracked.record = None
+    with pytest.raises(NotFoundError):
+        tracked.start()
