@@ -349,6 +349,11 @@ class WorkerAnswer(Answer):
     machine: str | None = Field(default=None, description="The provider's id of its machine.")
     since_s: float | None = Field(default=None, description="When its machine began.")
     samples: Count = Field(default=0, description="In its batches, over the last 10 s.")
+    member: bool | None = Field(
+        default=None,
+        description="Whether it holds the weights and adds up; null: the coordinator does.",
+    )
+    left_out: str | None = Field(default=None, description="Why it cannot be a member.")
 
 
 class WorkersAnswer(Answer):

@@ -38,6 +38,7 @@ class BoardAggregation:
     news = storing = False
     trouble = ""
     fallback: ModelId | None = None
+    status: UnsetType = UNSET
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self.unread_audits = settings.unread_audits
@@ -62,12 +63,6 @@ class BoardAggregation:
     def why_not(self, gradient: Gradient | GradientReady) -> str:
         """Why it does not count: its numbers must have come with it."""
         return "" if isinstance(gradient, Gradient) else "its numbers stayed where they are"
-
-    def count(
-        self, round_: Round, gradient: Gradient | GradientReady
-    ) -> tuple[CoordinatorCommand, ...]:
-        """It counts."""
-        return (do.AddGradient(round_.number, gradient),) if isinstance(gradient, Gradient) else ()
 
     def hear(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
         """Nobody was asked for it."""

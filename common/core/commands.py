@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         AuditRecord,
         Claim,
         Gradient,
+        GradientReady,
         LeaderStatus,
         ModelId,
         Opened,
@@ -152,10 +153,10 @@ class PutLeaderStatus(msgspec.Struct, frozen=True):
 
 
 class AddGradient(msgspec.Struct, frozen=True):
-    """Add this vector to the sum of a round."""
+    """It counts: add its vector to the sum of a round, unless it stayed with its worker."""
 
     round: int
-    gradient: Gradient
+    gradient: Gradient | GradientReady
 
 
 class Apply(msgspec.Struct, frozen=True):

@@ -344,7 +344,7 @@ class Leader:
                     yield do.Drop(reply, reason)
                 else:
                     self._switch.computed(reply.seconds)
-                    yield from self._aggregation.count(round_, reply)
+                    yield do.AddGradient(round_.number, reply)
         yield from self._advance(now)
 
     def summed(self, event: Summed, now: float) -> Iterator[CoordinatorCommand]:
@@ -762,6 +762,7 @@ class Leader:
                 settled=self._settled,
                 opened=self._ledger.opened,
                 known=self._ledger.known,
+                group=self._aggregation.status,
             )
         )
 

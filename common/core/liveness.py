@@ -14,6 +14,7 @@ ALIVE = "alive"
 LEAVING = "leaving"
 WAITING = "waiting"  # alive, and what it has read awaits a schema that nobody gives it now
 STATUSES = (ALIVE, LEAVING, WAITING)
+WORKER = "worker "  # before a worker's name, among processes that cannot do their part of a job
 
 
 class Departures(NamedTuple):

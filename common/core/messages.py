@@ -327,6 +327,13 @@ AuditRecord: TypeAlias = (
 # --- Redis: fast, and allowed to vanish ------------------------------------------------------
 
 
+class GroupStatus(msgspec.Struct, frozen=True):
+    """Who adds gradients up among themselves, and who cannot."""
+
+    members: tuple[WorkerId, ...]
+    left_out: dict[WorkerId, str] = {}  # who lives and cannot be one, and why
+
+
 class LeaderStatus(msgspec.Struct, frozen=True):
     """Where the leader stands: what a worker needs to find its place, in one value."""
 
@@ -342,6 +349,7 @@ class LeaderStatus(msgspec.Struct, frozen=True):
     triggers: str = ""  # which stream of triggers is the leader's; empty: the first one
     opened: Openings = {}  # by partition; without any, it is of generation 0
     known: LogPositions = {}  # by partition, where a claim or an opening said it
+    group: GroupStatus | UnsetType = UNSET  # where members hold the weights
 
     def generation(self, partition: Partition) -> int:
         """Of a partition of the job: the one in force."""

@@ -25,7 +25,10 @@ from collections import Counter, deque
 from math import isnan, nan
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
+from msgspec import UNSET
+
 from common.core.ledger import Ledger
+from common.core.liveness import WORKER
 from common.core.messages import (
     BatchReady,
     Lead,
@@ -119,7 +122,7 @@ class Look(NamedTuple):
     ends: Mapping[Partition, int] | None = None  # of the streams' partitions
     starts: Mapping[Partition, int] | None = None  # likewise; the first offset that is still there
     waiting: tuple[str, ...] = ()  # workers whose records await a schema
-    unable: Mapping[str, str] = {}  # why a coordinator cannot lead the job, by its name
+    unable: Mapping[str, str] = {}  # why a process cannot do its part of the job, by its name
 
 
 # --- effective updates, as compact columns: about 95 bytes for each -------------------------------
@@ -956,8 +959,8 @@ class JobProgress:
             if look.leader_status is None and self._quiet(now):
                 return State("waiting for a coordinator", "one is taking over")
             return None
-        if look.unable:
-            why = "; ".join(f"{name}: {reason}" for name, reason in sorted(look.unable.items()))
+        if why := self._unable(workers=False):
+            pass
         elif self.version:
             why = "none leads it now: another takes over within seconds, if one runs"
         else:
@@ -969,9 +972,26 @@ class JobProgress:
         if statuses is None or "alive" in statuses.values() or lag == 0:
             return None
         records = "records wait" if lag is None else f"{_counted(lag, 'record')} wait"
-        return State("waiting for workers", f"{records} and no worker runs")
+        why = self._unable(workers=True) or "no worker runs"
+        return State("waiting for workers", f"{records} and {why}")
+
+    def _unable(self, *, workers: bool) -> str:
+        """Why processes cannot do their part: workers, or coordinators."""
+        joined = {WORKER + worker for worker in self.seen.statuses or ()}  # by now
+        return "; ".join(
+            f"{who}: {why}"
+            for who, why in sorted(self.seen.unable.items())
+            if who.startswith(WORKER) == workers and who not in joined
+        )
 
     def _degraded(self) -> State | None:
+        group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
+        left_out = sorted(group.left_out.items()) if group else []
+        told = [f"{worker} is left out: {why}" for worker, why in left_out]
+        if unable := self._unable(workers=True):
+            told.append(unable)
+        if told:
+            return State("degraded", "; ".join(told))
         if waiting := self.seen.waiting:
             why = "records wait for a schema that no registry gives; see the log"
             return State("degraded", f"{', '.join(waiting)}: {why}")

@@ -248,7 +248,7 @@ def look_at(board: Board, look: Look) -> Look:
         waiting=tuple(sorted(waiting)),
         leader_status=board.get_leader_status(),
         led=led,
-        unable={} if led else board.unable(),
+        unable=board.unable(),
     )
 
 

@@ -551,11 +551,17 @@ class Board(Protocol):
     def is_leased(self) -> bool:
         """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
 
-    def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
-        """Say, for so long, why this replica cannot lead the job: others may be able to."""
+    def put_unable(self, process: str, reason: str, ttl_s: float) -> None:
+        """Say, for so long, why a process cannot lead the job, or join it: others may be able to.
+
+        Args:
+            process: A replica's name; a worker's, behind `liveness.WORKER`.
+            reason: In words.
+            ttl_s: Seconds.
+        """
 
     def unable(self) -> dict[str, str]:
-        """Why replicas cannot lead the job, by their names."""
+        """Why processes cannot do their part of the job, by what they call themselves."""
 
     def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten.

@@ -368,13 +368,13 @@ class MemoryBoard:
             lease = self._notices().lease
             return lease is not None and self._server.clock() < lease[1]
 
-    def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
-        """Say, for so long, why this replica cannot lead the job."""
+    def put_unable(self, process: str, reason: str, ttl_s: float) -> None:
+        """Say, for so long, why a process cannot lead the job, or join it."""
         with self._server.changed:
-            self._notices().unable[replica] = (reason, self._server.clock() + ttl_s)
+            self._notices().unable[process] = (reason, self._server.clock() + ttl_s)
 
     def unable(self) -> dict[str, str]:
-        """Why replicas cannot lead the job, by their names."""
+        """Why processes cannot do their part, by what they call themselves."""
         with self._server.changed:
             unable, now = self._notices().unable, self._server.clock()
             return {replica: why for replica, (why, until) in unable.items() if now < until}

@@ -177,6 +177,36 @@ _ROUNDS = (
         (Query(newest(m.WORKERS_BUSY), "busy"),),
     ),
     Panel(
+        "Members of the group",
+        "Workers that hold the weights and add up among themselves (aggregation.mode: group)."
+        " Normal: all that live. Left out: they and some members do not reach each other, whom the"
+        " job's state names.",
+        "none",
+        (
+            Query(newest(m.MEMBERS), "members"),
+            Query(newest(m.LEFT_OUT), "left out"),
+            Query(lately(m.MEMBERSHIPS), "changes in 5 minutes"),
+            Query(lately(m.ATTEMPTS_BROKEN), "attempts broken in 5 minutes"),
+        ),
+    ),
+    Panel(
+        "Adding up among members (p95)",
+        "Normal: a collective takes as long as the weights need on the network. Repairs: after each"
+        " member that dies, a fraction of a second.",
+        "s",
+        (
+            Query(quantile(0.95, m.COLLECTIVE), "collective"),
+            Query(quantile(0.95, m.REPAIR), "repair"),
+        ),
+    ),
+    Panel(
+        "Weights copied by members",
+        "What joins, or missed an update, takes over all that another holds. Normal: nothing while"
+        " nobody comes or goes.",
+        "Bps",
+        (Query(per_s(m.BYTES_COPIED), "bytes"),),
+    ),
+    Panel(
         "Share of batches by worker",
         "Normal: alike for machines of a kind. Who is slower gets fewer, and holds nobody up.",
         "percentunit",

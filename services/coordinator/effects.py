@@ -25,7 +25,7 @@ from common.checkpoints.store import CheckpointStore
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import RENEWALS
-from common.core.messages import Lead, ModelId
+from common.core.messages import Gradient, Lead, ModelId
 from common.core.snapshot_schedule import is_offered
 from common.errors import (
     BrokenWriterError,
@@ -266,7 +266,7 @@ class Effects:
         match command:
             case do.PostTrigger(trigger):
                 self._post(trigger)
-            case do.AddGradient(number, gradient):
+            case do.AddGradient(number, Gradient() as gradient):
                 self.trainer.add(number, gradient.vector, gradient.samples)
             case do.Apply(number, update, learning_rate, measured):
                 if measured:

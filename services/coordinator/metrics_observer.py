@@ -7,6 +7,9 @@ where the clock is set meanwhile, a length is off, or 0, and nothing else depend
        update           trigger        last gradient      model published
     ─────┼─────────────────┼──────────────────┼─────┬───────────┼─────▶
          │      wait       │    gradients     │     │   apply   │
+
+Where workers hold the weights, a collective lies between gradients and `apply`, and the model is
+published by the trigger that says that its record was read back.
 """
 
 from __future__ import annotations
@@ -15,17 +18,35 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from common.core import commands as do
 from common.core import events
 from common.core.leader import OVER
-from common.core.messages import BatchReady, Failed, Gradient, Quarantined, Synchrony
+from common.core.messages import (
+    BatchReady,
+    Failed,
+    Gradient,
+    GradientReady,
+    Quarantined,
+    Synchrony,
+    UpdateApplied,
+)
 from common.telemetry.metrics.leading import RecentGradient
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
     from common.core.ledger import Ledger
-    from common.core.messages import Batch, LeaderStatus, Reply, UpdateApplied, UpdateTrigger
+    from common.core.messages import (
+        AttemptId,
+        Batch,
+        GroupOrders,
+        LeaderStatus,
+        Member,
+        Reply,
+        UpdateTrigger,
+    )
     from common.core.snapshots import Snapshot
     from common.jobs.spec import JobSpec
     from common.telemetry.metrics.leading import JobMetrics, Leading, StreamFigures
@@ -79,6 +100,9 @@ class MetricsObserver:
         self._gradient_at = dict[int, float]()  # when the last gradient of a round came
         self._applying: _Applying | None = None
         self._updated_s: float | None = None
+        self._members: tuple[Member, ...] | None = None  # None: none were named yet
+        self._attempt: tuple[AttemptId, float] | None = None  # under way, and since when
+        self._broke_s: float | None = None  # when the first attempt at the next update did
         self._gradients_s = deque[float](maxlen=RECENT_UPDATES)
 
     def heard(self, event: CoordinatorEvent, now_s: float) -> None:
@@ -135,12 +159,17 @@ class MetricsObserver:
             case do.PutLeaderStatus(leader_status):
                 self._stands(leader_status)
             case do.PostTrigger(trigger):
+                if trigger.group:
+                    self._grouped(trigger.group, end_s)
                 self._triggered(trigger, begin_s, end_s)
             case do.Apply(number, update):
                 self._apply(number, update, begin_s)
             case do.PublishModel():
                 if self._applying is not None:
                     self._applied(self._applying, end_s)
+            case do.AppendAudit(UpdateApplied() as update) if update.by is not UNSET:
+                self._added_up(end_s)
+                self._apply(next(iter(self._gradient_at), -1), update, begin_s)
             case do.AppendAudit(Quarantined(batch=batch, reason=reason)):
                 self._asked.pop(batch.offset, None)
                 self.metrics.quarantined(reason)
@@ -169,6 +198,7 @@ class MetricsObserver:
         self._asked.clear()
         self._gradient_at.clear()
         self._applying = self._updated_s = None
+        self._members = self._attempt = self._broke_s = None
 
     def _remember(self, offset: int, claim: BatchReady, now_s: float) -> None:
         """Keep when it came, whether it is accepted or not: what is refused is never asked for."""
@@ -184,8 +214,34 @@ class MetricsObserver:
     def _stands(self, leader_status: LeaderStatus) -> None:
         self.leader_status = leader_status
         self.metrics.stands(leader_status.waiting, leader_status.live)
+        if leader_status.group and self.metrics.leading is not None:
+            group, leading = leader_status.group, self.metrics.leading
+            leading.members, leading.left_out = len(group.members), len(group.left_out)
         while self._claims and next(iter(self._claims)) < leader_status.oldest_unsettled:
             self._claims.popitem(last=False)
+
+    # --- a group -----------------------------------------------------------------------------
+
+    def _grouped(self, orders: GroupOrders, now_s: float) -> None:
+        """What members are told."""
+        if self._applying is not None and orders.made.version >= self._applying.update.version:
+            self._applied(self._applying, now_s)
+        members = orders.membership.members
+        self.metrics.membership_changed(self._members is not None and members != self._members)
+        self._members = members
+        attempt = None if orders.reduce is None else orders.reduce.attempt
+        if self._attempt is not None and attempt != self._attempt[0]:
+            self.metrics.attempt_broke()
+            self._broke_s, self._attempt = self._broke_s or now_s, None
+        if attempt is not None and self._attempt is None:
+            self._attempt = attempt, now_s
+
+    def _added_up(self, now_s: float) -> None:
+        """Members have the next update."""
+        if self._attempt is not None:
+            repaired_s = None if self._broke_s is None else now_s - self._broke_s
+            self.metrics.added_up(now_s - self._attempt[1], repaired_s)
+        self._attempt = self._broke_s = None
 
     # --- a round -----------------------------------------------------------------------------
 
@@ -261,7 +317,7 @@ class MetricsObserver:
         )
 
     def _dropped(self, reply: Reply, reason: str, leading: Leading) -> None:
-        if isinstance(reply, Gradient):
+        if isinstance(reply, Gradient | GradientReady):
             self.metrics.refused("gradient")
             if reply.model.epoch == leading.epoch:
                 self.metrics.gradient_came(_age(reply, leading), counted=False)
@@ -269,6 +325,6 @@ class MetricsObserver:
             self.metrics.refused("failed" if isinstance(reply, Failed) else "farewell")
 
 
-def _age(gradient: Gradient, leading: Leading) -> int:
+def _age(gradient: Gradient | GradientReady, leading: Leading) -> int:
     """How many updates older than the model a gradient is."""
     return max(leading.version - gradient.model.version, 0)

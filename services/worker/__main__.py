@@ -6,7 +6,7 @@ import gc
 import random
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,9 @@ import torch
 
 from common.checkpoints.store import CheckpointStore
 from common.config.program import command_line
-from common.errors import UnavailableError
+from common.core.liveness import WORKER
+from common.core.messages import WorkerId
+from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
 from common.learning.gradients import resolve_device
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from common.runtime.service import ServiceProcess
     from common.telemetry.metrics.serving import Watchdog
 
+UNABLE_S = 60.0  # that it says so longer: until its next attempt has come to an end
 SELECTED_S = 0.05  # between looks whether there is a job by now
 
 
@@ -135,17 +138,22 @@ def _work_for(
     board = boards.board(job.id)
     settings, logger = process.settings, process.logger
     access: GroupAccess | None = None
+    name = WorkerId(process.name)
     try:
-        name = seat_of(job, process.name, log, stays)
-        if name is None:
+        seat = seat_of(job, process.name, log, stays)
+        if seat is None:
             return
-        if name != process.name:
+        if seat != name:
+            name = seat
             logger.info("slot_seated", job=job.spec.name, member=name)
         access = _access(job, settings, boards) if job.spec.grouped else None
         parts = name, job, settings, log, board, observers, logger
         JobWorker(*parts, access=access).run(look)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this job here alone
-        selector.failed(job.spec.name, error)
+        again_s = selector.failed(job.spec.name, error)
+        if isinstance(error, UserError):  # somebody must see to it
+            with suppress(OutsideError):
+                board.put_unable(WORKER + name, str(error), again_s + UNABLE_S)
     finally:
         if access is not None:
             access.groups.close()

@@ -467,6 +467,7 @@ class GroupLoop:
             data, origin = get()
             if data:
                 trainer.restore(data)
+                self._measures.copied(len(data))
             got = made
         except OutsideError as error:
             self._log.info("copy_failed", version=made.version, reason=str(error))

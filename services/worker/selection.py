@@ -109,10 +109,13 @@ class JobSelector:
         record = self.selected()
         return record.spec if record is not None and record.is_same_job(job) else None
 
-    def failed(self, job: str, error: BaseException) -> None:
+    def failed(self, job: str, error: BaseException) -> float:
         """What ended this worker's part in a job, whoever's fault it is: it leaves it for a while.
 
         Each kind of failure is told once, with its traceback.
+
+        Returns:
+            For how many seconds it does.
         """
         passes = isinstance(error, DollError) and error.retriable
         self._metrics.job_failed(job, "unavailable" if passes else "fault")
@@ -129,7 +132,7 @@ class JobSelector:
                 self._job = ""
         kind = (job, *kind_of(error))
         if kind in self._told:
-            return
+            return pause_s
         self._told.add(kind)
         reason = str(error) if isinstance(error, DollError) else f"{type(error).__name__}: {error}"
         if passes:
@@ -138,6 +141,7 @@ class JobSelector:
             self._log.error(
                 "job_failed", job=job, reason=reason, again_in_s=pause_s, exc_info=error
             )
+        return pause_s
 
     def turn(self) -> None:
         """Wait a moment for news of jobs, look at the others when it is time.

@@ -63,12 +63,14 @@ def started(make: Make, name: str, records: int, *names: str, options: str = "")
 
 
 def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
+    # w0       cannot join, and says so
     # w1..w3   ██████████████████████████
     # w4       ████ killed    ████ another under its name
     # c1       ██████████ killed
     # c2       ░░░░░░░░░░███████████████
     judged = "            evaluation: {stream: group-test, every_updates: 5}\n"
     cluster = started(make, "group", 3000, "c1", "w1", "w2", "w3", "w4", options=judged)
+    cluster.start("worker", "w0", advertise="192.0.2.1")  # another machine's address
     await_condition(lambda: cluster.version() >= 10, "ten updates")
 
     def offered() -> ModelId | None:
@@ -78,6 +80,7 @@ def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
     await_condition(lambda: offered() is not None, "a version is offered to evaluators")
     cluster.start("coordinator", "c2")
     cluster.kill("w4")
+    await_condition(lambda: "worker w0" in cluster.board.unable(), "who cannot join says why")
     before = cluster.version()
     await_condition(lambda: cluster.version() >= before + 10, "ten more without w4")
     cluster.start("worker", "w4")

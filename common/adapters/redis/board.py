@@ -9,7 +9,7 @@ slot:
     doll:{job}:triggers                   stream with ids <epoch>-<number>
     doll:{job}:triggers:<stream>          another one, where something stood in the way there
     doll:{job}:standing
-    doll:{job}:unable:<replica>           why, expires         doll:{job}:unable      their names
+    doll:{job}:unable:<process>           why, expires         doll:{job}:unable      their names
     doll:{job}:alive:<worker>             status, expires      doll:{job}:workers     their names
                                           and a channel of this name, to which the worker listens
     doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
@@ -352,17 +352,17 @@ class RedisBoard:
         """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
         return bool(self._server.ask(("EXISTS", self._keys + "lease"))[0])
 
-    # --- who cannot lead -------------------------------------------------------------------------
+    # --- who cannot do its part ------------------------------------------------------------------
 
-    def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
-        """Say, for so long, why this replica cannot lead the job: others may be able to."""
+    def put_unable(self, process: str, reason: str, ttl_s: float) -> None:
+        """Say, for so long, why a process cannot lead the job, or join it."""
         self._server.ask(
-            ("SET", self._unable(replica), reason, "PX", _milliseconds(ttl_s)),
-            ("SADD", self._keys + "unable", replica),
+            ("SET", self._unable(process), reason, "PX", _milliseconds(ttl_s)),
+            ("SADD", self._keys + "unable", process),
         )
 
     def unable(self) -> dict[str, str]:
-        """Why replicas cannot lead the job, by their names."""
+        """Why processes cannot do their part, by what they call themselves."""
         index = self._keys + "unable"
         replicas = self._members(index, bytes.decode)
         if not replicas:

@@ -30,6 +30,7 @@ from common.core.messages import (
     Gradient,
     GradientReady,
     GroupOrders,
+    GroupStatus,
     Member,
     Membership,
     ModelId,
@@ -41,7 +42,7 @@ from common.core.messages import (
 from common.core.snapshot_schedule import is_offered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from msgspec import UnsetType
 
@@ -59,6 +60,7 @@ STORE_S = 30.0  # after which a version that was to be stored is given up
 # Where the job's owner names no times: connections are made, and numbers sent, at least as fast.
 HEAL_S, HEALED_PER_S = 1.0, 25_000_000
 FORM_S, ADDED_PER_S = 2.5, 5_000_000
+_LOOPBACK = ("127.", "[::1]")
 STORED = 3  # newest versions that are remembered to be in storage
 
 
@@ -285,6 +287,20 @@ class GroupAggregation:
         """Those of these that can compute: they hold the weights, and others reach them."""
         return workers & {member.worker for member in self._membership.members}
 
+    @property
+    def status(self) -> GroupStatus:
+        """Who takes part, and who cannot."""
+        members, now = self._membership.members, self._looked_at
+        inside, left_out = {member.worker for member in members}, dict["WorkerId", str]()
+        for member in self._reports.members(self._live - inside):
+            apart = [m for m in members if self._accusations.between(member, m, now)]
+            if apart:
+                addresses = self._reports.addresses([member, *apart])
+                left_out[member.worker] = _apart(
+                    member.worker, [m.worker for m in apart], addresses
+                )
+        return GroupStatus(tuple(member.worker for member in members), left_out)
+
     # --- who lacks the weights ----------------------------------------------------------------
 
     def _heal(self, whole: frozenset[Member], now: float) -> None:
@@ -349,14 +365,6 @@ class GroupAggregation:
             return "its numbers came along, and members add them up"
         known = Member(gradient.worker, gradient.life) in self._membership.members
         return "" if known else "its member is none any more"
-
-    def count(
-        self,
-        round_: Round,  # noqa: ARG002 -- the other form's
-        gradient: Gradient | GradientReady,  # noqa: ARG002
-    ) -> tuple[CoordinatorCommand, ...]:
-        """It stays where it is."""
-        return ()
 
     def finished(self, round_: Round, draft_of: Callable[[], UpdateApplied], now: float) -> bool:
         """Whether members have the result of a round; else have them enter, once they can.
@@ -483,3 +491,14 @@ class GroupAggregation:
         if self._store_at is not None:
             times.append(self._store_at + STORE_S)
         return min((time for time in times if time > self._looked_at), default=float("inf"))
+
+
+def _apart(worker: WorkerId, others: list[WorkerId], addresses: Mapping[WorkerId, str]) -> str:
+    """Why a worker is left out that some members do not reach, or that does not reach them."""
+    told = {each: f"{each} ({addresses.get(each, 'no address')})" for each in (worker, *others)}
+    reason = f"{told[worker]} and {', '.join(told[o] for o in others)} do not reach each other"
+    loopback = [each for each in told if addresses.get(each, "").startswith(_LOOPBACK)]
+    if loopback and len(loopback) < len(told):
+        which = ", ".join(loopback)
+        return f"{reason}: set DOLL_ADVERTISE where {which} runs: others reach no loopback address"
+    return f"{reason}: members need a private network on which all reach all, at any TCP port"

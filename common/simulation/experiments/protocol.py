@@ -533,7 +533,7 @@ class Protocol:
     def _obey(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912 -- one case each
         now = self.time.now
         match command:
-            case do.AddGradient(number, gradient):
+            case do.AddGradient(number, Gradient() as gradient):
                 self.computed[gradient.worker] += len(gradient.batches)
                 self.learner.add(number, gradient.vector, gradient.samples)
             case do.PutLeaderStatus(leader_status):

@@ -16,6 +16,7 @@ from common.core.losses import Parted
 from common.core.messages import (
     GENESIS,
     AuditRecord,
+    Gradient,
     Lead,
     ModelId,
     Opened,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
-    from common.core.messages import ControlRecord, Gradient, LeaderStatus, UpdateTrigger
+    from common.core.messages import ControlRecord, LeaderStatus, UpdateTrigger
     from common.core.snapshots import Snapshot
     from common.simulation.faults.topic import Topic
     from common.simulation.faults.world import World
@@ -295,7 +296,7 @@ class SimulatedCoordinator:
                 self._post(trigger)
             case do.PutLeaderStatus(leader_status):
                 self._put_leader_status(leader_status)
-            case do.AddGradient(number, gradient):
+            case do.AddGradient(number, Gradient() as gradient):
                 self._add(number, gradient)
             case do.Apply(number, update, rate, measured):
                 self._apply(number, update, rate)

@@ -187,6 +187,59 @@ SWITCHES = counter(
 GROUP_SIZE = gauge(
     "doll_group_size", "batches", _JOB, "K that the newest update was made with.", "coordinator"
 )
+MEMBERS = gauge(
+    "doll_group_members",
+    "workers",
+    _JOB,
+    "That hold the weights and add gradients up among themselves (`aggregation.mode: group`).",
+    "coordinator",
+)
+LEFT_OUT = gauge(
+    "doll_group_left_out",
+    "workers",
+    _JOB,
+    "That live and cannot be members: they and some members do not reach each other.",
+    "coordinator",
+)
+MEMBERSHIPS = counter(
+    "doll_group_membership_changes_total",
+    "memberships",
+    _JOB,
+    "Of other members than the one before.",
+    "coordinator",
+)
+ATTEMPTS_BROKEN = counter(
+    "doll_group_attempts_broken_total",
+    "attempts",
+    _JOB,
+    "At an update that came to nothing: a member died, hung, or lacked what it was to add.",
+    "coordinator",
+)
+COLLECTIVE = Metric(
+    "doll_group_collective_seconds",
+    "histogram",
+    "seconds",
+    _JOB,
+    "From when members are told to add up until enough of them have the result.",
+    ("coordinator",),
+    SECONDS,
+)
+REPAIR = Metric(
+    "doll_group_repair_seconds",
+    "histogram",
+    "seconds",
+    _JOB,
+    "From when an attempt is given up until enough members have the result of a later one.",
+    ("coordinator",),
+    SECONDS,
+)
+BYTES_COPIED = counter(
+    "doll_group_copied_bytes_total",
+    "bytes",
+    _JOB,
+    "Of weights and optimizer state that a worker took over from another, or from storage.",
+    "worker",
+)
 UPDATE_STALENESS = gauge(
     "doll_update_staleness_versions",
     "updates",

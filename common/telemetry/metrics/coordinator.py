@@ -94,6 +94,8 @@ def _of_leader(leading: Leading) -> Iterator[tuple[Metric, tuple[str, ...], floa
         yield catalogue.GROUP_SIZE, (), leading.synchrony.group_size
     yield from _known(catalogue.UPDATE_STALENESS, leading.staleness)
     yield from _known(catalogue.WORKERS_BUSY, leading.busy)
+    yield from _known(catalogue.MEMBERS, leading.members)
+    yield from _known(catalogue.LEFT_OUT, leading.left_out)
     workers = by_worker(tuple(leading.gradients))  # a copy: others come meanwhile
     yield from _by(catalogue.WORKER_SPEED, {w: it.batches_per_s for w, it in workers.items()})
     yield from _by(catalogue.WORKER_SHARE, {worker: it.share for worker, it in workers.items()})
@@ -137,6 +139,8 @@ _GAUGES = (
     catalogue.GROUP_SIZE,
     catalogue.UPDATE_STALENESS,
     catalogue.WORKERS_BUSY,
+    catalogue.MEMBERS,
+    catalogue.LEFT_OUT,
     catalogue.WORKER_SPEED,
     catalogue.WORKER_SHARE,
     catalogue.JOB_HELD,

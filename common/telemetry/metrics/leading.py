@@ -85,6 +85,8 @@ class Leading:
     learning_rate: float | None = None  # likewise
     busy: float | None = None  # share of their time that workers computed
     group_size: int | None = None  # K of an update that would begin now
+    members: int | None = None  # that add up among themselves
+    left_out: int | None = None  # workers that cannot be members
     gradients: deque[RecentGradient] = field(default_factory=lambda: deque(maxlen=RECENT_GRADIENTS))
     streams: StreamFigures | None = None
 
@@ -148,6 +150,10 @@ class JobMetrics:
             reason: counter(catalogue.QUARANTINED, job, reason) for reason in QUARANTINED
         }
         self._dead_letters = counter(catalogue.DEAD_LETTERS, job)
+        self._memberships = counter(catalogue.MEMBERSHIPS, job)
+        self._attempts_broken = counter(catalogue.ATTEMPTS_BROKEN, job)
+        self._collectives = histogram(catalogue.COLLECTIVE, job)
+        self._repairs = histogram(catalogue.REPAIR, job)
 
     def begins_to_lead(self, epoch: int, version: int, loss: float | None) -> Leading:
         """It leads from a version on, whose own loss is told where it is known."""
@@ -189,6 +195,25 @@ class JobMetrics:
         if self.leading is not None:
             self.leading.waiting, self.leading.live = waiting, live
 
+    def membership_changed(self, changed: bool) -> None:  # noqa: FBT001 -- that is all it says
+        """Members were named, others than before or not."""
+        self._memberships.inc(changed)
+
+    def attempt_broke(self) -> None:
+        """Members did not come to the end of adding an update up."""
+        self._attempts_broken.inc()
+
+    def added_up(self, seconds: float, repaired_s: float | None) -> None:
+        """They did.
+
+        Args:
+            seconds: Since they were told to.
+            repaired_s: Since an attempt before that one was given up; None: there was none.
+        """
+        self._collectives.observe(max(seconds, 0.0))
+        if repaired_s is not None:
+            self._repairs.observe(max(repaired_s, 0.0))
+
     def stage_took(self, stage: Stage, seconds: float) -> None:
         """A part of a round is over."""
         self._stages[stage].observe(seconds)
@@ -220,7 +245,10 @@ class JobMetrics:
         self._dead_letters.inc(records)
 
 
-_HISTOGRAMS = (catalogue.ROUND_STAGE, catalogue.STALENESS, catalogue.RECORD_AGE)
+_HISTOGRAMS = (
+    *(catalogue.ROUND_STAGE, catalogue.STALENESS, catalogue.RECORD_AGE),
+    *(catalogue.COLLECTIVE, catalogue.REPAIR),
+)
 _COUNTERS = (
     catalogue.TAKEOVERS,
     catalogue.UPDATES,
@@ -235,4 +263,6 @@ _COUNTERS = (
     catalogue.QUARANTINED,
     catalogue.DEAD_LETTERS,
     catalogue.CHECKPOINT_FAILURES,
+    catalogue.MEMBERSHIPS,
+    catalogue.ATTEMPTS_BROKEN,
 )

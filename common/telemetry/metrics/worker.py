@@ -53,6 +53,7 @@ class _Instruments:
         self.stages = meters.histogram(catalogue.WORKER_STAGE)
         self.sent = meters.counter(catalogue.GRADIENTS_SENT)
         self.failed = meters.counter(catalogue.GRADIENTS_FAILED)
+        self.copied = meters.counter(catalogue.BYTES_COPIED)
 
 
 class JobMeasures:
@@ -76,6 +77,7 @@ class JobMeasures:
         self._behind = {stream: it.behind.labels(job, stream) for stream in streams}
         self._stages = {stage: it.stages.labels(job, stage) for stage in get_args(Stage)}
         self._sent = it.sent.labels(job)
+        self._copied = it.copied.labels(job)
         self._failed = {reason: it.failed.labels(job, reason) for reason in get_args(FailedReason)}
 
     def announced(self, claim: Claim, counts: tuple[int, ...]) -> None:
@@ -110,6 +112,10 @@ class JobMeasures:
     def read_back(self) -> None:
         """A batch was not in memory and is read from Kafka."""
         self._read_back.inc()
+
+    def copied(self, size: int) -> None:
+        """So many bytes of weights and optimizer state were taken over."""
+        self._copied.inc(size)
 
     def gradient_sent(self) -> None:
         """An order has its gradient."""

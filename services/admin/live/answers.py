@@ -5,19 +5,22 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
 from msgspec.structs import asdict
 
 from common.api.answers import EvaluationEvent, Life, MachineEvent, ReviewEvent, WorkerAnswer
 from common.api.provisioning import plan_answer
-from common.core.messages import Drifted
+from common.core.messages import Drifted, WorkerId
 from common.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
 from services.admin.live.evaluations import drift_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from msgspec import UnsetType
+
     from common.api.answers import Answer, DriftAnswer, MachineKind, WorkerStatus
-    from common.core.messages import Evaluated
+    from common.core.messages import Evaluated, GroupStatus
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import PlanRecord
 
@@ -87,7 +90,10 @@ def lives_of(ledger: FleetLedger) -> tuple[Life, ...]:
 
 
 def workers_of(
-    ledger: FleetLedger, statuses: Mapping[str, str] | None, samples: Mapping[str, int]
+    ledger: FleetLedger,
+    statuses: Mapping[str, str] | None,
+    samples: Mapping[str, int],
+    group: GroupStatus | UnsetType = UNSET,
 ) -> tuple[WorkerAnswer, ...]:
     """Everybody who sends heartbeats, and machines whose worker gives none, by name.
 
@@ -95,11 +101,16 @@ def workers_of(
         ledger: Of the job's machines.
         statuses: Who sends heartbeats; None: Redis is unavailable, and nobody is known to be.
         samples: By worker, of late.
+        group: Who adds up among themselves.
     """
     rented = {each.member: each for each in ledger.open}
     answers = list[WorkerAnswer]()
     for name in sorted({*rented, *(statuses or {})}):
-        fields = {"name": name, "status": _status(name, statuses), "samples": samples.get(name, 0)}
+        fields: dict[str, object] = {"name": name, "status": _status(name, statuses)}
+        fields["samples"] = samples.get(name, 0)
+        if group:
+            left_out = group.left_out.get(WorkerId(name))
+            fields |= {"member": name in group.members, "left_out": left_out}
         if (machine := rented.get(name)) is not None:
             fields |= {
                 "slot": machine.slot,

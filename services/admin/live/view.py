@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from common.api.answers import (
     CurvesAnswer,
     LagCurve,
@@ -122,7 +124,8 @@ class JobView:
     def workers(self, now: float) -> WorkersAnswer:
         """Who works, and which machines send no heartbeat."""
         look = self.job.seen
-        workers = workers_of(self.ledger, look.statuses, self.job.samples_of(now))
+        group = UNSET if look.leader_status is None else look.leader_status.group
+        workers = workers_of(self.ledger, look.statuses, self.job.samples_of(now), group)
         return WorkersAnswer(workers=workers, board_away=look.board_away)
 
     def streams(self) -> StreamsAnswer:

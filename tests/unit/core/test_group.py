@@ -42,7 +42,7 @@ from common.core.messages import (
     UpdateTrigger,
     WorkerId,
 )
-from common.core.settings import AggregationSettings, CoordinatorSettings
+from common.core.settings import AggregationSettings
 from tests.unit.core.bench import Bench, changed
 from tests.unit.core.examples import SAMPLES, A, B, C, P, of_kind, the
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.core.group.replica import ReplicaCommand
-    from common.core.messages import AuditRecord, ControlRecord
+    from common.core.messages import ControlRecord
 
 GROUP = changed(aggregation=AggregationSettings(), group_size=3)
 DIGEST = 7
@@ -59,9 +59,9 @@ DIGEST = 7
 class _Process:
     """A member, with its numbers."""
 
-    def __init__(self, worker: WorkerId, life: int) -> None:
+    def __init__(self, worker: WorkerId, life: int, host: str = "127.0.0.1") -> None:
         self.member = Member(worker, life)
-        self.replica = Replica(self.member, f"127.0.0.1:{life}", numbers=10)
+        self.replica = Replica(self.member, f"{host}:{life}", numbers=10)
         self.offered = list[Member]()
         self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()  # and what it held then
         self.weights: tuple[int, ...] | None = None
@@ -75,11 +75,15 @@ class _Group:
     def __init__(
         self,
         *workers: WorkerId,
-        updates: list[AuditRecord | None] | None = None,
-        settings: CoordinatorSettings = GROUP,
+        bench: Bench | None = None,
+        hosts: dict[WorkerId, str] | None = None,
     ) -> None:
-        self.bench = Bench(settings, updates=updates)
-        self.of = {worker: _Process(worker, life) for life, worker in enumerate(workers, start=1)}
+        self.bench = bench or Bench(GROUP)
+        hosts = hosts or {}
+        self.of = {
+            worker: _Process(worker, life, hosts.get(worker, "127.0.0.1"))
+            for life, worker in enumerate(workers, start=1)
+        }
         self.heard = 0
 
     def lead(self) -> None:
@@ -177,9 +181,11 @@ class _Group:
         return of_kind(self.bench.updates, UpdateApplied)
 
 
-def begun(*workers: WorkerId) -> _Group:
+def begun(
+    *workers: WorkerId, bench: Bench | None = None, hosts: dict[WorkerId, str] | None = None
+) -> _Group:
     """A group that has entered its first update: a batch of each, or three in all."""
-    group = _Group(*workers)
+    group = _Group(*workers, bench=bench, hosts=hosts)
     group.lead()
     group.bench.announce(*(workers * 3)[:3])
     group.settle()
@@ -394,6 +400,32 @@ def test_a_gradient_at_another_version_0_than_is_held_now_is_not_kept() -> None:
     assert replica.known((5,), 0.0) is None
 
 
+@pytest.mark.parametrize(
+    ("host", "remedy"),
+    [
+        ("127.0.0.1", "members need a private network on which all reach all, at any TCP port"),
+        ("10.0.0.3", "set DOLL_ADVERTISE where a runs: others reach no loopback address"),
+    ],
+)
+def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
+    host: str, remedy: str
+) -> None:
+    group = begun(A, B, C, hosts={C: host})
+    process = group.of[C]
+    assert process.entered is not None
+    attempt = process.entered.reduce.attempt
+    group.tell(process, process.replica.failed(attempt, "left", (group.of[A].member,)))
+    group.break_off(A, B)
+    group.settle()
+    group.bench.tick(1.0)
+
+    status = group.bench.leader_status.group
+    assert status is not UNSET
+    assert set(status.members) == {B, C}
+    told = f"a (127.0.0.1:1) and c ({host}:3) do not reach each other: {remedy}"
+    assert status.left_out == {A: told}
+
+
 def test_a_sum_that_is_not_finite_holds_the_job() -> None:
     group = begun(A, B)
     process = group.of[A]
@@ -432,7 +464,7 @@ def test_a_member_leaves_weights_on_the_board_at_hot_snapshots_and_for_evaluator
     #  offered                   ██
     aggregation = AggregationSettings(offer_every_updates=3)
     settings = changed(GROUP, aggregation=aggregation, hot_every_updates=2)
-    group = _Group(A, B, settings=settings)
+    group = _Group(A, B, bench=Bench(settings))
     group.lead()
     shared = group.of[A].shared
     for _ in range(4):

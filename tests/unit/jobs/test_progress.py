@@ -21,6 +21,7 @@ from common.core.messages import (
     BatchReady,
     Claim,
     ControlRecord,
+    GroupStatus,
     Lead,
     LeaderStatus,
     ModelId,
@@ -263,6 +264,26 @@ def test_nobody_leads() -> None:
         "waiting for a coordinator",
         "Redis is unavailable: connection refused",
     )
+
+
+def test_who_cannot_take_part_is_told_while_others_go_on() -> None:
+    view = running(rows(4), 1, 200, at_s=NOW)
+    group = GroupStatus((WorkerId("w1"),), {WorkerId("w2"): "w2 and w1 do not reach each other"})
+    look = Look(NOW, {"w1": "alive", "w2": "alive"}, leader_status(), led=True, ends=FIRST)
+    unable = {"worker w3": "no room", "worker w1": "it has joined since", "c2": "no task x"}
+    view.look(look._replace(unable=unable))
+    assert view.state(NOW) == ("degraded", "worker w3: no room")
+    left_out = replace(leader_status(), group=group)
+    view.look(look._replace(leader_status=left_out))
+    assert view.state(NOW) == ("degraded", "w2 is left out: w2 and w1 do not reach each other")
+
+
+def test_where_no_worker_can_join_it_waits_for_one_that_can() -> None:
+    view = running(rows(4), 1, 200)
+    unable = {"worker w3": "no room"}
+    view.look(Look(NOW, {}, leader_status(), led=True, ends={PLACES[0]: 900}, unable=unable))
+    assert view.state(NOW).word == "waiting for workers"
+    assert view.state(NOW).why.endswith("wait and worker w3: no room")
 
 
 def test_where_redis_is_away_and_updates_come_it_runs() -> None:

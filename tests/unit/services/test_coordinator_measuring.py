@@ -27,6 +27,7 @@ from services.coordinator.metrics_observer import MetricsObserver
 from tests.unit.cli.test_job import JOB
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import A, B, P, answer, gradient, ready, span
+from tests.unit.core.test_group import GROUP, begun
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
@@ -376,3 +377,39 @@ def test_of_batches_that_are_not_sampled_nothing_is_told() -> None:
     bench.compute()
     assert bench.tracer.spans == []
     assert bench.told("updates_total") == 1.0
+
+
+# --- members that hold the weights ---------------------------------------------------------------
+
+
+def test_updates_of_a_group_count_as_others_do() -> None:
+    bench = Measured(GROUP)
+    group = begun(A, B, bench=bench)
+    assert bench.told("gradient_staleness_versions_count", counted="yes") == 2
+    group.finish(A, B)
+    assert bench.told("updates_total") == 0
+    group.read_back()
+    assert bench.told("updates_total") == 1
+    assert bench.told("update_batches_total") == 3
+    assert bench.told("round_seconds_count", stage="apply") == 1
+    assert bench.told("group_collective_seconds_count") == 1
+    assert bench.told("group_repair_seconds_count") == 0
+
+
+def test_who_adds_up_and_what_a_death_costs_is_told() -> None:
+    bench = Measured(GROUP)
+    group = begun(A, B, bench=bench)
+    bench.tick(1.0)
+    assert (bench.told("group_members"), bench.told("group_left_out")) == (2, 0)
+    before = bench.told("group_membership_changes_total")
+    group.kill(B)
+    group.see()
+    group.break_off(A)
+    bench.tick(2.0)
+    group.settle()
+    group.finish(A)
+    bench.tick(3.0)
+    assert bench.told("group_members") == 1
+    assert bench.told("group_membership_changes_total") == (before or 0) + 1
+    assert bench.told("group_attempts_broken_total") == 1
+    assert bench.told("group_repair_seconds_count") == 1

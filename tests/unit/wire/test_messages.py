@@ -30,6 +30,7 @@ from common.core.messages import (
     GradientReady,
     GroupOrders,
     GroupReply,
+    GroupStatus,
     Lead,
     LeaderStatus,
     Member,
@@ -186,6 +187,12 @@ leader_statuses = st.builds(
     st.text(max_size=64),
     st.lists(openings, max_size=2).map(lambda some: {each.partition: (each,) for each in some}),
     st.dictionaries(partitions, st.builds(LogPosition, counts, texts, epochs), max_size=2),
+    st.just(UNSET)
+    | st.builds(
+        GroupStatus,
+        st.lists(workers, max_size=3).map(tuple),
+        st.dictionaries(workers, texts, max_size=2),
+    ),
 )
 triggers = st.builds(
     UpdateTrigger,

@@ -30,7 +30,7 @@ export function workersTable(workers) {
       "tr",
       {},
       h("th", { scope: "row" }, worker.name),
-      h("td", {}, h("span", { class: "status", "data-status": worker.status }, WORDS[worker.status])),
+      h("td", { title: worker.left_out ?? "" }, h("span", { class: "status", "data-status": worker.status }, WORDS[worker.status]), part(worker)),
       h("td", {}, h("span", { class: "kind", "data-kind": worker.kind }, KINDS[worker.kind].words)),
       h("td", { class: "number" }, worker.slot ?? UNKNOWN),
       h("td", {}, worker.pool ?? UNKNOWN),
@@ -42,6 +42,13 @@ export function workersTable(workers) {
   const head = h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name))));
   const table = h("table", { class: "workers" }, head, h("tbody", {}, rows));
   return [h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Workers" }, table)];
+}
+
+/** Its part in the group that adds gradients up, where there is one. @param {object} worker @returns {string} */
+function part(worker) {
+  if (worker.member == null || worker.status !== "alive") return "";
+  if (worker.member) return ", member";
+  return worker.left_out == null ? ", joins the group" : ", left out of the group";
 }
 
 function bySlot(one, other) {
