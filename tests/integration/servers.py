@@ -42,8 +42,20 @@ def real(apache_kafka: ApacheKafka, system_redis: EmbeddedRedis, tmp_path: Path)
     )
 
 
+def has_real_servers() -> bool:
+    """Whether a real Kafka and a real Redis can be had, or must be."""
+    here = shutil.which("java") and shutil.which("mvn") and system_redis_server()
+    required = os.environ.get("TEST_REQUIRE_SERVERS") == "1"
+    return bool(here or required) and os.environ.get("TEST_WITHOUT_KAFKA") != "1"
+
+
 @pytest.fixture(
-    params=["embedded", pytest.param("real", marks=[pytest.mark.kafka, pytest.mark.redis])]
+    params=[
+        # Processes on the embedded servers wait for the night where there are real ones: the demo,
+        # the guides and the contracts use them by day.
+        pytest.param("embedded", marks=[pytest.mark.nightly] * has_real_servers()),
+        pytest.param("real", marks=[pytest.mark.kafka, pytest.mark.redis]),
+    ]
 )
 def settings(request: pytest.FixtureRequest) -> Settings:
     found: Settings = request.getfixturevalue(request.param)
@@ -53,10 +65,7 @@ def settings(request: pytest.FixtureRequest) -> Settings:
 @pytest.fixture
 def likest_to_production(request: pytest.FixtureRequest) -> Settings:
     """Real servers where they can be had, else the embedded ones: for tests that take long."""
-    here = shutil.which("java") and shutil.which("mvn") and system_redis_server()
-    required = os.environ.get("TEST_REQUIRE_SERVERS") == "1"
-    real = (here or required) and os.environ.get("TEST_WITHOUT_KAFKA") != "1"
-    found: Settings = request.getfixturevalue("real" if real else "embedded")
+    found: Settings = request.getfixturevalue("real" if has_real_servers() else "embedded")
     return found
 
 

@@ -64,6 +64,14 @@ def cases(mutants: Sequence[Mutant]) -> list[ParameterSet]:
     return found
 
 
+def has_changed(*folders: str) -> bool:
+    """Whether something in these, or what is installed, changed since TEST_SINCE: see `cases`."""
+    changed = _changed(os.environ.get("TEST_SINCE", ""))
+    return changed is None or any(
+        path.startswith((*folders, "constraints.txt")) for path in changed
+    )
+
+
 def _changed(since: str) -> set[str] | None:
     """Files that changed since a commit; None where that cannot be told."""
     git = shutil.which("git")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from common.simulation.faults.cluster import (
     Cluster,
+    Outcome,
     run_group_seed,
     run_seed,
     run_seeds,
@@ -31,11 +32,12 @@ from common.simulation.faults.scenario import (
     from_seed,
     grouped,
 )
-from tests.system.mutants import GROUP_MUTANTS, MUTANTS, Mutant, cases
+from tests.system.mutants import GROUP_MUTANTS, MUTANTS, Mutant, cases, has_changed
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 
 ROOT = Path(__file__).parents[2]
-SEEDS = range(1000)
+# A seed comes to the same wherever nothing has changed of what it runs on.
+SEEDS = range(1000 if has_changed("common/core/", "common/simulation/") else 250)
 FEW_SEEDS = range(20)
 GROUP_SEEDS = range(80)
 # One seed after the other, until one fails: other tests run beside it on the other processors.
@@ -79,13 +81,15 @@ def test_every_kind_of_fault_befalls_some_world() -> None:
 
 
 def test_a_seed_tells_the_same_story_every_time() -> None:
-    def story(seed: int) -> list[str]:
+    def story(seed: int) -> tuple[Outcome, list[str]]:
         lines = list[str]()
-        Cluster(from_seed(seed), lambda now, text: lines.append(f"{now} {text}")).run()
-        return lines
+        cluster = Cluster(from_seed(seed), lambda now, text: lines.append(f"{now} {text}"))
+        return cluster.run(), lines
 
-    assert all(story(seed) == story(seed) for seed in FEW_SEEDS)
-    assert all(run_seed(seed) == run_seed(seed) for seed in FEW_SEEDS)
+    for seed in FEW_SEEDS:
+        outcome, lines = story(seed)
+        assert (outcome, lines) == story(seed)
+        assert outcome == run_seed(seed)  # whether somebody listens or not
 
 
 def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> None:

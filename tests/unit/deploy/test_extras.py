@@ -8,7 +8,7 @@ import sys
 import tomllib
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
@@ -44,17 +44,29 @@ COMMANDS = (
     *("demo.judge", "demo.plan", "demo.run", "demo.screen", "demo.summary"),
 )
 WITHOUT_TORCH = ("provisioner", "admin", "cli")
+OWNERS = {top: set(map(canonicalize_name, o)) for top, o in packages_distributions().items()}
 IMPORT = """
-import importlib, json, sys
-refused, modules = json.loads(sys.stdin.read())
+import importlib, json, os, sys
+refused = set()
 class Refuse:  # as if these were not installed
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in refused:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Refuse())
-for name in modules:
-    importlib.import_module(name)
-print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+first, cases = json.loads(sys.stdin.read())
+for case, (without, modules) in enumerate([first, *cases]):
+    pid = os.fork() if case else 0  # each begins with what the first one has loaded
+    if pid == 0:
+        refused = set(without)
+        for name in modules:
+            importlib.import_module(name)
+    if case == 0:
+        continue
+    if pid == 0:
+        print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})), flush=True)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(f"case {case} failed")
 """
 
 
@@ -88,44 +100,60 @@ def modules_of(service: str) -> list[str]:
     return [f"services.{service}.{path.stem}" for path in paths if path.stem != "__init__"]
 
 
-def imported(modules: Sequence[str], have: Collection[str]) -> set[str]:
-    """What is loaded once these are imported where only these distributions are installed."""
-    refused = [
-        top
-        for top, owners in packages_distributions().items()
-        if top not in ("common", "services")
-        and not {canonicalize_name(owner) for owner in owners} & set(have)
-    ]
+class Case(NamedTuple):
+    """What is imported where only these distributions are installed."""
+
+    modules: Sequence[str]
+    have: Collection[str]
+
+    def told(self) -> tuple[list[str], Sequence[str]]:
+        """What is refused then, and what is imported."""
+        refused = [
+            top
+            for top, owners in OWNERS.items()
+            if top not in ("common", "services") and owners.isdisjoint(self.have)
+        ]
+        return refused, self.modules
+
+
+def imported(*cases: Case, first: Case | None = None) -> list[set[str]]:
+    """What is loaded after each of these, in a process of its own that begins with the first."""
     answer = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", IMPORT],
-        input=json.dumps([refused, modules]),
+        input=json.dumps([(first or Case((), ())).told(), [case.told() for case in cases]]),
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert answer.returncode == 0, answer.stderr
-    return set(json.loads(answer.stdout))
+    return [set(json.loads(line)) for line in answer.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("service", OPENED)
-def test_a_service_imports_all_that_it_may_open_from_what_its_extra_brings(service: str) -> None:
-    have = brought([*PROJECT["dependencies"], *EXTRAS[service]])
-    loaded = imported([*modules_of(service), *EVERYWHERE, *OPENED[service]], have)
-    trains = service not in WITHOUT_TORCH
-    assert (trains, trains) == ("torch" in have, "torch" in loaded)
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_service_imports_all_that_it_may_open_from_what_its_extra_brings(*, trains: bool) -> None:
+    services = [service for service in OPENED if (service not in WITHOUT_TORCH) == trains]
+    haves = [brought([*PROJECT["dependencies"], *EXTRAS[service]]) for service in services]
+    cases = [
+        Case([*modules_of(service), *EVERYWHERE, *OPENED[service]], have)
+        for service, have in zip(services, haves, strict=True)
+    ]
+    # What takes long is loaded once, from nothing but what it needs itself.
+    first = Case(("torch",), brought(["torch"])) if trains else None
+    assert all(("torch" in have) == trains for have in haves)
+    assert all(("torch" in loaded) == trains for loaded in imported(*cases, first=first))
 
 
 def test_the_command_starts_with_the_base_alone_since_every_container_starts_it() -> None:
     have = brought(PROJECT["dependencies"])
     assert not have & {"boto3", "fastapi", "scipy", "torch"}
-    assert "typer" in imported([*modules_of("cli"), *modules_of("joiner"), *EVERYWHERE], have)
+    [loaded] = imported(Case([*modules_of("cli"), *modules_of("joiner"), *EVERYWHERE], have))
+    assert "typer" in loaded
 
 
-@pytest.mark.parametrize("service", WITHOUT_TORCH)
-def test_torch_is_not_even_loaded_where_it_is_installed(service: str) -> None:
-    everything = {canonicalize_name(name) for o in packages_distributions().values() for name in o}
-    loaded = imported(modules_of(service), everything)
+def test_torch_is_not_even_loaded_where_it_is_installed() -> None:
+    modules = [name for service in WITHOUT_TORCH for name in modules_of(service)]
+    [loaded] = imported(Case(modules, set[str]().union(*OWNERS.values())))
     assert "numpy" in loaded
     assert "torch" not in loaded
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.errors import GivenError
 from common.jobs import check
-from common.jobs.check import check_submission
+from common.jobs.check import Order, built, check_submission
 from common.jobs.spec import JobSpec
 from doll.yaml_file import as_json, load_text
 from tests.unit.admin.live.helpers import SPEC
@@ -32,6 +33,12 @@ def as_json_of(fields: dict[str, Any]) -> str:
 
 def own(name: str, **options: int) -> JobSpec:
     return spec(entrypoint=f"{OWN}:{name}", **options)
+
+
+def told(made: JobSpec) -> str:
+    """What the other process says, by the same program in this one."""
+    entrypoint = made.task.entrypoint or ""
+    return built(Order(msgspec.Raw(made.model_dump_json().encode()), (entrypoint,))).refused
 
 
 def refusal(made: JobSpec, max_model_mb: int = MAX_MB) -> GivenError:
@@ -114,10 +121,10 @@ def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
     wrong = refusal(own("Plain", inputs=0))
     assert wrong.fields == ("task",)
     assert "refuses its options {'inputs': 0}: ValueError: inputs: must be positive" in str(wrong)
-    assert "got an unexpected keyword argument 'colour'" in str(refusal(own("Plain", colour=1)))
-    assert "looking at the task raised TypeError: 'int' object" in str(refusal(own("WrongInputs")))
-    wrong = refusal(own("Raising"))
-    assert "build() of the task raised KeyError: 'no such layer' (odd_tasks.py, line" in str(wrong)
+    assert "got an unexpected keyword argument 'colour'" in told(own("Plain", colour=1))
+    assert "looking at the task raised TypeError: 'int' object" in told(own("WrongInputs"))
+    raised = told(own("Raising"))
+    assert "build() of the task raised KeyError: 'no such layer' (odd_tasks.py, line" in raised
 
 
 def test_what_cannot_be_told_here_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
