@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from common.core.messages import Drifted, Evaluated, Lead, UpdateApplied
 from common.core.partial_history import Trail
 from common.core.scores import WINDOWED
-from common.evaluation.track import is_offered
+from common.core.snapshot_schedule import is_offered
 from common.ports.tracking import Metric
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ def by_the_second(
         for second in range(int(machine.started_s), int(until_s)):
             seen_s = second
             if rule.price == "hour_start":
-                seen_s -= int(second - machine.started_s) % 3600
+                seen_s -= int(second - machine.started_s) % int(rule.hour_s)
             before = [price for price in known if price.at_s <= seen_s]
             if before:
                 newest_s = max(price.at_s for price in before)
