@@ -110,7 +110,7 @@ def test_what_a_worker_of_the_first_job_says_is_not_heard_by_the_leader_of_the_n
         board.beat(WorkerId(worker), "alive", 60.0)
         failed = Failed(WorkerId(worker), ModelId(0, 7), (3,), "raised")
         board.push_reply(failed, "fresh")  # of the same epoch and version
-        board.put_snapshot(10**6, b"of a later leader", worker)
+        board.put_snapshot(10**6, b"of a later leader", "c1")
         board.put_leader_status(LeaderStatus(10**6, 10**6, {}, 0, 0, 0, {}))
 
     speaks(lives.board(FIRST), "of the first")
