@@ -3,15 +3,19 @@
     python load/aggregation.py                                # exits 1 where a bar is not reached
     python load/aggregation.py --only kill_ms --json out/aggregation.json
 
-The collective layer alone, but for `leader_…`: real processes and a real Redis, gloo over
-127.0.0.1, gradients of no cost; this process takes the leader's part, and no record is read or
+The collective layer alone, but for `leader_…` and `ddp_…`: real processes and a real Redis, gloo
+over 127.0.0.1, gradients of no cost; this process takes the leader's part, and no record is read or
 audited. All processes share this machine's processors, so wall times are upper bounds of what as
 many machines would take. `leader_…` are of a whole job on real servers, 4 workers with 1 MB, whose
-leader ends itself at each of the points of `load.faults.leader_points`.
+leader ends itself at each of the points of `load.faults.leader_points`; `ddp_…` are of such a job
+without faults, beside plain DDP.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
+import numpy as np
 from rich.progress import track
 
 from common.embedded.redis import EmbeddedRedis
@@ -35,7 +40,7 @@ from common.testing.counting import ENTRYPOINT
 from load.faults.disturbances import end_leaders
 from load.faults.drill import Conditions, Drill
 from load.harness import report
-from load.harness.stack import NotMeasuredError, servers
+from load.harness.stack import NotMeasuredError, await_until, servers
 from load.throughput.members import START_S, Member
 
 if TYPE_CHECKING:
@@ -49,6 +54,9 @@ _MB = 250_000  # weights, float32
 _BLOWS = 30
 _STOPS = 10
 _COPIES = 5
+_DDP = Path(__file__).parent / "throughput" / "plain_ddp.py"
+_SIDE, _UPDATES, _GRADIENT_S = 4, 30, 0.02  # workers or ranks, updates of each side
+_SIDE_S = 200.0
 _POINTS_S = 400.0  # the backlog lasts so long: until twelve leaders have come back
 _FOREVER = 10**9  # updates
 # A worker's death shows in its connection to Redis at the leader's next look.
@@ -213,6 +221,73 @@ def leader_taken_back(kafka: str) -> report.Figure:
     return report.Figure("the same: versions taken back", taken_back, 0, most=0)
 
 
+def _ddp_per_s(weights: int) -> float:
+    """Updates of plain DDP."""
+    with tempfile.TemporaryDirectory(prefix="doll-ddp-") as folder:
+        ranks = [
+            subprocess.Popen(  # noqa: S603 -- our own command line, no shell
+                [
+                    *(sys.executable, str(_DDP), str(weights), str(_GRADIENT_S), str(_UPDATES)),
+                    *(str(rank), str(_SIDE), folder),
+                ],
+                stdout=subprocess.PIPE,
+                env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for rank in range(_SIDE)
+        ]
+        try:
+            answers = [rank.communicate(timeout=_SIDE_S)[0] for rank in ranks]
+        except subprocess.TimeoutExpired as error:
+            raise NotMeasuredError(f"DDP did not end in {_SIDE_S:g} s") from error
+        finally:
+            for rank in ranks:
+                rank.kill()
+    if any(rank.returncode for rank in ranks):
+        raise NotMeasuredError("a rank of DDP failed")
+    return 1 / max(float(json.loads(answer)) for answer in answers)
+
+
+def _job_per_s(kafka: str, weights: int) -> float:
+    """Updates of a job whose records come from Kafka, each audited."""
+    conditions = Conditions(
+        _SIDE, _SIDE, gradient_s=_GRADIENT_S, weights=weights, aggregation="replicas"
+    )
+    with servers(kafka, tasks=(ENTRYPOINT,)) as on:
+        drill = Drill(on, "side", conditions, seconds=_SIDE_S)
+        with closing(drill):
+            await_until(lambda: _members(drill) == _SIDE, _SIDE_S, "all workers are members")
+            first = len(drill.witness.rounds())
+            last = first + _UPDATES
+            await_until(lambda: len(drill.witness.rounds()) > last, _SIDE_S, "updates")
+            began = [each.began_at for each in drill.witness.rounds()[first:]]
+            return 1 / float(median(np.diff(began)))
+
+
+def _members(drill: Drill) -> int:
+    """How many took part in the newest round."""
+    rounds = drill.witness.rounds()
+    group = rounds[-1].triggers[-1][1].group if rounds else None
+    return len(group.membership.members) if group else 0
+
+
+def _beside_ddp(kafka: str, megabytes: int) -> report.Figure:
+    """The same model and timed gradients, on the same machine one after the other."""
+    weights = megabytes * _MB
+    found = _job_per_s(kafka, weights) / _ddp_per_s(weights)
+    name = f"updates/s by those of plain DDP, {_SIDE} x {megabytes} MB, gradients of 20 ms"
+    return report.Figure(name, found, 2, least=0.75, goal=0.9)
+
+
+def ddp_25mb(kafka: str) -> report.Figure:
+    """Beside plain DDP without faults."""
+    return _beside_ddp(kafka, 25)
+
+
+def ddp_100mb(kafka: str) -> report.Figure:
+    """The same with 100 MB."""
+    return _beside_ddp(kafka, 100)
+
+
 FIGURES: dict[str, Callable[[], report.Figure]] = {
     each.__name__: each
     for each in (
@@ -220,7 +295,9 @@ FIGURES: dict[str, Callable[[], report.Figure]] = {
         *(kill_median_ms, kill_longest_ms, stop_longest_ms, copy_s),
     )
 }
-ON_SERVERS = {each.__name__: each for each in (leader_longest_ms, leader_taken_back)}
+ON_SERVERS = {
+    each.__name__: each for each in (leader_longest_ms, leader_taken_back, ddp_25mb, ddp_100mb)
+}
 
 
 def main() -> int:

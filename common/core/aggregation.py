@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class BoardAggregation:
     """The coordinator holds the weights, adds gradients to sums, and takes each step at once."""
 
-    news = storing = False
+    news = storing = expiring = False
     trouble = ""
     fallback: ModelId | None = None
     status: UnsetType = UNSET
@@ -51,6 +51,9 @@ class BoardAggregation:
         now: float,
     ) -> None:
         """Nothing of it depends on who lives."""
+
+    def dismiss(self) -> None:
+        """Nobody waits to be let go."""
 
     def due(self) -> float:
         """It waits for nothing."""

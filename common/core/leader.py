@@ -480,11 +480,7 @@ class Leader:
         if self._changed is not None and not len(self._rounds) and not self._finishing:
             yield from self._take_change(self._changed, now)
         if self._finishing:
-            waits = self._publisher.pending or self._aggregation.storing
-            if not waits and not self._finished:
-                self._finished = True
-                stopped = self._finishing == STOPPED
-                yield do.Finish(self._finishing, self._settings.revision, stopped=stopped)
+            yield from self._end()
             return
         self._fill()
         while not self._finishing and (round_ := self._ripe(now)) is not None:
@@ -500,8 +496,24 @@ class Leader:
             return
         yield from self._order(now)
         kind = self._publisher.consider(now, self._progress, self._ledger.position)
-        if kind is not None:
-            yield from self._take_snapshot(now, checkpoint=kind == "checkpoint")
+        last = self._aggregation.expiring and not self._checkpoint_waits
+        if last or kind is not None:
+            yield from self._take_snapshot(now, checkpoint=last or kind == "checkpoint")
+
+    @property
+    def _checkpoint_waits(self) -> bool:
+        return self._publisher.pending or self._aggregation.storing
+
+    def _end(self) -> Iterator[CoordinatorCommand]:
+        """The job is over, once its last checkpoint is taken: say so."""
+        if self._finished or self._checkpoint_waits:
+            return
+        self._finished = True
+        self._aggregation.dismiss()
+        if self._aggregation.news:
+            yield self._trigger(())
+        stopped = self._finishing == STOPPED
+        yield do.Finish(self._finishing, self._settings.revision, stopped=stopped)
 
     def _take_change(
         self, settings: CoordinatorSettings, now: float

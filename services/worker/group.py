@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from services.worker.compute import OrderComputer, Shell
 
 LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
-JOIN_S = 5.0  # for a thread that was told to end: forming a group cannot be given up at once
+JOIN_S = 2.0  # for threads that were told to end: forming a group cannot be given up at once
 LIFE_BITS = 53
 # Times as long as it took to put the weights on the board: not again before. Large ones make their
 # way as seldom as that, whatever the job's settings say.
@@ -198,8 +198,9 @@ class GroupLoop:
         self._tasks.put(None)
         if formed is not None:
             formed.group.abort()
+        until = monotonic() + JOIN_S
         for thread in self._threads if self._begun else ():
-            thread.join(JOIN_S)
+            thread.join(max(until - monotonic(), 0.0))
         self._compute.close()
         self._compute.times.tell(self._log)
 

@@ -154,6 +154,9 @@ aggregation: {mode: group}
 
 
 def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Make) -> None:
+    # w1, w2   ████████ killed
+    # w3, w4           ████████ left
+    # w5                         █████████
     walking = "            synchronisation: {mode: averaging, local_rate: 0.5}\n"
     cluster = started(make, "all-die", 2000, "c1", "w1", "w2", options=walking)
     await_condition(lambda: cluster.version() >= 20, "twenty updates")
@@ -161,4 +164,10 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
         cluster.kill(name)
     for name in ("w3", "w4"):
         cluster.start("worker", name)
+    await_condition(lambda: cluster.version() >= 40, "forty updates")
+    for name in ("w3", "w4"):  # on notice: what they hold is stored first
+        cluster.stop(name)
+    taken_back = cluster.audit().taken_back
+    cluster.start("worker", "w5")
     assert_each_record_counts_once(cluster, 2000)
+    assert cluster.audit().taken_back == taken_back

@@ -119,6 +119,7 @@ class GroupAggregation:
         self._looked_at = float("-inf")
         # Until then all are to say what they hold, before the first who does is asked for all.
         self._patient = float("inf")
+        self.expiring = False  # all who hold the version leave, and it is not in storage
         self._live = frozenset["WorkerId"]()
         self._there = frozenset["WorkerId"]()
         # For the next trigger.
@@ -249,6 +250,8 @@ class GroupAggregation:
         else:
             self._lost_since = float("inf")
             self._heal(whole, now)
+            stay = self._made in {GENESIS, *self._stored} or any(m.worker in live for m in whole)
+            self.expiring = not stay
             self._consider_store(whole, now)
         if self._membership.number or not self._reports.unknown(there) or now > self._patient:
             self._choose(whole, rounds, now)
@@ -275,7 +278,8 @@ class GroupAggregation:
         """
         needed = {Member(g.worker, g.life) for round_ in rounds for g in round_.ready}
         idle = rounds.idle(self._there)
-        wanted = [m for m in whole if m.worker in self._live or m in needed or m.worker not in idle]
+        stays = self._live | (self._there - idle)
+        wanted = [m for m in whole if self.expiring or m.worker in stays or m in needed]
         members = tuple(sorted(self._accusations.clique(wanted, needed, now)))
         if members != self._membership.members:
             self._membership = Membership(self._membership.number + 1, members)
@@ -356,6 +360,10 @@ class GroupAggregation:
             self._copying = {member: (now, now)}
             self._copies = {member: Copy(member)}
             self.news = True
+
+    def dismiss(self) -> None:
+        """The job is over: whoever leaves may go."""
+        self._membership, self.news = Membership(self._membership.number + 1), True
 
     # --- updates ------------------------------------------------------------------------------
 

@@ -138,10 +138,8 @@ class Replica:
 
     @property
     def needed(self) -> bool:
-        """Whether others need it: it has gradients that are counted, or a result to be applied."""
-        orders = self._orders
-        inside = orders is not None and self._member in orders.membership.members
-        return inside and bool(self._gradients or self._attempt or self._prepared)
+        """Whether others may need it: who leaves is a member until the leader lets it go."""
+        return self._orders is not None and self._member in self._orders.membership.members
 
     @property
     def whole(self) -> bool:

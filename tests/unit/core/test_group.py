@@ -487,6 +487,33 @@ def test_a_member_leaves_weights_on_the_board_at_hot_snapshots_and_for_evaluator
     assert group.of[B].shared == []
 
 
+def test_the_last_to_leave_go_once_what_they_hold_is_in_storage() -> None:
+    group = begun(A, B)
+    group.finish(A, B)
+    group.read_back()
+    made = ModelId(group.bench.epoch, 1)
+    group.bench.see(A, leaving=[B])
+    group.settle()
+    assert [group.of[worker].replica.needed for worker in (A, B)] == [True, False]
+
+    for _ in range(2):  # that it is to be stored, and by whom
+        group.bench.see(leaving=[A])
+        group.settle()
+    kept = of_kind(group.bench.said, do.PublishSnapshot)[-1]
+    assert (kept.checkpoint, kept.snapshot.made, kept.snapshot.stored) == (True, made, (made,))
+    group.bench.tick(1.0)
+    group.settle()
+    assert not group.of[A].replica.needed
+
+
+def test_who_leaves_a_job_that_is_over_is_let_go() -> None:
+    group = begun(A)
+    group.bench.feed(events.WantedChanged("stopped"))
+    group.settle()
+    assert of_kind(group.bench.said, do.Finish)
+    assert not group.of[A].replica.needed
+
+
 # --- who can take part ---------------------------------------------------------------------------
 
 MEMBERS = [Member(WorkerId(f"w{i}"), i) for i in range(6)]
