@@ -84,6 +84,13 @@ SERVICES = {
                 {"dest": "source", "metavar": "TOPIC", "help": "answer its records, too"},
             ),
             ("--to", {"metavar": "TOPIC", "help": "where the answers of --from go, each once"}),
+            (
+                "--keys",
+                {
+                    "action": "store_true",
+                    "help": "answer only who has an API key, of any role (`doll key create`)",
+                },
+            ),
         ),
     ),
 }

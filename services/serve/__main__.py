@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING, TypeVar
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import uvicorn
 
+from common.api.keys import KeyStore
 from common.checkpoints.find import wish_of
 from common.config.program import command_line
 from common.errors import UnavailableError, UnknownTopicError, UserError
@@ -27,6 +28,7 @@ from services.serve.app import ModelServer
 from services.serve.batching import Batches
 from services.serve.door import Door, Route
 from services.serve.follower import LOOK_S, Follower
+from services.serve.gate import KeyGate
 from services.serve.predictions import PredictionWriter
 from services.serve.protocol import Inputs
 from services.serve.served_model import ServedModel
@@ -35,14 +37,12 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
     from common.checkpoints.find import Wish
-    from common.config.servers import Outside
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
     from common.runtime.service import ServiceProcess
-    from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")
 
@@ -109,9 +109,20 @@ def _open(
     stack.callback(batches.close)
     process.serve_metrics(metrics.meters)
     freeze_imports()
-    app = ModelServer(job, model, inputs, batches, metrics, settings).app()
+    app: ASGIApp = ModelServer(job, model, inputs, batches, metrics, settings).app()
+    followers = [
+        Follower(record.id, each, outside, logger.bind(alias=str(each.alias))) for each in models
+    ]
+    looks = [each.look for each in followers]
+    if arguments.keys:
+        keys = stack.enter_context(closing(KeyStore(outside.open_log())))
+        _awaited(process, keys.read)
+        gate = KeyGate(keys, logger)
+        app, looks = gate.before(app), [gate.look, *looks]
     _listen(app, process, stack)
-    _follow(process, record.id, models, outside, logger)
+    _look(process, looks)
+    for follower in followers:
+        follower.close()
     for fault in (*faults, batches.fault):
         if fault is not None:
             raise fault
@@ -124,7 +135,7 @@ def inputs_of(spec: JobSpec, model: ServedModel, schemas: JobSchemas) -> Inputs:
     return Inputs(fields, codec, schemas, is_text=is_text)
 
 
-def _listen(app: Starlette, process: ServiceProcess, stack: ExitStack) -> None:
+def _listen(app: ASGIApp, process: ServiceProcess, stack: ExitStack) -> None:
     """Answer requests in a thread of its own, until the stack is closed."""
     settings = process.settings
     listening = listen(settings)
@@ -140,7 +151,7 @@ def _listen(app: Starlette, process: ServiceProcess, stack: ExitStack) -> None:
     process.logger.info("serve_listening", url=url_of(listening, settings))
 
 
-def _config(app: Starlette, settings: Settings) -> uvicorn.Config:
+def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
@@ -157,25 +168,14 @@ def _config(app: Starlette, settings: Settings) -> uvicorn.Config:
     )
 
 
-def _follow(
-    process: ServiceProcess,
-    job: str,
-    models: Sequence[ServedModel],
-    outside: Outside,
-    logger: EventLogger,
-) -> None:
+def _look(process: ServiceProcess, looks: Sequence[Callable[[], None]]) -> None:
     """Keep what is served up to date until the process is to end."""
     watchdog = process.watchdogs.begin("the thread that follows the job")
-    followers = [
-        Follower(job, model, outside, logger.bind(alias=str(model.alias))) for model in models
-    ]
     while not process.stopping.is_set():
         watchdog.beat()
-        for follower in followers:
-            follower.look()
+        for look in looks:
+            look()
         process.stopping.wait(LOOK_S)
-    for follower in followers:
-        follower.close()
 
 
 def _answer_topic(door: Door, process: ServiceProcess, faults: list[BaseException]) -> None:

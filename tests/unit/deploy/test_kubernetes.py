@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from common.config.program import command_line
 from common.config.settings import Settings, read_settings
 from common.telemetry.metrics.catalogue import CATALOGUE
 from tests.unit.deploy.rendering import (
@@ -63,9 +64,13 @@ def objects(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
 
 
 def selects(selector: Mapping[str, Any], template: Manifest) -> bool:
-    assert set(selector) == {"matchLabels"}
+    assert {"matchLabels"} <= set(selector) <= {"matchLabels", "matchExpressions"}
     labels = template["metadata"]["labels"]
-    return bool(selector["matchLabels"].items() <= labels.items())
+    among = selector.get("matchExpressions", ())
+    assert all(each["operator"] == "In" for each in among)
+    return selector["matchLabels"].items() <= labels.items() and all(
+        labels[each["key"]] in each["values"] for each in among
+    )
 
 
 def container_of(template: Manifest) -> Manifest:
@@ -161,7 +166,8 @@ def test_every_pod_has_probes_limits_and_an_account_of_its_own(
             assert container[probe]["httpGet"] == {"path": "/healthz", "port": "metrics"}
         if "api" in ports:
             assert ports["api"] == 8080
-            assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "api"}
+            path = "/v2/health/ready" if workload == "doll-serve" else "/readyz"
+            assert container["readinessProbe"]["httpGet"] == {"path": path, "port": "api"}
         for kind in ("requests", "limits"):
             assert {"cpu", "memory"} <= container["resources"][kind].keys()
         assert template["spec"]["serviceAccountName"] == workload
@@ -176,7 +182,7 @@ def test_every_pod_runs_a_service_of_ours_under_a_name_of_its_own(
         service, *rest = container["args"]
         assert service == container["name"]
         assert (ROOT / "services" / service).is_dir()
-        assert rest == ["--name", "$(POD_NAME)"]
+        assert command_line(service, rest).name == "$(POD_NAME)"
         assert "POD_NAME" in {each["name"] for each in container["env"]}
 
 
@@ -354,6 +360,20 @@ def test_where_machines_are_rented_no_pod_works_and_prices_are_shown() -> None:
         market = environment_of(objects, container)["DOLL_MARKET"]
         folders = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert market.rpartition("/")[0] in folders
+
+
+def test_a_model_server_is_reached_where_one_is_wanted() -> None:
+    assert "doll-serve" not in pods(made())
+    objects = made("serve")
+    (service,) = [e for e in of_kind(objects, "Service") if e["metadata"]["name"] == "doll-serve"]
+    assert service["spec"]["ports"] == [{"name": "api", "port": 8080, "targetPort": "api"}]
+    pod = pods(objects)["doll-serve"]
+    assert container_of(pod)["args"] == ["serve", "digits", "--name", "$(POD_NAME)"]
+    policies = {e["metadata"]["name"]: e["spec"] for e in of_kind(objects, "NetworkPolicy")}
+    assert selects(policies["doll-api"]["podSelector"], pod)
+    objects = chart("--set", "serve.job=clicks", "--set", "serve.options={--keys,--alias,best}")
+    args = container_of(pods(objects)["doll-serve"])["args"]
+    assert args[:5] == ["serve", "clicks", "--keys", "--alias", "best"]
 
 
 def test_one_node_and_no_operator_are_enough_to_try_it() -> None:

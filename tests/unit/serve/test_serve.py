@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.api.keys import KeyStore
 from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
 from common.checkpoints.store import CheckpointStore
 from common.config.servers import Outside
@@ -55,11 +56,12 @@ from services.serve.app import ModelServer
 from services.serve.batching import Batches
 from services.serve.door import Door, Route
 from services.serve.follower import Follower
+from services.serve.gate import KeyGate
 from services.serve.predictions import PredictionWriter
 from services.serve.served_model import ServedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from common.checkpoints.find import Wish
     from common.learning.fields import Columns
@@ -218,17 +220,21 @@ class World:
         for each in self.followers:
             each.look()
 
-    def ask(self, path: str, body: object = None) -> httpx2.Response:
+    def ask(
+        self, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> httpx2.Response:
         """POST where there is a body."""
-        return self.runner.run(self._asked(path, body))
+        return self.runner.run(self._asked(path, body, headers))
 
-    async def _asked(self, path: str, body: object) -> httpx2.Response:
+    async def _asked(
+        self, path: str, body: object, headers: Mapping[str, str] | None = None
+    ) -> httpx2.Response:
         transport = httpx2.ASGITransport(self.app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://doll.test") as client:
             if body is None:
-                return await client.get(path)
+                return await client.get(path, headers=headers)
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            return await client.post(path, content=content)
+            return await client.post(path, content=content, headers=headers)
 
     async def ask_all(self, bodies: list[object]) -> list[httpx2.Response]:
         """Ask all of these at once."""
@@ -418,6 +424,26 @@ def test_of_a_group_the_weights_are_served_that_a_member_has_left(
     newly_started.look()
     assert newly_started.models[0].version is None  # nobody has proven that 3 still counts
     assert led(5, ModelId(3, 2), whole=True) == "3-2"
+
+
+def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(world: World) -> None:
+    store = KeyStore(world.log)
+    key, _ = store.create("shop", "viewer")
+    gate = KeyGate(store, event_logger("serve"))
+    world.app = gate.before(world.app)
+    infer = "/v2/models/digits/infer"
+    for headers in ({}, {"Authorization": "Bearer doll_guess"}, {"Authorization": f"Basic {key}"}):
+        refused = world.ask(infer, asked(), headers)
+        assert (refused.status_code, refused.json()) == (401, {"error": "needs an API key"})
+        assert refused.headers["WWW-Authenticate"].startswith("Bearer")
+    assert world.ask("/v2/models/digits").status_code == 401
+    assert world.ask("/v2/health/ready").status_code == 200  # for whoever routes to it
+    mine = {"Authorization": f"Bearer {key}"}
+    assert world.ask(infer, asked(), mine).status_code == 200
+    store.revoke("shop")
+    gate.look()
+    assert world.ask(infer, asked(), mine).status_code == 401
+    store.close()
 
 
 @pytest.mark.parametrize(("alias", "version"), [("best", 1), (2, 2), ("newest", 2)])

@@ -24,12 +24,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
 {{/* A component: its pods, their account, and how many of them may be away while nodes are drained. Wants: root;
-     name; image: worker (with PyTorch) or service; values: of the component; grace: seconds; surge: of an update,
+     name; image: worker (with PyTorch) or service; values: of the component; args: beside its name; ready: the
+     path that says whether its API answers, where it has one; grace: seconds; surge: of an update,
      empty for one pod that ends before its successor starts; scaled: whether an autoscaler says how many; away:
      empty for no budget; hosts: what to do where two pods must share a node, empty for one pod. */}}
 {{- define "doll.component" -}}
 {{- $market := and (eq .image "service") .root.Values.provisioner.enabled -}}
-{{- $api := eq .name "admin" -}}
 {{- $spot := and (eq .name "worker") .values.spot.enabled -}}
 apiVersion: apps/v1
 kind: {{ if .values.hold }}StatefulSet{{ else }}Deployment{{ end }}
@@ -106,7 +106,7 @@ spec:
         - name: {{ .name }}
           {{- $image := .root.Values.image }}
           image: "{{ $image.registry }}doll-{{ .image }}:{{ default .root.Chart.AppVersion $image.tag }}{{ .values.tagSuffix }}"
-          args: [{{ .name }}, --name, $(POD_NAME)]
+          args: {{ concat (list .name) (default list .args) (list "--name" "$(POD_NAME)") | toJson }}
           envFrom:
             - configMapRef: {name: doll-settings}
           env:
@@ -118,7 +118,7 @@ spec:
             # Or torch would take as many threads as the node has cores, and be throttled to its limit.
             - {name: DOLL_THREADS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}
             {{- end }}
-            {{- if $api }}
+            {{- if .ready }}
             - {name: DOLL_API_HOST, value: 0.0.0.0}
             - {name: DOLL_API_PORT, value: "8080"}
             {{- end }}
@@ -126,7 +126,7 @@ spec:
             - {name: DOLL_MARKET, value: /etc/doll/market/market.yaml}
             {{- end }}
           ports:
-            {{- if $api }}
+            {{- if .ready }}
             - {name: api, containerPort: 8080}
             {{- end }}
             - {name: metrics, containerPort: 9102}
@@ -139,10 +139,10 @@ spec:
             periodSeconds: 20
             timeoutSeconds: 5
             failureThreshold: 3
-          {{- if $api }}
+          {{- if .ready }}
           readinessProbe:
             httpGet:
-              path: /readyz
+              path: {{ .ready }}
               port: api
               {{- if .root.Values.settings.DOLL_API_TLS_CERT }}
               scheme: HTTPS

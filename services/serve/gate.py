@@ -1,0 +1,63 @@
+"""Who may ask for predictions, where that is asked for: whoever has an API key, of either role."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+from common.api.keys import Keys
+from common.errors import UnavailableError
+from common.telemetry.logging import Outage
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from common.api.keys import KeyStore
+    from common.telemetry.logging import EventLogger
+
+LOOK_S = 1.0  # how late a key that was revoked is refused, and a new one let in
+_OPEN = "/v2/health/"  # for whoever routes to it
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="doll"'}
+
+
+class KeyGate:
+    """Knows the API keys; those of before count while Kafka is unavailable.
+
+    Args:
+        store: The keys, read once.
+        logger: Of the process.
+    """
+
+    def __init__(self, store: KeyStore, logger: EventLogger) -> None:
+        self._store = store
+        self._keys = Keys(store.known().values())
+        self._outage = Outage(logger, "keys")
+        self._look_at = 0.0
+
+    def look(self) -> None:
+        """See which keys there are now, if that is some time ago; by one thread."""
+        if monotonic() < self._look_at:
+            return
+        try:
+            self._keys = Keys(self._store.refresh(0.0).values())
+            self._outage.over()
+        except UnavailableError as error:
+            self._outage.met(error)
+        self._look_at = monotonic() + LOOK_S
+
+    def before(self, app: ASGIApp) -> ASGIApp:
+        """An application that nobody reaches without a key, but to ask whether it is there."""
+
+        async def gate(scope: Scope, receive: Receive, send: Send) -> None:
+            if not scope.get("path", "").startswith(_OPEN):
+                scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+                if scheme.lower() != "bearer" or self._keys.role_of(key.strip()) is None:
+                    refused = JSONResponse({"error": "needs an API key"}, 401, _CHALLENGE)
+                    await refused(scope, receive, send)
+                    return
+            await app(scope, receive, send)
+
+        return gate
