@@ -201,6 +201,19 @@ class JobSummary(Answer):
     whole: bool = Field(description="As in `progress`: whether these four are of all its history.")
 
 
+class RemainsAnswer(Answer):
+    """What jobs of a name have left: what a purge removes, or has removed."""
+
+    topics: dict[str, Count] = Field(
+        description="How many records each has.", examples=[{"doll.digits.control": 8104}]
+    )
+    files: Count = Field(description="In object storage: checkpoints, states, origins.")
+    kept: tuple[str, ...] = Field(
+        description="What was not removed or is not known, and why: ask for the purge again.",
+        examples=[["files: DOLL_BLOBS names no object storage"]],
+    )
+
+
 class UnreadableRecord(Answer):
     """The newest record of a job, where it does not parse."""
 

@@ -8,6 +8,7 @@ from common.api.answers import (
     JobAnswer,
     JobSummary,
     Progress,
+    RemainsAnswer,
     UnreadableRecord,
     UpdateAnswer,
 )
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from common.api.answers import EvaluationAnswer
     from common.jobs.progress import JobProgress, State
+    from common.jobs.purge import Remains
     from common.topics.table import Unreadable
 
 
@@ -35,6 +37,11 @@ def progress_answer(
 def update_answers(job: JobProgress, first: int, last: int) -> tuple[UpdateAnswer, ...]:
     """Effective updates from one version to another, both included, as far as they are there."""
     return tuple(map(UpdateAnswer.model_validate, job.columns.rows(first, last)))
+
+
+def remains_answer(found: Remains) -> RemainsAnswer:
+    """What jobs of a name have left."""
+    return RemainsAnswer(topics=found.topics, files=len(found.files), kept=found.kept)
 
 
 def job_answer(record: store.JobRecord, state: State, progress: Progress) -> JobAnswer:

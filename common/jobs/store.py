@@ -208,6 +208,16 @@ class JobStore:
         entry = self._book.read().get(name)
         return entry.id if isinstance(entry, JobRecord) else topics.job_id(name, _next(entry))
 
+    def past_ids(self, name: str) -> list[str]:
+        """The ids of jobs that had a name before.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        entry = self._book.read().get(name)
+        now = entry.incarnation if isinstance(entry, JobRecord) else _next(entry)
+        return [topics.job_id(name, each) for each in range(1, now)]
+
     def check_new(self, spec: JobSpec) -> int:
         """Check that a job can be submitted; returns which one of its name it will be.
 
@@ -219,8 +229,8 @@ class JobStore:
         taken = self._book.read().get(spec.name)
         if isinstance(taken, JobRecord):
             raise ConflictError(
-                f'the name "{spec.name}" belongs to a job that is {taken.wanted}: its history stays'
-                " in Kafka, so choose another name"
+                f'the name "{spec.name}" belongs to a job that is {taken.wanted}: choose another'
+                f" name, or make this one free with `doll job delete {spec.name} --purge`"
             )
         check_streams(spec, self._log)
         _check_group(spec)
@@ -459,7 +469,8 @@ class JobStore:
             if end > 0:
                 raise ConflictError(
                     f'the topic {place.topic} holds records of an earlier job "{spec.name}":'
-                    " choose another name"
+                    " choose another name, or make this one free with"
+                    f" `doll job delete {spec.name} --purge`"
                 )
         wanted = [*own, NewTopic(topics.JOBS, compacted=True)]
         found = self._log.settings([topic.name for topic in wanted])

@@ -54,16 +54,19 @@ def check_replan(record: JobRecord, ledger: FleetLedger) -> None:
         raise ConflictError(f'the machines of "{name}" are given back: {ledger.settled.why}')
 
 
-def check_given_back(job: str, ledger: FleetLedger) -> None:
+def check_given_back(record: JobRecord, log: Log) -> None:
     """See that nothing of a job runs any more that is paid for: who deletes it forgets it.
 
     Raises:
         ConflictError: If a machine runs, or may come to run.
+        FutureFormatError: If a newer program wrote one of its plans.
+        UnavailableError: If Kafka is unavailable.
     """
+    ledger = read_ledger(log, record.id)
     if ledger.open and ledger.settled is None:
         raise ConflictError(
-            f'{len(ledger.open)} machines of the job "{job}" are not given back yet: delete it when'
-            " its provisioner has done so (is one running?)"
+            f'{len(ledger.open)} machines of the job "{record.spec.name}" are not given back yet:'
+            " delete it when its provisioner has done so (is one running?)"
         )
 
 

@@ -333,6 +333,24 @@ class Log(Protocol):
             OutsideError: If it refuses; the message says how to make them by hand.
         """
 
+    def delete_topics(self, topics: Collection[str]) -> None:
+        """Delete topics with all that they hold; those that are not there are no matter.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+            OutsideError: If it refuses one; the others are deleted.
+        """
+
+    def delete_groups(self, groups: Collection[str]) -> None:
+        """Delete consumer groups, likewise; one that has members is refused."""
+
+    def topics(self) -> list[str]:
+        """The names of all topics that the broker tells us of.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+        """
+
     def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
         """All settings of topics, by Kafka's names, in one request.
 

@@ -350,6 +350,29 @@ class MemoryLog:
                     self._settings[topic.name] = _DEFAULTS | topic.settings
             self.changed()
 
+    def delete_topics(self, topics: Collection[str]) -> None:
+        """See the port."""
+        with self.here():
+            for topic in self._topics.keys() & topics:
+                self.delete_topic(topic)
+
+    def delete_groups(self, groups: Collection[str]) -> None:
+        """See the port.
+
+        Raises:
+            OutsideError: If one has members.
+        """
+        with self.here():
+            for name in self._groups.keys() & groups:
+                if self._groups[name].members:
+                    raise OutsideError(f"deleting consumer group {name}: it has members")
+                del self._groups[name]
+
+    def topics(self) -> list[str]:
+        """See the port."""
+        with self.here():
+            return sorted(self._topics)
+
     def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
         """See the port."""
         with self.here():

@@ -73,7 +73,7 @@ class RegisteredCheckpoints:
             UserError: If the tracker refuses it.
             FutureFormatError: If a newer program wrote a checkpoint.
         """
-        store = CheckpointStore(self._blobs, record.spec.name)
+        store = CheckpointStore(self._blobs, record.id)
         hint = store.latest()
         if hint is None or (hint == self._seen and not last):
             return

@@ -96,11 +96,11 @@ class JobTracker:
         self._spec = spec
         self._process = process
         self._pace = process.pace
-        self._board = process.board(self._job)
+        self._board = process.board(record.id)
         self._tracking = process.open_tracking(spec.mlflow)
         self._metrics = process.metrics
         self._outage = Outage(process.logger.bind(job=self._job), "tracking")
-        self._place = Partition(updates_topic(self._job), 0)
+        self._place = Partition(updates_topic(record.id), 0)
         self._identity = {"doll.job": self._job, "doll.submitted_s": str(record.submitted_s)}
         self._run: Run | None = None  # until the tracker has answered
         self._status: RunStatus = "RUNNING"  # as the tracker has it

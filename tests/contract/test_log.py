@@ -29,6 +29,26 @@ def test_a_topic_can_be_used_as_soon_as_it_is_created(rig: Rig, fresh: str) -> N
     assert [rig.log.bounds(each) for each in rig.log.partitions(fresh)] == [Bounds(0, 0)] * 3
 
 
+def test_all_topics_are_listed(rig: Rig, fresh: str) -> None:
+    assert fresh not in rig.log.topics()
+    rig.log.create_topics([NewTopic(fresh)])
+    assert fresh in rig.log.topics()
+
+
+def test_deleted_topics_are_gone_with_all_that_they_hold(owned_rig: Rig, fresh: str) -> None:
+    other = f"{fresh}-other"
+    for topic in (fresh, other):
+        filled(owned_rig, topic, 5)
+    owned_rig.log.delete_topics([fresh, f"{fresh}-absent", other])
+    eventually(lambda: not {fresh, other} & set(owned_rig.log.topics()))
+    owned_rig.log.delete_topics([fresh, other])
+    owned_rig.log.delete_topics([])
+    with pytest.raises(UnknownTopicError):
+        owned_rig.log.partitions(fresh)
+    owned_rig.log.create_topics([NewTopic(fresh)])
+    assert owned_rig.log.bounds(Partition(fresh, 0)) == Bounds(0, 0)
+
+
 def test_creating_a_topic_again_changes_nothing(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 5)
     rig.log.create_topics([NewTopic(fresh, 7)])

@@ -198,3 +198,20 @@ def test_a_static_member_is_fenced_by_another_of_its_name(rig: Rig, fresh: str) 
         second = company.join("same", hold=True)
         with closing(second.reader), pytest.raises(OutsideError):
             step_until(lambda: False, [first, second])
+
+
+def test_a_group_is_deleted_when_it_has_no_members(owned_rig: Rig, fresh: str) -> None:
+    owned_rig.log.create_topics([NewTopic(fresh, _PARTITIONS)])
+    member = Member(owned_rig.log, fresh, "w1", dict.fromkeys(owned_rig.log.partitions(fresh), 0))
+    groups = [f"{fresh}-group", f"{fresh}-absent"]
+
+    def has_joined() -> bool:
+        member.step()
+        return len(member.owned) == _PARTITIONS
+
+    eventually(has_joined)
+    with pytest.raises(OutsideError, match=f"deleting consumer group {fresh}-group"):
+        owned_rig.log.delete_groups(groups)
+    member.reader.close()
+    owned_rig.log.delete_groups(groups)
+    owned_rig.log.delete_groups(groups)

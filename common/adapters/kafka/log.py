@@ -38,11 +38,18 @@ from common.adapters.kafka.tail import Tails
 from common.adapters.kafka.transactions import KafkaTransactions
 from common.adapters.kafka.writer import KafkaWriter, SharedProducer
 from common.core.spans import LogPosition, Partition, Span
-from common.errors import ExpiredError, OutsideError, UnavailableError, UnknownTopicError
+from common.errors import (
+    DollError,
+    ExpiredError,
+    OutsideError,
+    UnavailableError,
+    UnknownTopicError,
+)
 from common.ports.servers import WRITER_BYTES, Bounds, FoundTopic, NewTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+    from concurrent.futures import Future
 
     from confluent_kafka.admin._metadata import TopicMetadata
 
@@ -65,6 +72,7 @@ _ELECTING = frozenset(
         ADDED,
     }
 )
+_GONE = UNKNOWN | {KafkaError.GROUP_ID_NOT_FOUND}
 _BY_HAND = frozenset(  # why a cluster does not make a topic for us
     {
         KafkaError.POLICY_VIOLATION,
@@ -110,6 +118,47 @@ class KafkaLog:
             for topic in made:
                 self._settings.topic_maker(topic.name, topic.partitions)
         self._await_topics({topic.name for topic in made})
+
+    def delete_topics(self, topics: Collection[str]) -> None:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+            OutsideError: If it refuses one.
+        """
+        if not topics:
+            return
+        if self._settings.topic_maker is not None:
+            raise OutsideError("the built-in Kafka deletes none: they go when it ends")
+        self._meet_admin(topics)
+        timeout_s = self._settings.request_timeout_s
+        answers = self._admin.delete_topics(
+            list(topics), request_timeout=timeout_s, operation_timeout=timeout_s
+        )
+        _all_deleted("topic", answers)
+
+    def delete_groups(self, groups: Collection[str]) -> None:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+            OutsideError: If it refuses one.
+        """
+        if not groups or self._settings.topic_maker is not None:  # that one's go with it
+            return
+        timeout_s = self._settings.request_timeout_s
+        _all_deleted(
+            "consumer group",
+            self._admin.delete_consumer_groups(list(groups), request_timeout=timeout_s),
+        )
+
+    def topics(self) -> list[str]:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+        """
+        return sorted(self._listed(None, "all topics"))
 
     def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
         """See the port.
@@ -464,14 +513,17 @@ class KafkaLog:
         return missing
 
     def _metadata(self, topic: str, doing: str) -> TopicMetadata:
-        """Ask about a topic; at first not for long, to hear early who does not let us in."""
+        return self._listed(topic, doing)[topic]
+
+    def _listed(self, topic: str | None, doing: str) -> dict[str, TopicMetadata]:
+        """Ask about a topic or all; at first not for long, to hear early who does not let us in."""
         timeout_s = self._settings.request_timeout_s
         for wait_s in () if self._let_in else _FIRST_WAITS_S:
             with suppress(UnavailableError):
                 return self._asked(topic, doing, min(wait_s, timeout_s))
         return self._asked(topic, doing, timeout_s)
 
-    def _asked(self, topic: str, doing: str, timeout_s: float) -> TopicMetadata:
+    def _asked(self, topic: str | None, doing: str, timeout_s: float) -> dict[str, TopicMetadata]:
         try:
             metadata = self._client.list_topics(topic, timeout=timeout_s)
         except KafkaException as raised:
@@ -482,7 +534,7 @@ class KafkaLog:
             raise as_ours(cause_of(raised), doing) from raised
         self._client.poll(0)  # what it complained of meanwhile is over
         self._let_in = True
-        found: TopicMetadata = metadata.topics[topic]
+        found: dict[str, TopicMetadata] = metadata.topics
         return found
 
     def _create(self, admin: AdminClient, wanted: Sequence[NewTopic]) -> list[NewTopic]:
@@ -543,6 +595,23 @@ class KafkaLog:
             return bounds.start + bisect_left(
                 range(bounds.start, bounds.end), timestamp_s, key=arrival_s
             )
+
+
+def _all_deleted(what: str, answers: Mapping[str, Future[None]]) -> None:
+    """See that all are gone.
+
+    Raises:
+        OutsideError: Why one of them is not.
+    """
+    refused: DollError | None = None
+    for name, answer in answers.items():
+        try:
+            answer.result()
+        except KafkaException as raised:
+            if cause_of(raised).code() not in _GONE:
+                refused = as_ours(cause_of(raised), f"deleting {what} {name}")
+    if refused is not None:
+        raise refused
 
 
 def _refusal(topic: NewTopic, error: KafkaError) -> str:

@@ -254,14 +254,18 @@ class Job:
         answer = self._connection.ask("PATCH", path_of(self.name), body)
         return self._connection.decoded(answer.content, Status)
 
-    def delete(self) -> None:
+    def delete(self, *, purge: bool = False) -> None:
         """Take it, stopped, out of the list; its history and its checkpoints stay.
+
+        Args:
+            purge: Remove them, too, and make its name free. It may be asked for again.
 
         Raises:
             UserError: If it is not stopped, or there is none.
             OutsideError: If the service cannot be reached or has a fault.
         """
-        self._connection.ask("DELETE", path_of(self.name))
+        asked = {"purge": "true"} if purge else {}
+        self._connection.ask("DELETE", path_of(self.name), parameters=asked)
 
     def _newest(self, version: int) -> list[Update]:
         """The update that made a version, while it counts."""

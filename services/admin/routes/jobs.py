@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from fastapi import APIRouter, Body, Depends, Header, Query
@@ -14,11 +15,18 @@ from common.api.answers import (
     CurvesAnswer,
     JobAnswer,
     JobList,
+    RemainsAnswer,
     StreamsAnswer,
     UpdatesPage,
     WorkersAnswer,
 )
-from common.api.jobs import job_answer, job_summary, progress_answer, unreadable_records
+from common.api.jobs import (
+    job_answer,
+    job_summary,
+    progress_answer,
+    remains_answer,
+    unreadable_records,
+)
 from common.api.keys import KeyRecord, fingerprint
 from common.config.synchronisation import (
     SynchronisationSpec,  # noqa: TC001 -- FastAPI reads it when run
@@ -28,8 +36,10 @@ from common.errors import ConflictError, UnavailableError, UserError
 from common.jobs.check import check_submission
 from common.jobs.edit import BLOCKS, CHANGEABLE, changed_spec, plain
 from common.jobs.progress import JobProgress
+from common.jobs.purge import purge, remains_of
 from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
-from common.planning.replan import check_given_back, read_ledger
+from common.jobs.store import JobStore
+from common.planning.replan import check_given_back
 from services.admin.live.followers import followed
 from services.admin.middleware.access import OPERATOR, Operator
 from services.admin.middleware.problems import documented
@@ -41,7 +51,7 @@ if TYPE_CHECKING:
 
     from common.api.answers import JobSummary
     from common.jobs.edit import Value
-    from common.jobs.store import JobRecord, JobStore
+    from common.jobs.store import JobRecord
     from common.ports.servers import Log
     from services.admin.live.follower import JobFollower
     from services.admin.service import Service
@@ -233,11 +243,42 @@ async def change_job(
 
 
 @router.delete(
-    "/{job}", status_code=204, responses=documented(404, 409, 502), dependencies=[OPERATOR]
+    "/{job}",
+    status_code=204,
+    responses={**documented(404, 409, 502), 200: {"model": RemainsAnswer}},
+    dependencies=[OPERATOR],
 )
-async def delete_job(service: Answering, job: JobName) -> None:
-    """Take a stopped job out of the list; its history and its checkpoints stay."""
-    await service.books.write(lambda book: _delete(book, service.log(), job))
+async def delete_job(
+    service: Answering,
+    job: JobName,
+    *,
+    purges: Annotated[
+        bool,
+        Query(
+            alias="purge",
+            description="Remove its topics, keys and files, too, and make the name free; also of a"
+            " job that was deleted without. It may be asked again. 200: what was removed.",
+        ),
+    ] = False,
+) -> Response:
+    """Take a stopped job out of the list; its history and its files stay, unless `purge` is set."""
+    if not purges:
+        await service.books.write(lambda book: _delete(book, service.log(), job))
+        return Response(status_code=204)
+    removed = await service.histories.run(lambda: _purge(service, job))
+    await service.books.write(lambda book: book.read())  # whoever asks next is told without it
+    return Response(removed.model_dump_json(), media_type="application/json")
+
+
+@router.get("/{job}/remains", responses=documented(404, 409, 502))
+async def list_remains(service: Answering, job: JobName) -> RemainsAnswer:
+    """Say what a purge of a stopped job would remove, or of one that was deleted without."""
+
+    def found() -> RemainsAnswer:
+        with closing(JobStore(service.log())) as book:
+            return remains_answer(remains_of(job, book, service.outside))
+
+    return await service.histories.run(found)
 
 
 @router.get("/{job}/updates", responses=documented(404))
@@ -388,10 +429,23 @@ def _delete(book: JobStore, log: Log, job: str) -> None:
         ConflictError: If it is not stopped, or machines of it are not given back.
         UnavailableError: If Kafka is unavailable for long.
     """
-    record = book.get(job)
-    if record.spec.provisioning is not None:
-        check_given_back(job, read_ledger(log, record.id))
+    check_given_back(book.get(job), log)
     book.delete(job)
+
+
+def _purge(service: Service, job: str) -> RemainsAnswer:
+    """Make a name free, and remove what is left of its jobs.
+
+    Raises:
+        NotFoundError: If there never was such a job.
+        ConflictError: If it is not stopped, or machines of it are not given back.
+        UnavailableError: If Kafka is unavailable.
+    """
+    with closing(JobStore(service.log())) as book:
+        record = book.read().get(job)
+        if record is not None:
+            check_given_back(record, service.log())
+        return remains_answer(purge(job, book, service.outside))
 
 
 def _summary(record: JobRecord, follower: JobFollower | None, now: float) -> JobSummary:

@@ -23,6 +23,7 @@ from services.cli.system.outside import outside_of, service_of, system_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from common.api.answers import RemainsAnswer
     from common.core.events import Wanted
     from common.jobs.edit import Value
     from services.cli.system.system import Picture
@@ -274,13 +275,52 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
 
 
 @app.command()
-def delete(context: typer.Context, job: JobName) -> None:
-    """Delete a stopped job; its history in Kafka and its checkpoints stay.
+def delete(
+    context: typer.Context,
+    job: JobName,
+    *,
+    purge: Annotated[
+        bool,
+        typer.Option(
+            "--purge",
+            help="Remove its topics, keys and files for good, and make its name free. It may be"
+            " given again, also of a job that was deleted without it.",
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --purge: do not ask.")] = False,
+) -> None:
+    """Delete a stopped job; its history in Kafka and its checkpoints stay, and keep its name.
 
     Example: [bold]doll job delete digits[/]
     """
-    system_of(context).delete(job)
-    typer.echo(f"job {job} is deleted: its history in Kafka and its checkpoints stay")
+    system = system_of(context)
+    if not purge:
+        if yes:
+            raise UserError("--yes goes with --purge")
+        system.delete(job)
+        typer.echo(
+            f"job {job} is deleted: its topics in Kafka and its checkpoints stay, and its name is"
+            f" taken; `doll job delete {job} --purge` removes them and makes it free"
+        )
+        return
+    if not yes:
+        _list_remains("would be removed", system.remains(job))
+        typer.confirm(f"Remove all of this, and make the name {job} free?", abort=True)
+    removed = system.purge(job)
+    typer.echo(f"the name {job} is free")
+    _list_remains("removed", removed)
+    if removed.kept:
+        typer.echo(f"`doll job delete {job} --purge` tries again to remove what was not")
+
+
+def _list_remains(done: str, remains: RemainsAnswer) -> None:
+    for topic, records in remains.topics.items():
+        typer.echo(f"{done}: topic {topic}, {records:,} records")
+    typer.echo(f"{done}: {remains.files:,} files in object storage")
+    typer.echo(f"{done}: its keys in Redis and its consumer group")
+    for why in remains.kept:
+        typer.echo(f"not removed: {why}")
+    typer.echo("stays: dead letters, in the topics of their streams (.dlq)")
 
 
 @app.command()

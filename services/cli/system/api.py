@@ -18,6 +18,7 @@ from common.api.answers import (
     PricesAnswer,
     ProvisioningAnswer,
     QuarantineAnswer,
+    RemainsAnswer,
     RequeueAnswer,
     ToldPlan,
     UnreadableRecord,
@@ -120,6 +121,15 @@ class Api:
     def delete(self, name: str) -> None:
         """See the protocol."""
         self._service.ask("DELETE", path_of(name))
+
+    def remains(self, name: str) -> RemainsAnswer:
+        """See the protocol."""
+        return _get(self._service, path_of(name, "remains"), RemainsAnswer)
+
+    def purge(self, name: str) -> RemainsAnswer:
+        """See the protocol."""
+        answer = self._service.ask("DELETE", path_of(name), parameters={"purge": "true"})
+        return _read(self._service, answer, RemainsAnswer)
 
     def quarantine(self, name: str) -> list[QuarantinedBatch]:
         """See the protocol."""

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from common.api.answers import JobList
 from common.api.dead_letters import dead_letters_page
-from common.api.jobs import job_summary, progress_answer, unreadable_records, update_answers
+from common.api.jobs import (
+    job_summary,
+    progress_answer,
+    remains_answer,
+    unreadable_records,
+    update_answers,
+)
 from common.api.model import about_model, versions_answer
 from common.api.provisioning import billing_of, market_of, prices_answer, provisioning_answer
 from common.checkpoints.find import all_kept, find_model
@@ -23,6 +29,7 @@ from common.jobs.check import check_submission
 from common.jobs.edit import BLOCKS, changed_spec
 from common.jobs.notes import notes_on
 from common.jobs.progress import JobProgress
+from common.jobs.purge import purge, remains_of
 from common.jobs.quarantine import Quarantine
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
@@ -53,6 +60,7 @@ if TYPE_CHECKING:
         KeptVersions,
         PricesAnswer,
         ProvisioningAnswer,
+        RemainsAnswer,
         ToldPlan,
     )
     from common.checkpoints.find import Wish
@@ -136,9 +144,20 @@ class Direct:
     def delete(self, name: str) -> None:
         """See the protocol."""
         book = self._book()
-        job = book.get(name).id
-        check_given_back(name, read_ledger(self._outside.open_log(), job))
+        check_given_back(book.get(name), self._outside.open_log())
         book.delete(name)
+
+    def remains(self, name: str) -> RemainsAnswer:
+        """See the protocol."""
+        return remains_answer(remains_of(name, self._book(), self._outside))
+
+    def purge(self, name: str) -> RemainsAnswer:
+        """See the protocol."""
+        book = self._book()
+        record = book.read().get(name)
+        if record is not None:
+            check_given_back(record, self._outside.open_log())
+        return remains_answer(purge(name, book, self._outside))
 
     def quarantine(self, name: str) -> list[QuarantinedBatch]:
         """See the protocol."""

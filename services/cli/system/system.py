@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         PricesAnswer,
         Progress,
         ProvisioningAnswer,
+        RemainsAnswer,
         ToldPlan,
         UpdateAnswer,
     )
@@ -111,6 +112,12 @@ class System(Protocol):
 
     def delete(self, name: str) -> None:
         """Take a stopped job out of the list."""
+
+    def remains(self, name: str) -> RemainsAnswer:
+        """What a purge of a name would remove."""
+
+    def purge(self, name: str) -> RemainsAnswer:
+        """Make a name free, and remove what is left of its jobs: see `common.jobs.purge`."""
 
     def quarantine(self, name: str) -> list[QuarantinedBatch]:
         """What is quarantined in a job, oldest batch first."""

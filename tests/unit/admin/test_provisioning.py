@@ -141,8 +141,9 @@ def test_a_job_whose_workers_are_started_by_hand_has_no_provisioning(world: Worl
 def test_a_job_is_not_deleted_before_its_machines_are_given_back(rented: World) -> None:
     decide(rented, LaunchRequested(0, 1, 1002.0, 0, "spot", "w0"), Started(0, 1, 1003.0, "m-1"))
     assert rented.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"}).status_code == 200
-    told = problem(rented.ask("DELETE", "/v1/jobs/digits"), 409)
-    assert '1 machines of the job "digits" are not given back yet' in told
+    for purge in ("", "?purge=true"):
+        told = problem(rented.ask("DELETE", f"/v1/jobs/digits{purge}"), 409)
+        assert '1 machines of the job "digits" are not given back yet' in told
 
     decide(rented, Ended(0, 1, 1100.0, "released"))
     assert rented.ask("DELETE", "/v1/jobs/digits").status_code == 204

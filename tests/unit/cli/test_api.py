@@ -294,6 +294,20 @@ def test_settings_are_changed_and_a_stopped_job_deleted_as_directly(submitted: B
     assert submitted.same("job", "list").startswith("no jobs yet")
 
 
+def test_a_name_is_purged_as_directly(submitted: Both) -> None:
+    purge = "job", "delete", "digits", "--purge"
+    for run in submitted.ways:
+        assert "stop it first" in run(*purge, "--yes", code=exits.REFUSED).stderr
+    submitted.remote("job", "stop", "digits")
+    told = [run(*purge, typed="n\n", code=1).stdout for run in submitted.ways]
+    assert told[0] == told[1]
+    assert "would be removed: topic doll.digits.control, 0 records" in told[0]
+    assert "the name digits is free" in submitted.remote(*purge, "--yes").stdout
+    assert submitted.same("job", "list").startswith("no jobs yet")
+    assert "doll.digits.control" not in submitted.direct.log.topics()
+    assert "the name digits is free" in submitted.same(*purge, "--yes")
+
+
 def test_a_quarantine_is_listed_and_taken_back_as_directly(submitted: Both) -> None:
     world = submitted.direct
     assert "nothing is quarantined" in submitted.same("job", "requeue", "digits")

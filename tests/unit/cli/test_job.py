@@ -176,6 +176,31 @@ def test_only_a_stopped_job_is_deleted(world: World) -> None:
     assert "no jobs yet" in world.run("job", "list").stdout
 
 
+def test_a_purge_says_what_it_removes_asks_and_makes_the_name_free(world: World) -> None:
+    submitted(world)
+    world.write("doll.digits.updates", b"{}", b"{}")
+    world.blobs.put("digits/checkpoints/1-1/manifest.json", b"{}")
+    purge = "job", "delete", "digits", "--purge"
+    told = world.run(*purge, code=exits.REFUSED).stderr
+    assert "is running: stop it first, with `doll job stop digits`" in told
+    world.run("job", "stop", "digits")
+    asked = world.run(*purge, typed="n\n", code=1).stdout
+    assert "would be removed: topic doll.digits.updates, 2 records" in asked
+    assert "would be removed: 1 files in object storage" in asked
+    assert "stays: dead letters" in asked
+    assert "digits" in world.run("job", "list").stdout
+    told = world.run(*purge, typed="y\n").stdout
+    assert "the name digits is free\nremoved: topic doll.digits.control, 0 records\n" in told
+    assert world.blobs.content == {}
+    submitted(world)
+    assert JobStore(world.log).get("digits").id == "digits.I2"
+    world.run("job", "stop", "digits")
+    assert "doll.digits.I2.updates" in world.run(*purge, "--yes").stdout
+    assert "goes with" in world.run("job", "delete", "digits", "--yes", code=exits.REFUSED).stderr
+    told = world.run("job", "delete", "digit", "--purge", "--yes", code=exits.REFUSED).stderr
+    assert 'there is no job "digit", and nothing is left of one' in told
+
+
 def test_a_job_that_is_not_there_is_refused(world: World) -> None:
     for command in ("show", "pause", "resume", "stop", "delete", "watch"):
         result = world.run("job", command, "digit", code=exits.REFUSED)

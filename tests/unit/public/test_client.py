@@ -114,6 +114,20 @@ def test_a_job_is_paused_changed_resumed_stopped_and_deleted(world: World) -> No
         job.status()
 
 
+def test_a_job_that_was_purged_leaves_its_name_to_another(world: World) -> None:
+    world.streams("clinic-a")
+    client = client_of(world)
+    for control in ("doll.digits.control", "doll.digits.I2.control"):
+        job = client.submit(SPEC)
+        assert job.name == "digits"
+        assert control in world.log.topics()
+        job.stop()
+        job.delete(purge=True)
+        assert control not in world.log.topics()
+    with pytest.raises(doll.NotFoundError, match="digits"):
+        job.status()
+
+
 def test_what_is_wrong_is_told_with_what_to_do(world: World) -> None:
     world.streams("clinic-a")
     client = client_of(world)

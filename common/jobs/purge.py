@@ -1,0 +1,145 @@
+"""Removes what jobs of a name have left, and makes the name free: `doll job delete --purge`.
+
+First the jobs topic says that the next job of the name is another one, which shares nothing with
+those before it (`common.topics.names`); then what these have is removed. Whoever is killed between,
+or does the same at the same time as another, leaves at worst what nobody reads any more, and the
+next one to purge the name removes that, too.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.core.spans import Partition
+from common.errors import ConflictError, NotFoundError, OutsideError, UnknownTopicError
+from common.topics.names import group_name, own_topics, provisioning_board
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from common.config.servers import Outside
+    from common.jobs.store import JobStore
+
+
+class Remains(NamedTuple):
+    """What jobs of a name have, beside a consumer group, and keys in Redis that expire."""
+
+    topics: dict[str, int]  # how many records each has
+    files: tuple[str, ...]  # in object storage
+    kept: tuple[str, ...] = ()  # what was not removed or is not known, and why
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.files)
+
+
+def remains_of(name: str, book: JobStore, outside: Outside) -> Remains:
+    """What a purge would remove.
+
+    Raises:
+        NotFoundError: If there never was such a job.
+        ConflictError: If it is not stopped.
+        UnavailableError: If Kafka is unavailable.
+    """
+    is_job = name in book.read()
+    if is_job:
+        book.stopped(name)
+    jobs = [*book.past_ids(name), book.id_of(name)]
+    found = _remains(jobs, outside)
+    if not (found or is_job or jobs[1:]):
+        raise NotFoundError(f'there is no job "{name}", and nothing is left of one')
+    return found
+
+
+def purge(name: str, book: JobStore, outside: Outside) -> Remains:
+    """Make a name free, and remove what all of its jobs have left; may be done again at any time.
+
+    Returns:
+        What was removed, and what was not.
+
+    Raises:
+        NotFoundError: If there never was such a job.
+        ConflictError: If it is not stopped, or is just being stopped; or if somebody else wrote it
+            in the same moment.
+        UnavailableError: If Kafka is unavailable.
+    """
+    remains_of(name, book, outside)  # or it is refused
+    last = book.id_of(name)
+    if name in book.read():
+        _check_led_no_more(name, last, outside)
+        book.free(name)
+    elif _remains([last], outside):  # of a job that was deleted alone
+        book.free(name)
+    jobs = book.past_ids(name)
+    found, log = _remains(jobs, outside), outside.open_log()
+    # A model server's group is called like its topic.
+    groups = [*map(group_name, jobs), *found.topics]
+    topics = _why_not("topics", lambda: log.delete_topics(list(found.topics)))
+    files = _why_not("files", lambda: _delete_files(found.files, outside))
+    return Remains(
+        {} if topics else found.topics,
+        () if files else found.files,
+        (
+            *found.kept,
+            *topics,
+            *files,
+            *_why_not("consumer group", lambda: log.delete_groups(groups)),
+            *_why_not("keys in Redis", lambda: _wipe(jobs, outside)),
+        ),
+    )
+
+
+def _remains(jobs: Sequence[str], outside: Outside) -> Remains:
+    log, files = outside.open_log(), list[str]()
+    all_topics, places = log.topics(), list[Partition]()
+    records = {topic: 0 for job in jobs for topic in own_topics(job, all_topics)}
+    for topic in records:
+        with suppress(UnknownTopicError):  # somebody else has just deleted it
+            places += log.partitions(topic)
+    starts, ends = log.starts(places), log.ends(places)
+    for place, end in ends.items():
+        records[place.topic] += end - starts.get(place, end)
+    why: tuple[str, ...] = ("files: DOLL_BLOBS names no object storage",)
+    if outside.settings.blobs:
+        why = _why_not("files", lambda: files.extend(_files(jobs, outside)))
+    return Remains(records, tuple(files), why)
+
+
+def _files(jobs: Sequence[str], outside: Outside) -> list[str]:
+    blobs = outside.open_blobs()
+    return [name for job in jobs for name in blobs.names(f"{job}/")]
+
+
+def _delete_files(names: Sequence[str], outside: Outside) -> None:
+    for name in names:
+        outside.open_blobs().delete(name)
+
+
+def _wipe(jobs: Sequence[str], outside: Outside) -> None:
+    for job in jobs:
+        for board in (job, provisioning_board(job)):
+            with closing(outside.open_board(board)) as opened:
+                opened.wipe()
+
+
+def _check_led_no_more(name: str, job: str, outside: Outside) -> None:
+    """See that nobody is still writing a last checkpoint.
+
+    Raises:
+        ConflictError: If somebody may.
+    """
+    with suppress(OutsideError), closing(outside.open_board(job)) as board:
+        if board.is_leased():
+            raise ConflictError(
+                f'the job "{name}" is just being stopped: its leader writes a last checkpoint; try'
+                " again in some seconds"
+            )
+
+
+def _why_not(what: str, remove: Callable[[], object]) -> tuple[str, ...]:
+    """Do it; returns why it was not done, where it was not."""
+    try:
+        remove()
+    except OutsideError as error:
+        return (f"{what}: {error}",)
+    return ()

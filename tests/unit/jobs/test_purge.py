@@ -1,0 +1,230 @@
+"""A purge removes what jobs of a name have and nothing else, and is gone on with where it ended."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.config.servers import Outside
+from common.config.settings import Settings
+from common.core.messages import ModelId
+from common.errors import ConflictError, NotFoundError, OutsideError, UnavailableError
+from common.jobs.purge import Remains, purge, remains_of
+from common.jobs.spec import parse_job
+from common.jobs.store import JobStore
+from common.ports.servers import NewTopic
+from common.testing.blobs import DyingBlobs, MemoryBlobs
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.log import MemoryLog
+from common.topics.names import (
+    control_topic,
+    group_name,
+    plans_topic,
+    positions_topic,
+    provisioning_board,
+    schemas_topic,
+    updates_topic,
+)
+from tests.unit.jobs.test_spec import TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+OTHERS = "digits-2", "digits.i2", "digit"  # jobs whose names look alike
+
+
+class MortalLog(MemoryLog):
+    """A log that goes away when topics are to be deleted, once."""
+
+    dies = False
+    refuses = ""  # to delete topics, and why
+
+    def delete_topics(self, topics: Collection[str]) -> None:
+        """As ever, or not.
+
+        Raises:
+            OutsideError: If it refuses.
+            UnavailableError: If it dies.
+        """
+        if self.refuses:
+            raise OutsideError(self.refuses)
+        if self.dies:
+            self.dies = False
+            super().delete_topics(list(topics)[:1])
+            raise UnavailableError("Kafka is unavailable")
+        super().delete_topics(topics)
+
+
+class World:
+    """Jobs with all that jobs may have."""
+
+    def __init__(self) -> None:
+        self.log, self.redis, self.blobs = MortalLog(), MemoryRedis(), MemoryBlobs()
+        self.log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
+        self.book = JobStore(self.log)
+        for name in OTHERS:
+            self.work(self.submit(name))
+        self.others = self.everything()
+
+    def outside(self, blobs: DyingBlobs | None = None, *, stores: bool = True) -> Outside:
+        """The servers."""
+        settings = Settings(blobs="s3://models" if stores else "")
+        return Outside(settings, lambda: self.log, self.board, lambda: blobs or self.blobs)
+
+    def board(self, job: str) -> MemoryBoard:
+        """A job's board."""
+        return MemoryBoard(self.redis, job)
+
+    def submit(self, name: str = "digits") -> str:
+        """Submit a job; returns its id."""
+        return self.book.submit(parse_job(TEXT.replace("digits", name, 1))).id
+
+    def work(self, job: str) -> None:
+        """Let a job have everything, or leave it where it is gone."""
+        kinds = control_topic, updates_topic, schemas_topic, plans_topic
+        names = [*(kind(job) for kind in kinds), positions_topic(job, "clicks", "answers")]
+        self.log.create_topics([NewTopic(name) for name in names])
+        writer = self.log.writer()
+        for name in names:
+            writer.append(name, b"a record")
+        assert writer.flush(1.0)
+        for board in (job, provisioning_board(job)):
+            self.board(board).put_unable("c1", "why", 60.0)
+        self.board(job).put_model(ModelId(3, 4), b"weights")
+        for name in ("checkpoints/3-4/manifest.json", "states/3-4.safetensors", "origin/a"):
+            self.blobs.put(f"{job}/{name}", b"bytes")
+
+    def stop(self, name: str = "digits") -> None:
+        """Stop a job."""
+        self.book.want(name, "stopped", "enough")
+
+    def everything(self) -> tuple[set[str], set[str], set[str]]:
+        """All topics, boards and files."""
+        boards = {job for job in self.redis.jobs if self.board(job).unable()}
+        return set(self.log.topics()), boards, set(self.blobs.content)
+
+    def left(self) -> tuple[set[str], ...]:
+        """What is there beside that of other jobs."""
+        letters = {"clinic-a.dlq", "clinic-b.dlq"}
+        return tuple(
+            now - before - letters
+            for now, before in zip(self.everything(), self.others, strict=True)
+        )
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_purge_removes_all_that_a_job_has_and_nothing_of_others(world: World) -> None:
+    world.work(world.submit())
+    with closing(world.log.stream(group_name("digits"), ["clinic-a"], "w1")) as reader:
+        reader.poll(1, 0.0)
+    world.stop()
+    known = remains_of("digits", world.book, world.outside())
+    assert (len(known.topics), set(known.topics.values()), len(known.files)) == (5, {1}, 3)
+    assert purge("digits", world.book, world.outside()) == known
+    assert world.left() == (set(), set(), set())
+    assert world.others == world.everything()
+    assert world.submit() == "digits.I2"
+
+
+def test_only_a_job_that_is_stopped_and_led_by_nobody_is_purged(world: World) -> None:
+    world.work(world.submit())
+    before = world.everything()
+    with pytest.raises(ConflictError, match="is running: stop it first"):
+        purge("digits", world.book, world.outside())
+    world.stop()
+    assert world.board("digits").hold_lease("c1", 60.0)
+    with pytest.raises(ConflictError, match="its leader writes a last checkpoint; try again"):
+        purge("digits", world.book, world.outside())
+    assert world.everything() == before
+    with pytest.raises(NotFoundError, match='no job "digts", and nothing is left of one'):
+        purge("digts", world.book, world.outside())
+
+
+def test_a_job_that_was_deleted_alone_is_purged_later(world: World) -> None:
+    for job in ("digits", "digits.I2"):
+        assert world.submit() == job
+        world.work(job)
+        world.stop()
+        world.book.delete("digits")
+        with pytest.raises(ConflictError, match="make this one free with `doll job delete digits"):
+            world.submit()
+        assert len(purge("digits", world.book, world.outside()).topics) == 5
+        assert world.left() == (set(), set(), set())
+        assert remains_of("digits", world.book, world.outside()) == Remains({}, ())
+
+
+@pytest.mark.parametrize("calls", range(6))
+def test_a_purge_that_is_cut_short_is_gone_on_with(world: World, calls: int) -> None:
+    world.work(world.submit())
+    world.stop()
+    world.log.dies = True
+    cut = purge("digits", world.book, world.outside(DyingBlobs(world.blobs, calls)))
+    assert any("Kafka is unavailable" in why for why in cut.kept)
+    assert world.submit() == "digits.I2", "the name is free all the same"
+    world.work("digits.I2")
+    world.stop()
+    assert not purge("digits", world.book, world.outside()).kept
+    assert world.left() == (set(), set(), set())
+
+
+def test_a_purge_goes_on_where_there_is_no_job_any_more(world: World) -> None:
+    world.work(world.submit())
+    world.stop()
+    world.log.refuses = "no right to delete"
+    cut = purge("digits", world.book, world.outside())
+    assert cut.kept == ("topics: no right to delete",)
+    assert not cut.topics
+    world.log.refuses = ""
+    assert len(purge("digits", world.book, world.outside()).topics) == 5
+    assert not purge("digits", world.book, world.outside()), "once more does no harm"
+    assert world.book.id_of("digits") == "digits.I2", "nor takes it another number"
+
+
+def test_two_purges_at_once_remove_everything_once(world: World) -> None:
+    world.work(world.submit())
+    world.stop()
+    other = JobStore(world.log)
+    other.read()
+    purge("digits", world.book, world.outside())
+    assert not purge("digits", other, world.outside())
+    assert world.submit() == "digits.I2"
+    with pytest.raises(ConflictError, match="is running"):
+        purge("digits", other, world.outside())
+    assert set(world.log.topics()) >= {control_topic("digits.I2"), updates_topic("digits.I2")}
+
+
+def test_what_a_zombie_makes_anew_is_removed_with_the_next_job_of_the_name(world: World) -> None:
+    world.submit()
+    world.stop()
+    purge("digits", world.book, world.outside())
+    world.work("digits")  # by a process that was frozen
+    world.work(world.submit())
+    world.stop()
+    known = remains_of("digits", world.book, world.outside())
+    assert len(known.topics) == 10
+    purge("digits", world.book, world.outside())
+    assert world.left() == (set(), set(), set())
+
+
+def test_what_cannot_be_known_or_removed_is_told(world: World) -> None:
+    world.work(world.submit())
+    world.stop()
+    reader = world.log.stream(group_name("digits"), ["clinic-a"], "w1")
+    reader.poll(1, 0.0)
+    world.redis.kill()
+    found = purge("digits", world.book, world.outside(stores=False))
+    assert found.kept == (
+        "files: DOLL_BLOBS names no object storage",
+        "consumer group: deleting consumer group doll.digits: it has members",
+        "keys in Redis: the server is unavailable",
+    )
+    reader.close()
+    world.redis.restart()
+    assert not purge("digits", world.book, world.outside()).kept
+    assert world.left()[2] == set()
