@@ -13,9 +13,11 @@ from common.errors import UnavailableError
 from common.telemetry.logging import Outage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from common.api.keys import KeyStore
+    from common.api.keys import KeyRecord, KeyStore
     from common.telemetry.logging import EventLogger
 
 LOOK_S = 1.0  # how late a key that was revoked is refused, and a new one let in
@@ -27,13 +29,16 @@ class KeyGate:
     """Knows the API keys; those of before count while Kafka is unavailable.
 
     Args:
-        store: The keys, read once.
+        store: Where the keys are.
+        known: Those that were read from there at the start.
         logger: Of the process.
     """
 
-    def __init__(self, store: KeyStore, logger: EventLogger) -> None:
+    def __init__(
+        self, store: KeyStore, known: Mapping[str, KeyRecord], logger: EventLogger
+    ) -> None:
         self._store = store
-        self._keys = Keys(store.known().values())
+        self._keys = Keys(known.values())
         self._outage = Outage(logger, "keys")
         self._look_at = 0.0
 

@@ -429,7 +429,7 @@ def test_of_a_group_the_weights_are_served_that_a_member_has_left(
 def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(world: World) -> None:
     store = KeyStore(world.log)
     key, _ = store.create("shop", "viewer")
-    gate = KeyGate(store, event_logger("serve"))
+    gate = KeyGate(store, store.read(), event_logger("serve"))
     world.app = gate.before(world.app)
     infer = "/v2/models/digits/infer"
     for headers in ({}, {"Authorization": "Bearer doll_guess"}, {"Authorization": f"Basic {key}"}):
