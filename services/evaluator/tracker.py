@@ -102,7 +102,11 @@ class JobTracker:
         self._metrics = process.metrics
         self._outage = Outage(process.logger.bind(job=self._job), "tracking")
         self._place = Partition(updates_topic(record.id), 0)
-        self._identity = {"doll.job": self._job, "doll.submitted_s": str(record.submitted_s)}
+        self._identity = {
+            "doll.job": self._job,
+            "doll.incarnation": str(record.incarnation),
+            "doll.submitted_s": str(record.submitted_s),
+        }
         self._run: Run | None = None  # until the tracker has answered
         self._status: RunStatus = "RUNNING"  # as the tracker has it
         self._sent = 0  # all of the updates topic below was sent
@@ -117,7 +121,7 @@ class JobTracker:
     def turn(self) -> float | None:
         """Read on and send; the job is over where it has stopped and all is sent."""
         record = self._find()
-        if record is None or record.submitted_s != self._record.submitted_s:
+        if record is None or not record.is_same_job(self._record):
             self._abandon()
             return None
         self._record = record

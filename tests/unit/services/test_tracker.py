@@ -292,7 +292,7 @@ def test_checkpoints_are_versions_with_aliases_and_say_what_they_are(tracked: Tr
     assert last.tags["doll.checkpoint"] == f"{epoch}-3"
     assert last.tags["doll.epoch"] == str(epoch)
     assert last.tags["doll.offsets"] == '{"left":{"0":24,"1":4}}'
-    assert last.tags["doll.job"] == NAME
+    assert (last.tags["doll.job"], last.tags["doll.incarnation"]) == (NAME, "1")
 
 
 def test_a_version_whose_checkpoint_was_deleted_says_so(tracked: Tracked) -> None:
