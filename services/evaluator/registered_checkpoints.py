@@ -93,7 +93,7 @@ class RegisteredCheckpoints:
         }
         for name in sorted(counting):
             if told(name) not in versions:
-                lies = self._source(store, record.spec.name, name)
+                lies = self._source(store, record.id, name)
                 tags = self._tags(record, name, counting[name])
                 versions[told(name)] = self._tracking.register(self._model, lies, run, tags)
         self._set_aliases(counting, versions)

@@ -12,6 +12,7 @@ there once.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -101,10 +102,15 @@ class JobTracker:
         self._metrics = process.metrics
         self._outage = Outage(process.logger.bind(job=self._job), "tracking")
         self._place = Partition(updates_topic(record.id), 0)
-        self._identity = {"doll.job": self._job, "doll.submitted_s": str(record.submitted_s)}
+        self._identity = {
+            "doll.job": self._job,
+            "doll.incarnation": str(record.incarnation),
+            "doll.submitted_s": str(record.submitted_s),
+        }
         self._run: Run | None = None  # until the tracker has answered
         self._status: RunStatus = "RUNNING"  # as the tracker has it
         self._sent = 0  # all of the updates topic below was sent
+        self._tagged = 0  # as the tracker has it, which is told with the next points
         self._pending = list[Metric]()  # of what was read: no more is read before these are sent
         self._tail: Tail | None = None
         self._history = TrackedMetrics(spec.every_updates)
@@ -115,7 +121,8 @@ class JobTracker:
     def turn(self) -> float | None:
         """Read on and send; the job is over where it has stopped and all is sent."""
         record = self._find()
-        if record is None or record.submitted_s != self._record.submitted_s:
+        if record is None or not record.is_same_job(self._record):
+            self._abandon()
             return None
         self._record = record
         try:
@@ -151,7 +158,7 @@ class JobTracker:
         if over and self._status != "RUNNING" and self._sent >= end:
             return None  # it was told already
         read, position = self._read()
-        if self._pending or read >= READ_RECORDS:
+        if self._pending or position - self._tagged >= READ_RECORDS:
             self._send(run.id, position)
         self._sent = max(self._sent, position)
         self._metrics.waiting(self._job, max(end - self._sent, 0))
@@ -177,9 +184,10 @@ class JobTracker:
             told = self._run.tags.get(POSITION, "")
             # Beyond the end: Kafka lost records that it acknowledged; others come in their stead.
             sent = min(int(told) if told.isdigit() else 0, end)
-            if sent < self._sent:  # somebody deleted the run
+            if sent < self._tagged:  # somebody deleted the run
                 self._read_anew()
-            self._sent, self._status = sent, self._run.status
+            self._sent = self._tagged = sent
+            self._status = self._run.status
         return self._run
 
     def _read_anew(self) -> None:
@@ -209,9 +217,10 @@ class JobTracker:
 
     def _send(self, run: str, position: int) -> None:
         """Send what was read up to this position; it is settled only once it is there."""
-        self._tracking.log(run, self._pending, {POSITION: str(max(position, self._sent))})
+        position = max(position, self._sent)
+        self._tracking.log(run, self._pending, {POSITION: str(position)})
         self._metrics.sent(self._job, len(self._pending))
-        self._pending = []
+        self._pending, self._tagged = [], position
 
     def _register(self, run: str, *, last: bool) -> None:
         if self._spec.model is None:
@@ -230,6 +239,12 @@ class JobTracker:
         if status != self._status:
             self._tracking.set_status(run, status)
             self._status = status
+
+    def _abandon(self) -> None:
+        """The job is no more: its run shall not look as if it went on."""
+        if self._run is not None:
+            with suppress(DollError):  # a tracker that is away now is told by nobody any more
+                self._tell_status(self._run.id, over=True)
 
 
 def _flat(block: object, path: str = "") -> dict[str, str]:

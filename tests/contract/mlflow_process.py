@@ -17,6 +17,8 @@ from tests.integration.test_clients import environment
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 MLFLOW = "mlflow==3.17.2"
 PATIENCE_S = 900.0  # its packages are 850 MB
 
@@ -25,13 +27,12 @@ class MlflowProcess:
     """A server and what it keeps.
 
     Args:
-        folder: Its own.
-        *packages: Installed beside it.
+        factory: Of folders; its session has one environment.
     """
 
-    def __init__(self, folder: Path, *packages: str) -> None:
-        self.programs = environment(folder, MLFLOW, *packages)
-        self._folder = folder
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self.programs = _installed(factory.getbasetemp() / "mlflow")
+        self._folder = factory.mktemp("mlflow-server")
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,3 +76,12 @@ class MlflowProcess:
             return httpx2.get(f"{self.url}/health").is_success
         except httpx2.HTTPError:
             return False
+
+
+def _installed(folder: Path) -> Path:
+    """Where the programs are; installed when they are first asked for."""
+    programs = folder / "env" / "bin"
+    if not folder.exists():
+        folder.mkdir()
+        environment(folder, MLFLOW, "boto3")  # by which its client reads S3
+    return programs

@@ -40,7 +40,7 @@ def history(client: httpx2.Client, run: str, name: str) -> list[Metric]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of an MLflow server from an environment of its own."""
-    with closing(MlflowProcess(tmp_path_factory.mktemp("mlflow"))) as process:
+    with closing(MlflowProcess(tmp_path_factory)) as process:
         process.start()
         yield process.url
 

@@ -39,7 +39,11 @@ def up(
         typer.Option(metavar="FILE", help="Market file: rent machines for jobs that ask for them."),
     ] = None,
     evaluator: Annotated[
-        bool, typer.Option("--evaluator", help="Judge versions of jobs with an `evaluation`.")
+        bool,
+        typer.Option(
+            "--evaluator",
+            help="Judge versions of jobs with an `evaluation`, show those with `tracking`.",
+        ),
     ] = False,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the API; 0: a free one.")

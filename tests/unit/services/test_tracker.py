@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.jobs.store import JobRecord
+    from common.ports.servers import Blobs
+    from common.ports.tracking import Tracking
 
 TRACKED = f"{JOB}tracking: {{mlflow: 'http://mlflow:5000', register: {NAME}, every_updates: 2}}\n"
 PACE = TrackingPace(look_s=1e6, away_s=2e6, refused_s=3e6, quiet_s=0.0)
@@ -39,8 +41,9 @@ class Tracked:
     """A job, its checkpoints, a tracker's server, and trackers of it one after the other."""
 
     world: World = field(default_factory=partial(World, TRACKED))
+    tracking: Tracking | None = None  # else the server
     server: MemoryTracking = field(default_factory=MemoryTracking)
-    blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
+    blobs: Blobs = field(default_factory=MemoryBlobs)
     url: str = "s3://bucket/models"
     begun: list[JobTracker] = field(default_factory=list)
     record: JobRecord | None = None
@@ -56,7 +59,7 @@ class Tracked:
             used,
             self.world.log,
             partial(MemoryBoard, self.world.redis),
-            lambda _url: self.server,
+            lambda _url: self.tracking or self.server,
             partial(open_blobs, used) if settings else lambda: self.blobs,
             self.world.metrics,
             event_logger("evaluator"),
@@ -197,7 +200,22 @@ def test_a_job_that_is_submitted_again_has_a_run_of_its_own(tracked: Tracked) ->
     tracked.record = tracked.record._replace(submitted_s=tracked.record.submitted_s + 1)
     assert tracker.turn() is None
     tracked.start().turn()
-    assert len(tracked.server.runs) == 2
+    assert [run.status for run in tracked.server.runs.values()] == ["KILLED", "RUNNING"]
+
+
+def test_who_comes_to_a_long_topic_asks_for_nothing_while_it_reads_what_was_told(
+    tracked: Tracked,
+) -> None:
+    for version in range(1, 1501):
+        tracked.world.update(version)
+    tracker = tracked.start()
+    while tracked.count("waiting") != 0:
+        tracker.turn()
+    told = tracked.server.calls
+    again = tracked.start()
+    again.turn()
+    again.turn()
+    assert tracked.server.calls == told + 1  # its run was found
 
 
 def test_a_refusal_is_told_once_and_tried_again_until_a_person_has_seen_to_it(
@@ -269,12 +287,12 @@ def test_checkpoints_are_versions_with_aliases_and_say_what_they_are(tracked: Tr
     epoch = tracked.world.epoch
     folder = f"{NAME}/checkpoints/{epoch:020}-{3:012}/"
     assert last.source == f"s3://bucket/models/{folder}"
-    assert f"{folder}trainer.safetensors" in tracked.blobs.content
+    assert f"{folder}trainer.safetensors" in tracked.blobs.names("")
     assert last.run in tracked.server.runs
     assert last.tags["doll.checkpoint"] == f"{epoch}-3"
     assert last.tags["doll.epoch"] == str(epoch)
     assert last.tags["doll.offsets"] == '{"left":{"0":24,"1":4}}'
-    assert last.tags["doll.job"] == NAME
+    assert (last.tags["doll.job"], last.tags["doll.incarnation"]) == (NAME, "1")
 
 
 def test_a_version_whose_checkpoint_was_deleted_says_so(tracked: Tracked) -> None:
