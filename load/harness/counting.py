@@ -129,7 +129,7 @@ class CountingJob:
         self.places = list(self.record.first)  # those included that `grow` added
         self._settings = settings
         self._log = log
-        self.board = open_board(settings, spec.name)
+        self.board = open_board(settings, self.record.id)
 
     def drained(self) -> bool:
         """Whether everything that was produced is settled; False while a server is unavailable."""
@@ -185,8 +185,8 @@ class CountingJob:
 
     def audit(self) -> Audit:
         """What both topics prove."""
-        control = read_decoded(self._log, control_topic(self.name), wire.decode_claim)
-        updates = read_decoded(self._log, updates_topic(self.name), wire.decode_audit)
+        control = read_decoded(self._log, control_topic(self.record.id), wire.decode_claim)
+        updates = read_decoded(self._log, updates_topic(self.record.id), wire.decode_audit)
         return audit(self.record.first, control, updates, known=self.record.known)
 
     def weights(self, proof: Audit) -> Vector:
@@ -203,7 +203,7 @@ class CountingJob:
 
         def there() -> bool:
             if self.record.spec.grouped:
-                store = CheckpointStore(open_blobs(self._settings), self.name)
+                store = CheckpointStore(open_blobs(self._settings), self.record.id)
                 saved = list(from_store(store)[0].values())
             else:
                 saved = [in_hand(from_bytes(data)) for data in self.board.snapshots()]

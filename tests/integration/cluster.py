@@ -14,9 +14,10 @@ from common.embedded.kafka import EmbeddedControl
 from common.embedded.process import Child
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
+from common.jobs.purge import purge
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
-from common.runtime.connect import open_blobs, open_log
+from common.runtime.connect import connect, open_blobs, open_log
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from common.core.losses import ReadFrom
     from common.core.messages import LeaderStatus, Vector
     from common.jobs.edit import Value
+    from common.jobs.purge import Remains
     from common.jobs.store import JobRecord
 
 PATIENCE_S = 120.0
@@ -211,6 +213,17 @@ class Cluster:
     def want(self, wanted: Wanted) -> None:
         """Stop or resume the job."""
         self._book.want(self.job, wanted, "the test says so")
+
+    def purge(self) -> Remains:
+        """Make the job's name free."""
+        return purge(self.job, self._book, connect(self.settings))
+
+    def submit_again(self) -> str:
+        """Submit the job once more; returns its id."""
+        self.board.close()
+        self._counting = CountingJob(self.spec, self.settings, self.log, partitions=2)
+        self.board = self._counting.board
+        return self._counting.record.id
 
     def resume_after_loss(self, read_from: ReadFrom = "") -> None:
         """Let the job go on after it was held for a loss."""

@@ -86,6 +86,39 @@ def test_a_leader_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make)
     assert cluster.audit().takeovers == 2
 
 
+def test_a_leader_and_a_worker_that_slept_through_a_purge_count_for_nothing_after(
+    make: Make, likest_to_production: Settings
+) -> None:
+    # c1, w1   first job ███ frozen ░░░░░░░░░░░░░░░░░░░░░░░░░░░ thaw ███ take part in the second
+    # c2, w2   first job ███████████ stopped, purged   second job ███████████████████████████████
+    cluster = make(name="purged", records=2000)
+    cluster.start("coordinator", "c1")
+    await_condition(lambda: cluster.leader_status() is not None, "c1 leads")
+    for name in ("c2", "w1", "w2"):
+        cluster.start("coordinator" if name == "c2" else "worker", name)
+    cluster.produce(1000)
+    await_condition(lambda: cluster.version() >= 3, "three updates")
+    cluster.freeze("w1")
+    cluster.freeze("c1")
+    await_condition(lambda: cluster.has_led("c2") and cluster.drained(), "the others go on")
+    cluster.want("stopped")
+    await_condition(lambda: not cluster.board.is_leased(), "its last leader is done")
+    own = [topic for topic in cluster.log.topics() if topic.startswith("doll.purged.")]
+    removed = cluster.purge()
+    if not likest_to_production.embedded_kafka:
+        assert sorted(removed.topics) == own
+        await_condition(lambda: not {*own} & {*cluster.log.topics()}, "they are gone")
+
+    assert cluster.submit_again() == "purged.I2"
+    await_condition(lambda: cluster.version() >= 3, "three updates of the second")
+    for name in ("c1", "w1"):
+        cluster.thaw(name)
+    await_condition(lambda: "w1" in cluster.board.alive(), "w1 works for the second")
+    cluster.produce(1000)
+    assert_each_record_counts_once(cluster, 2000)
+    assert cluster.ended() == []
+
+
 def test_redis_that_comes_back_empty_is_filled_again_from_the_leaders_memory(
     make: Make, request: pytest.FixtureRequest, settings: Settings
 ) -> None:
