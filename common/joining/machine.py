@@ -213,9 +213,10 @@ class PartitionJoin:
     def silent(self, now: float) -> Iterator[Side]:
         """The sides of which it matters whether they have been read to their ends."""
         silent = [side for side in SIDES if now - self._heard_at[side] >= self._times.idle_s]
-        all_ms, looks = self._after_all(), now - self._looked_at >= CLOCK_S
+        looks = len(silent) == len(SIDES) and now - self._looked_at >= CLOCK_S
+        # Of both, though one may have come as far as it is to: who was here before knew of its end.
+        clock = looks and any(self._stream_ms[s] < ms for s, ms in self._after_all().items())
         for side in silent:
-            clock = len(silent) == len(SIDES) and self._stream_ms[side] < all_ms[side] and looks
             if clock or self._stream_ms[side] < self._newest_ms:
                 yield side
 

@@ -692,17 +692,24 @@ class MemoryLog:
             self._keyless += key is None
             partition = (self._keyless if key is None else sum(key)) % count
         stored = self.stored(Partition(topic, partition))
-        settings = self._settings[topic]
-        limit = int(settings["max.message.bytes"])
-        if value is not None and len(value) > limit:
-            raise RecordTooLargeError(f"{topic} takes records of {limit} bytes, not {len(value)}")
-        if key is None and "compact" in settings["cleanup.policy"]:
+        self.check_size(topic, value)
+        if key is None and "compact" in self._settings[topic]["cleanup.policy"]:
             raise DeliveryError(f"{topic} is compacted and takes no record without a key")
         offset, stored.end = stored.end, stored.end + 1
         epoch = stored.epochs[-1][0]
         stored.records.append(Stored(offset, key, value, self._clock(), epoch, headers))
         self.changed()
         return offset
+
+    def check_size(self, topic: str, value: bytes | None) -> None:
+        """See that a topic takes a record; the lock must be held.
+
+        Raises:
+            RecordTooLargeError: If it does not.
+        """
+        limit, size = int(self._settings[topic]["max.message.bytes"]), len(value or b"")
+        if size > limit:
+            raise RecordTooLargeError(f"{topic} takes records of {limit} bytes, not {size}")
 
     def _make(self, topic: str, partitions: int) -> None:
         self._topics[topic] = [PartitionLog() for _ in range(partitions)]
@@ -733,6 +740,7 @@ class MemoryTransactions:
                 self._log.partitions_of(record.topic)
                 if len(record.value or b"") > MAX_RECORD_BYTES:
                     raise RecordTooLargeError(f"{record.topic} refuses a record")
+                self._log.check_size(record.topic, record.value)
             if not self._log.has_name(self._name, self):
                 raise DeliveryError(f"another process writes as {self._name} now")
             for record in records:

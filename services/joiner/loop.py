@@ -25,7 +25,7 @@ from common.errors import (
 )
 from common.joining.machine import SIDES
 from common.ports.servers import NewTopic
-from common.telemetry.logging import Outage
+from common.telemetry.logging import Changes, Outage
 from common.topics.names import joins_topic
 from services.joiner.partition import JoinedPartition
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from services.joiner.partition import Shared
 
 RETRY_S = 0.5  # until a partition is taken again
+STAND_S = 15.0  # likewise, where a topic does not take a record: all that is kept is read anew
 COMMIT_S = 5.0  # between two looks of lag tools
 TOLD_S = 10.0  # between two lines about what was joined
 
@@ -97,7 +98,7 @@ class Joiner:
         self._mine = dict[int, float]()  # that the group gives, and when each may be taken
         self._taken = dict[int, JoinedPartition]()
         self._commit_at = self._tell_at = clock()
-        self._told: object = None
+        self._told_of = Changes()
 
     def turn(self, wait_s: float) -> bool:
         """Do what there is to do; waits for something where there is nothing.
@@ -124,8 +125,8 @@ class Joiner:
         for index in self._mine:
             try:
                 worked |= self._turn_of(index)
-            except RecordTooLargeError:
-                raise
+            except RecordTooLargeError as error:
+                self._stand(index, error)
             except (DeliveryError, UnavailableError) as error:
                 if isinstance(error, DeliveryError):
                     self._shared.logger.warning(
@@ -158,6 +159,14 @@ class Joiner:
             self._metrics.written(*written)
         return worked
 
+    def _stand(self, index: int, error: RecordTooLargeError) -> None:
+        """Let a partition wait whose samples a topic does not take: its operator may mend that."""
+        reason = f"{error}: raise max.message.bytes of the topic"
+        if self._told_of(f"partition {index}", reason):
+            self._shared.logger.error("partition_waits", partition=index, reason=reason)
+        self._drop(index)
+        self._mine[index] = self._clock() + STAND_S
+
     def _drop(self, index: int) -> None:
         if (taken := self._taken.pop(index, None)) is not None:
             taken.close()
@@ -181,8 +190,7 @@ class Joiner:
             for name in ("joined", "alone", "late_left", "late", "double", "unmatched")
         }
         counts["dead_letters"] = sum(each.dead_letters for each in stands)
-        if counts != self._told:
-            self._told = counts
+        if self._told_of("joined", counts):
             self._shared.logger.info("samples_joined", **counts, waiting=waiting["left"])
 
 

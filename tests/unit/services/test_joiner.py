@@ -224,6 +224,22 @@ def test_what_cannot_be_joined_becomes_a_dead_letter_and_stops_nothing(world: Wo
     assert [sample["label"] for sample, _ in world.samples()] == [1]
 
 
+def test_a_partition_waits_whose_samples_are_too_large_and_the_others_go_on(world: World) -> None:
+    world.log.configure(TO, {"max.message.bytes": "200"})
+    world.start("j1")
+    world.send(SPEC.left, shown(1, 0.0), partition=0)
+    world.send(SPEC.left, shown(2, 1.0) | {"text": "x" * 300}, partition=0)
+    world.send(SPEC.left, shown(3, 0.0), partition=1)
+    world.drain()
+    written = {sample["id"] for sample, _ in world.samples()}
+    assert 3 in written
+    assert 2 not in written
+
+    world.log.configure(TO, {"max.message.bytes": "1000"})
+    world.drain()
+    assert sorted(sample["id"] for sample, _ in world.samples()) == [1, 2, 3]
+
+
 def test_a_right_record_without_the_field_is_a_dead_letter_where_nothing_says_what_it_means(
     world: World,
 ) -> None:
