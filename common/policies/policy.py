@@ -95,9 +95,8 @@ class Situation:
 class Decision:
     """What shall run, until somebody decides otherwise.
 
-    Where more machines of an offer run than are counted, those on demand are given back and others
-    stay until they are lost, which costs less than to start them up again. An offer that is not
-    named at all is given up: its machines are given back.
+    Where more machines of an offer run than are counted, those that serve no slot are given back
+    first.
     """
 
     machines: Mapping[Offer, int]  # how many of each offer there shall be

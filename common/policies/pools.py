@@ -102,6 +102,12 @@ class Spot:
         return bool(self.asked.all()) and not self.had.any()
 
     @property
+    def scarce(self) -> bool:
+        """Whether a pool gives machines, and fewer than it is asked for: each is lost by itself."""
+        some = self.had > 0
+        return bool(some.any() and (self.asked > self.had)[some].all())
+
+    @property
     def main(self) -> Pool:
         """The pool that matters most now."""
         return self.pools[int(np.argmax(self.had))]
@@ -114,9 +120,7 @@ class Spot:
         """
         main = self.main
         delivers = effective_availability(main)
-        some = self.had > 0
-        scarce = some.any() and (self.asked > self.had)[some].all()
-        return delivers if scarce or not main.availability else delivers / main.availability
+        return delivers if self.scarce or not main.availability else delivers / main.availability
 
     def counts(self, wanted: int) -> dict[int, int]:
         """Say how many machines of which pools there shall be; a pool that is not named is left.
@@ -127,10 +131,8 @@ class Spot:
         """
         missing = wanted - int(self.had.sum())
         there = {index: int(count) for index, count in enumerate(self.had) if count}
-        if missing < 0:
+        if missing <= 0:
             return self._without(there, -missing)
-        if not missing:
-            return there
         refused = self.asked > self.had
         give = np.flatnonzero(~refused & (self.room > 0))
         if give.size:
@@ -148,7 +150,7 @@ class Spot:
         }
 
     def _without(self, there: dict[int, int], surplus: int) -> dict[int, int]:
-        """Let machines go where they are dearest, whole pools at once, others as they are lost."""
+        """Let machines go where they are dearest."""
         for index in sorted(there, reverse=True):
             if there[index] <= surplus:
                 surplus -= there.pop(index)
@@ -382,7 +384,9 @@ class Pools:
         ready = int(spot.ready.sum())
         losses = LOSSES * need.undisturbed_s / max(_life_s(main), 1.0)
         lost_s = losses * max(need.reserve_s, main.start_up_s + self.review_s)
-        missing = 0 if last is None or need.short_s + lost_s < 0 else streams - int(spot.had.sum())
+        missing = 0
+        if last is not None and not spot.scarce and need.short_s + lost_s >= 0:
+            missing = streams - int(spot.had.sum())
         alone = 0
         if not spot.gone:
             alone = _least(

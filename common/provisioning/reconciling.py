@@ -106,22 +106,19 @@ def reconcile(
 def reconcile_counted(
     wanted: Mapping[Offer, int],
     instances: Iterable[Instance],
-    on_demand: str,
     may_order: Callable[[Wish], bool] = lambda _: True,
     now_s: float = 0.0,
     gone_bids: Mapping[Offer, int] = MappingProxyType({}),
 ) -> FleetDiff:
     """Say the same where machines are counted.
 
-    Of too many, those on demand are given back; others stay until they are lost and are then not
-    replaced, as long as their offer is named. Those go first that have no slot's stream. One whose
-    worker has left is replaced at once, and given back if it does not end by itself. Under a bid a
-    plan asks for a machine once: whether to bid again, and how much, is for the next one to say.
+    Of too many those are given back first that have no slot's stream. One whose worker has left is
+    replaced at once, and given back if it does not end by itself. Under a bid a plan asks for a
+    machine once: whether to bid again, and how much, is for the next one to say.
 
     Args:
         wanted: How many of each offer.
         instances: Machines that run or may come to run.
-        on_demand: The pool whose machines are never lost.
         may_order: Whether the wish's pool may be asked now, see `Backoff`.
         now_s: Since 1970.
         gone_bids: How many of each offer under a bid the plan has had already.
@@ -139,10 +136,7 @@ def reconcile_counted(
         if may_order(wish)
     )
     release = tuple(
-        machine
-        for offer, machines in there.items()
-        if offer.pool == on_demand or offer not in wanted
-        for machine in machines[wanted.get(offer, 0) :]
+        machine for offer, machines in there.items() for machine in machines[wanted.get(offer, 0) :]
     ) + tuple(
         machine
         for machine in each_of

@@ -275,9 +275,8 @@ class Term:
         if known.wanted != "running" or plan is None:
             return reconcile((), known.ledger.open)
         if plan.counted:
-            alone = plan.pools[ON_DEMAND]
             there, gone = known.ledger.open, known.ledger.gone_bids
-            return reconcile_counted(plan.counts, there, alone, may_order, now_s, gone)
+            return reconcile_counted(plan.counts, there, may_order, now_s, gone)
         wishes = wishes_of(plan.places, plan.stand_ins, plan.pools)
         moves = known.settings.on_preemption == "reassign"
         at_work = readiness(known.settings.pools, now_s) if moves else None

@@ -150,9 +150,15 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "an offer that no decision names is given up",
+        "of too many machines some are given back",
         60,
-        (Edit(HERE + "reconciling.py", " or offer not in wanted\n", "\n"),),
+        (
+            Edit(
+                HERE + "reconciling.py",
+                "for machine in machines[wanted.get(offer, 0) :]",
+                "for machine in machines[wanted.get(offer, len(machines)) :]",
+            ),
+        ),
     ),
     Mutant(
         "who was not heard of yet has not left",

@@ -13,7 +13,7 @@ import heapq
 import math
 import random
 import sys
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -649,11 +649,12 @@ def _bid_once(world: World, asked: Offer, there: int) -> Iterator[Violation]:
 
 def _calm_counted(world: World, plan: Planned) -> Iterator[Violation]:
     there = world.truth.running
-    alone = sum(each.count for each in plan.machines if each.pool == "on-demand")
-    if sum(each.pool == "on-demand" and not each.left for each in there) != alone:
-        yield Violation("what is wanted runs, and no more on demand", f"{alone} of {there}")
-    if given_up := [each for each in there if each.asked not in plan.counts and not each.left]:
-        yield Violation("what is given up is given back", str(given_up))
+    counts = Counter(each.asked for each in there if not each.left)
+    alone = plan.counts.get(ALONE, 0)
+    if counts[ALONE] != alone:
+        yield Violation("what is wanted runs on demand", f"{alone} of {there}")
+    if too_many := {asked: n for asked, n in counts.items() if n > plan.counts.get(asked, 0)}:
+        yield Violation("what is too much is given back", str(too_many))
     spares = [each for each in there if each.slot is None]
     seated = {each.slot for each in there if each.has_seat}
     calm_s = max((each.started_s or 0.0 for each in spares), default=0.0) + PATIENCE_S

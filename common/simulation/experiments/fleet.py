@@ -175,7 +175,6 @@ class Fleet:
         self._stand_ins = _Seats(ON_DEMAND, pools[ON_DEMAND], slots)
         self._seats = [*self._own, self._stand_ins]
         self._counts = np.zeros((len(pools), runs), np.int64)
-        self._given_up = np.zeros((len(pools), runs), np.bool_)  # no machine of the pool may stay
         self.counted = np.zeros(runs, np.bool_)
         self.server = np.full(shape, -1)
         self._waits_since_s = np.zeros(shape)
@@ -259,13 +258,11 @@ class Fleet:
 
     def _count(self, run: int, decision: Decision) -> None:
         names = [pool.name for pool in self.pools]
-        self._counts[:, run], self._given_up[:, run] = 0, True
+        self._counts[:, run] = 0
         for offer, count in decision.machines.items():
             if offer.pool not in names:
                 raise ParameterError("machines", f"{offer.pool} is none of {', '.join(names)}")
             self._counts[names.index(offer.pool), run] += count
-            self._given_up[names.index(offer.pool), run] = False
-        self._given_up[ON_DEMAND, run] = True
 
     def step(
         self,
@@ -363,7 +360,7 @@ class Fleet:
         free = can & ~has
         new = free & (np.cumsum(free, axis=1) <= more[:, np.newaxis])
         # Of too many those go first that are not up, then those that serve none, the newest first.
-        for row in np.flatnonzero((more < 0) & self._given_up[seats.pool, counted]).tolist():
+        for row in np.flatnonzero(more < 0).tolist():
             first = int(counted[row]) * self.seats
             here = np.flatnonzero(stay[row])
             serves = np.isin(seats.pool * self.seats + here, self.server[counted[row]])

@@ -130,6 +130,21 @@ def test_pools_are_tried_one_after_the_other_and_then_all_at_once() -> None:
     assert asked(decide(PLENTY, everywhere, *pools, a=(0, 0), b=(0, 10), c=(0, 10))) == {"b": 10}
 
 
+def test_machines_that_are_too_many_are_given_back_the_dearest_first() -> None:
+    first = decide(PLENTY)
+    assert asked(decide(PLENTY, first, a=(8, 0), b=(3, 2))) == {"a": 8, "b": 2}
+
+
+def test_a_machine_on_demand_for_each_lost_one_is_for_pools_that_are_gone_as_a_whole() -> None:
+    soon_lost = tuple(replace(pool, cycle_s=600.0, start_up_s=80.0) for pool in (A, B))
+    job = hours(3600, 4000)
+    first = decide(job, None, *soon_lost)
+    both = replace(first, machines={Offer("a"): 8, Offer("b"): 8})
+    some_of_each = decide(job, both, *soon_lost, a=(4, 0), b=(4, 0), on_demand=(0, 0))
+    one_of_them = decide(job, both, *soon_lost, a=(8, 0), b=(0, 0), on_demand=(0, 0))
+    assert (some_of_each.on_demand, one_of_them.on_demand) == (0, 2)
+
+
 def test_pools_of_one_price_share_machines() -> None:
     alike = A, replace(A, name="b"), replace(A, name="c")
     first = decide(PLENTY, None, *alike)

@@ -181,25 +181,26 @@ SPOT, ALONE = Offer("spot"), Offer("on-demand")
 def test_what_lacks_is_ordered_once_and_what_is_coming_is_not_lacking() -> None:
     there = [machine(1, None), machine(2, None, runs=False)]
 
-    steps = reconcile_counted({SPOT: 3, ALONE: 1}, there, "on-demand")
+    steps = reconcile_counted({SPOT: 3, ALONE: 1}, there)
 
     assert steps == ((Wish(None, "spot", offer=SPOT), Wish(None, "on-demand", offer=ALONE)), ())
 
 
-def test_of_too_many_spot_machines_stay_and_those_on_demand_that_serve_nobody_go() -> None:
+def test_of_too_many_those_go_first_that_serve_nobody_and_then_the_newest() -> None:
     spot = [machine(n, None) for n in (1, 2, 3)]
     serving, spare = machine(4, 0, "on-demand"), machine(5, None, "on-demand")
 
-    steps = reconcile_counted({SPOT: 0, ALONE: 1}, [spare, *spot, serving], "on-demand")
+    steps = reconcile_counted({SPOT: 2, ALONE: 1}, [spare, *spot, serving])
 
-    assert steps == ((), (spare,))
+    assert not steps.order
+    assert sorted(each.launch for each in steps.release) == [3, 5]
 
 
 def test_an_offer_that_is_not_named_is_given_up_and_other_types_are_other_offers() -> None:
     there = [machine(1, None), machine(2, None, runs=False)]
     large = Offer("spot", "c5.large", bid_usd_per_hour=0.1)
 
-    steps = reconcile_counted({large: 1}, there, "on-demand", lambda wish: wish.offer == large)
+    steps = reconcile_counted({large: 1}, there, lambda wish: wish.offer == large)
 
     assert steps.order == (Wish(None, "spot", offer=large),)
     assert steps.release == tuple(there)
@@ -209,8 +210,8 @@ def test_what_a_plan_bid_for_and_lost_is_not_asked_for_again() -> None:
     bid = SPOT._replace(bid_usd_per_hour=0.1)
     wish = Wish(None, "spot", offer=bid)
 
-    assert reconcile_counted({bid: 3}, [], "on-demand", gone_bids={bid: 2}).order == (wish,)
-    assert reconcile_counted({bid: 3}, [], "on-demand", gone_bids={bid: 5}).order == ()
+    assert reconcile_counted({bid: 3}, [], gone_bids={bid: 2}).order == (wish,)
+    assert reconcile_counted({bid: 3}, [], gone_bids={bid: 5}).order == ()
 
 
 def test_another_bid_does_not_make_a_machine_that_fails_start() -> None:
@@ -231,8 +232,8 @@ def test_a_machine_whose_worker_has_left_is_replaced_and_later_given_back() -> N
     left.left_s = T0
     wish = Wish(None, "spot", offer=SPOT)
 
-    assert reconcile_counted({SPOT: 1}, [left], "on-demand", now_s=T0 + 149) == ((wish,), ())
-    assert reconcile_counted({SPOT: 1}, [left], "on-demand", now_s=T0 + 150) == ((wish,), (left,))
+    assert reconcile_counted({SPOT: 1}, [left], now_s=T0 + 149) == ((wish,), ())
+    assert reconcile_counted({SPOT: 1}, [left], now_s=T0 + 150) == ((wish,), (left,))
 
 
 def test_a_kind_of_machine_that_fails_soon_after_its_start_is_held_back() -> None:

@@ -386,19 +386,18 @@ def test_a_lost_machine_is_asked_for_wherever_one_can_be_had_and_paid_while_it_s
     assert [found[:, 0].tolist() for found in fleet.machines()] == [[0, 2], [0, 0]]
 
 
-def test_of_too_many_machines_spot_stays_until_it_is_lost_and_on_demand_goes_at_once() -> None:
+def test_of_too_many_machines_those_go_first_that_serve_no_slot() -> None:
     fleet = counting(SPOT_POOL, seats=4)
     fleet.order(0, count(spot=3, on_demand=2))
     step(fleet, 0, "####")
     fleet.order(0, count(spot=1, on_demand=1))
     step(fleet, 1, "####")
-    assert fleet.machines()[0][:, 0].tolist() == [1, 3]
-    step(fleet, 2, ".###")  # one is lost, and is not wanted again
-    assert fleet.machines()[0][:, 0].tolist() == [1, 2]
-    fleet.order(0, count(on_demand=2))  # the pool is given up
-    step(fleet, 3, "####")
+    assert fleet.machines()[0][:, 0].tolist() == [1, 1]
+    assert fleet.active.all()
+    fleet.order(0, count(on_demand=2))
+    step(fleet, 2, "####")
     assert fleet.machines()[0][:, 0].tolist() == [2, 0]
-    assert fleet.preemptions[SPOT, 0] == 1
+    assert fleet.preemptions[SPOT, 0] == 0
 
 
 def test_who_waits_longest_is_served_first_and_of_two_the_one_with_more_records() -> None:
@@ -440,12 +439,10 @@ def test_no_machine_serves_two_and_none_that_is_up_is_idle_while_a_stream_waits(
         if asked is not None:
             spot, on_demand = asked
             fleet.order(0, count(spot=spot, on_demand=on_demand))
-        before = fleet.machines()[0][SPOT, 0] + fleet.machines()[1][SPOT, 0]
         step(fleet, at, "".join(".#"[each] for each in offer))
         up, coming = (found[:, 0] for found in fleet.machines())
         serving = fleet.server[0][fleet.active[0]]
         assert len(set(serving.tolist())) == len(serving) == min(int(up.sum()), 3)
-        assert up[SPOT] + coming[SPOT] <= max(spot, before)
-        assert up[SPOT] + coming[SPOT] >= min(spot, sum(offer))
+        assert up[SPOT] + coming[SPOT] == min(spot, sum(offer))
         usd += STEP_S / HOUR_S * float((up + coming) @ [DEAR, CHEAP])
     assert fleet.cost_usd[0] == pytest.approx(usd)
