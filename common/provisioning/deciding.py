@@ -277,7 +277,7 @@ class PolicyRunner:
 
     def _hour_after(self, situation: Situation) -> float:
         """Say when an hour ends so soon that it is to be renewed, or the renewed one has begun."""
-        hour_s = max(pool.billing.hour_s for pool in situation.pools)
+        hour_s = min(pool.billing.hour_s for pool in situation.pools)
         ends_s = [hour.ends_s for hour in situation.hours.values()]
         times_s = [end_s - renewal_s(hour_s) for end_s in ends_s] + ends_s
         return min((at_s for at_s in times_s if at_s > situation.now_s), default=float("inf"))
