@@ -62,7 +62,7 @@ def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> Eviction
     Raises:
         ParameterError: If the past of a pool is not known, or too short to see an hour.
     """
-    hour_s = max(pool.billing.hour_s for pool in pools)
+    hour_s = min(pool.billing.hour_s for pool in pools)
     step_s = hour_s / REVIEWS
     found = []
     for pool in pools:

@@ -77,6 +77,7 @@ class PolicyRunner:
         self._retry_at_s = float("inf")
         self._prices: dict[str, float] = {}
         self._changed = ""  # in the job's settings
+        self._without = ""  # machines on demand that are refused, as the last plan says
         self._guessed = True
         self.trouble = ""
         self.warning = ""
@@ -166,7 +167,9 @@ class PolicyRunner:
         why = next(filter(None, self._reasons(now_s)), "")
         if not why:
             return None
-        anew = bool(self._changed or self._ledger.replans)
+        anew, plan = bool(self._changed or self._ledger.replans), self._ledger.plan
+        if self._without and plan is not None and not self._refused(plan.on_demand):
+            self._last = None  # what a predecessor wrote of it is not whether it was feasible else
         try:
             situation = self.situation(now_s)
             decision = self._reconsider(situation, anew=anew, now_s=now_s)
@@ -175,9 +178,13 @@ class PolicyRunner:
             self.trouble = f"the plan before stays: {error}"
             self._retry_at_s = now_s + AGAIN_S
             return None
-        kept = decision is self._last
+        kept, refused = decision is self._last, self._refused(decision.on_demand)
+        anew |= refused != self._without
+        self._without = refused
         self._asked(situation, decision, now_s)
-        self.warning = warning_of_plan(decision, stability, self._settings)
+        self.warning = "; ".join(
+            filter(None, (refused, warning_of_plan(decision, stability, self._settings)))
+        )
         if kept and not anew:
             return None
         self._changed = ""
@@ -205,8 +212,8 @@ class PolicyRunner:
             policy=self._policy.name,
             why=why,
             reason=decision.reason,
-            feasible=plan.feasible,
-            binding=plan.binding,
+            feasible=plan.feasible and not self._without,
+            binding="capacity" if self._without else plan.binding,
             pools=tuple(pool.name for pool in pools),
             places=tuple(decision.places.tolist()),
             stand_ins=tuple(np.flatnonzero(decision.stand_ins).tolist()),
@@ -240,6 +247,8 @@ class PolicyRunner:
             return
         if self._guessed and self._estimator.arrivals_known(now_s):
             yield "arrivals are known now"
+        if self._ledger.plan and self._without != self._refused(self._ledger.plan.on_demand):
+            yield "machines on demand are " + ("given again" if self._without else "refused")
         yield self._prices_moved()
         known, machines = self._known_up, self._known_machines
         if self._policy.watches_outages and (
@@ -264,6 +273,16 @@ class PolicyRunner:
             last = None
         return self._policy.reconsider(situation, last)
 
+    def _refused(self, on_demand: int) -> str:
+        """Say that machines on demand are wanted for the deadline, and that there are none."""
+        alone = self._settings.pools[ON_DEMAND].name
+        if self._settings.deadline_at_s is None or not self._backoff.gives_none(alone):
+            return ""
+        there = sum(each.running and each.pool == alone for each in self._ledger.open)
+        if there >= on_demand:
+            return ""
+        return f"{alone} machines are refused: the deadline may be missed without them"
+
     def _asked(self, situation: Situation, decision: Decision, now_s: float) -> None:
         self._last = decision
         self._known_up = situation.up
@@ -277,7 +296,7 @@ class PolicyRunner:
 
     def _hour_after(self, situation: Situation) -> float:
         """Say when an hour ends so soon that it is to be renewed, or the renewed one has begun."""
-        hour_s = max(pool.billing.hour_s for pool in situation.pools)
+        hour_s = min(pool.billing.hour_s for pool in situation.pools)
         ends_s = [hour.ends_s for hour in situation.hours.values()]
         times_s = [end_s - renewal_s(hour_s) for end_s in ends_s] + ends_s
         return min((at_s for at_s in times_s if at_s > situation.now_s), default=float("inf"))

@@ -185,6 +185,11 @@ class _Wait:
         """It went well: the next failure is a first one."""
         self._times = 0
 
+    @property
+    def fails(self) -> bool:
+        """Whether it failed when it was tried last."""
+        return self._times > 0
+
 
 class Backoff:
     """When a pool that refused, or a slot whose machines fail, may be tried again.
@@ -230,6 +235,10 @@ class Backoff:
     def refusing(self, now_s: float) -> frozenset[str]:
         """Which pools have just refused a machine."""
         return frozenset(pool for pool, wait in self._pools.items() if wait.until_s > now_s)
+
+    def gives_none(self, pool: str) -> bool:
+        """Whether a pool has refused since it last gave a machine."""
+        return pool in self._pools and self._pools[pool].fails
 
     def due(self, now_s: float) -> float:
         """When the next wait is over; infinite if there is none."""

@@ -68,6 +68,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="traces and images; default: ../shared/data")
     parser.add_argument("--prices", type=Path, help="folder of spot prices, for markets")
     parser.add_argument("--availability", type=Path, help="folder of zones, for markets")
+    parser.add_argument(
+        "--no-live", action="store_true", help="markets: no run on processes (2 minutes, servers)"
+    )
     parser.add_argument("--json", type=Path, help="where to write the rows of markets, too")
     parser.add_argument("--out", type=Path, help="default: docs/explain/paper; quick: out/paper")
     parser.add_argument("--processes", type=int, default=_PROCESSES, help="default: %(default)d")
@@ -91,7 +94,9 @@ def main(words: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="doll-paper-") as scratch:
         there = data.resolve() if data.is_dir() else None
         asked = Asked(
-            runs, given.seed, given.quick, there, Path(scratch), given.prices, given.availability
+            *(runs, given.seed, given.quick, there, Path(scratch)),
+            *(given.prices, given.availability),
+            live=not (given.quick or given.no_live),
         )
         try:
             with Runner(asked, given.processes, show=True) as runner:

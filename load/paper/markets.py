@@ -16,7 +16,7 @@ from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import PolicySpec
 from common.theory.billing import BY_NAME, HOUR_S
 from common.theory.errors import ParameterError
-from load.paper import auctions, zones
+from load.paper import auctions, live, zones
 from load.paper.document import NONE, Section, percent
 from load.paper.job import Setting, Variation, experiment
 from load.paper.policies import MINIMUM_S, START_UP_S
@@ -79,7 +79,8 @@ def run(runner: Runner) -> Section:
     """Compute all rows and write what came of them."""
     section = Section("Markets: what more pools and bids save")
     rows: dict[str, list[Case]] = {}
-    for name, case in (*_single(runner), *_zones(runner), *_auctions(runner), *_bill()):
+    every = (*_single(runner), *_zones(runner), *_auctions(runner), *_bill(), *_live(runner))
+    for name, case in every:
         rows.setdefault(name, []).append(case)
     section.table(
         " | value | at most | clairvoyant | deadlines met | worst lag",
@@ -241,3 +242,15 @@ def _bill() -> Iterator[tuple[str, Case]]:
         abs(BY_NAME["ec2"].paid_share(mean_s) - share) >= CENT / 2 for mean_s, share in PAID_SHARES
     )
     yield "I", Case("shares of interrupted time that EC2 would not charge", wrong, 0)
+
+
+def _live(runner: Runner) -> Iterator[tuple[str, Case]]:
+    """Row J, and of row I the bill of a run on processes: a job under bids in a moving market."""
+    if not runner.asked.live:
+        return
+    found = live.measured()
+    yield "I", Case("cents by which the bill of a live run is off", found.cents, 0)
+    yield "J", Case("bidbrain, live: machines launched twice", found.twice, 0)
+    yield "J", Case("bidbrain, live: machines forgotten", found.forgotten, 0)
+    yield "J", Case("bidbrain, live: records lost or used twice", found.wrong, 0)
+    yield "J", Case("bidbrain, live: evictions that did not come", float(not found.evicted), 0)

@@ -40,6 +40,7 @@ class Asked:
     scratch: Path  # for files that simulations read
     prices: Path | None = None  # of markets; None: those of the data
     availability: Path | None = None  # of zones; None: those of the data
+    live: bool = False  # whether a job runs on processes, too
 
 
 class Outcome(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from common.adapters.local.fleet import LocalMarket, ProcessFleet
 from common.adapters.local.table import Table
 from common.config.market_file import load_market
 from common.core.spans import Partition
+from common.embedded.services import start_machine
 from common.errors import UnknownTopicError
 from common.ports.machines import Offer
 from common.provisioning import deciding
@@ -23,17 +26,21 @@ from common.provisioning.ledger import FleetLedger
 from common.runtime.connect import open_boards, open_fleet
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
+from common.testing.fleet import MemoryPrices
 from common.testing.policies import Counting
 from common.topics.names import plans_topic
 from common.wire.plans import decode_plan
+from load.paper.live import bill_usd, plans_of
 from services.provisioner.__main__ import openers
 from services.provisioner.loop import JobProvisioner, Replica
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from common.config.market_file import Market
     from common.config.settings import Settings
+    from services.provisioner.loop import Openers
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 
@@ -157,13 +164,15 @@ def test_machines_outlive_a_killed_provisioner_and_its_successor_finds_them(
 
 
 @contextmanager
-def provisioner_of(cluster: Cluster) -> Iterator[None]:
-    """One replica's part in the job, in a thread of this process."""
+def provisioner_of(
+    cluster: Cluster, opened: Callable[[Market, str], Openers] | None = None
+) -> Iterator[None]:
+    """One replica's part in the job, in a thread of this process; its fleet, unless it is given."""
     settings = cluster.settings
     boards, metrics = open_boards(settings), ProvisionerMetrics()
     market = load_market(Path(settings.market))
     replica = Replica(
-        *("p1", market, cluster.log, boards.board, partial(openers, settings)),
+        *("p1", market, cluster.log, boards.board, opened or partial(openers, settings)),
         *(metrics, event_logger("p1")),
     )
     over, woken, faults = threading.Event(), threading.Event(), list[BaseException]()
@@ -232,5 +241,87 @@ def test_the_stream_of_a_machine_that_is_killed_is_read_on_by_a_spare(
         await_condition(lambda: ledger_of(cluster).settled is not None, "machines are given back")
     batches = [batch for update in cluster.audit().updates for batch in update.batches]
     assert {batch.worker for batch in batches} == {f"{cluster.job}-w{slot}" for slot in (0, 1)}
+    assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
+    assert cluster.audit().flaws == ()
+
+
+BID_HOUR_S = 12.0
+HOURS = (
+    f"{{per: hour, price: hour_start, hour_s: {BID_HOUR_S}, preempted: {{hour_refunded: true}}}}"
+)
+BID_MARKET = f"""
+fleet: process
+on_demand: {{usd_per_hour: 3600.0}}
+spot:
+  - {{name: cheap, usd_per_hour: 360.0, billing: {HOURS}}}
+  - {{name: dear, usd_per_hour: 720.0, billing: {HOURS}}}
+process: {{availability: 1.0}}
+"""
+BIDS = "provisioning: {workers: 2, policy: bidbrain, bidbrain: {lambda_s: 0.1, start_s: 0.1}}"
+
+
+class UnderBids:
+    """No weather but prices: a machine is lost when its own bid is passed."""
+
+    def __init__(self, prices: MemoryPrices) -> None:
+        self._prices = prices
+
+    def next_down_s(
+        self,
+        pool: str,
+        slot: int,
+        at_s: float,
+        born_s: float,
+        bid_usd_per_hour: float | None = None,
+    ) -> float:
+        """Now, where the price is above the bid."""
+        del slot, born_s
+        dear = bid_usd_per_hour is not None and self._prices.look()[Offer(pool)] > bid_usd_per_hour
+        return at_s if dear else float("inf")
+
+
+@pytest.mark.parametrize("cluster", [BIDS], indirect=True)
+def test_machines_under_bids_are_evicted_by_price_renewed_by_the_hour_and_billed_to_the_cent(
+    cluster: Cluster,
+) -> None:
+    # cheap  $.1 ████████ evicted at $.9 ░░░░░░░░ $.05 ███████ until the job is over
+    # dear   $.2                  ████████████████ given back before its next hour
+    Path(cluster.settings.market).write_text(BID_MARKET)
+    prices = MemoryPrices({"on-demand": 3600.0, "cheap": 360.0, "dear": 720.0})
+    directory = Path(cluster.settings.fleet_directory)
+
+    def opened(market: Market, job: str) -> Openers:
+        started = partial(start_machine, job, cluster.settings, directory / job)
+        market_of = LocalMarket(market, UnderBids(prices), prices)
+        fleet = partial(ProcessFleet, market_of, job, directory, started, 10.0, time.time)
+        return fleet, lambda: prices
+
+    def running() -> set[str]:
+        return {machine.pool for machine in ledger_of(cluster).running}
+
+    cluster.produce(500)
+    with provisioner_of(cluster, opened):
+        await_condition(lambda: ledger_of(cluster).launches >= 2, "the backlog gets two machines")
+        await_condition(lambda: running() == {"cheap"}, "of the cheaper pool")
+        prices.set("cheap", 3240.0)
+        await_condition(lambda: running() == {"dear"}, "the price has evicted them")
+        cluster.produce(500)
+        prices.set("cheap", 180.0)
+        await_condition(lambda: running() == {"cheap"}, "an hour is not renewed")
+        await_condition(cluster.drained, "everything is settled")
+        cluster.want("stopped")
+        await_condition(lambda: ledger_of(cluster).settled is not None, "machines are given back")
+
+    records = plans_of(cluster.log, cluster.job)
+    ledger = ledger_of(cluster)
+    ends = {(machine.pool, machine.cause) for machine in ledger.machines.values()}
+    assert {("cheap", "preempted"), ("dear", "released")} <= ends
+    asked = {machine.asked for machine in ledger.machines.values()}
+    assert all(180.0 < (offer.bid_usd_per_hour or 0.0) < 3240.0 for offer in asked)
+    settled = ledger.settled
+    assert settled is not None
+    assert settled.spent_usd == pytest.approx(bill_usd(records, BID_HOUR_S), abs=0.005)
+    assert settled.spent_usd > 0
+    assert [state for _, state in machines_of(cluster)] == ["ended"] * ledger.launches
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
     assert cluster.audit().flaws == ()

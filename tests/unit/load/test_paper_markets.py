@@ -71,6 +71,7 @@ def test_the_command_writes_rows_and_says_what_falls_short(
     monkeypatch.setattr(markets, "SINGLE", markets.SINGLE[-1:])  # machines that start at once
     out = tmp_path / "out"
     words = ["--only", "markets", "--runs", "12", "--processes", "1", "--out", str(out)]
+    words += ["--no-live"]
     words += ["--data", str(tmp_path)]  # where there are no recorded zones
     assert main([*words, "--prices", str(prices), "--json", str(tmp_path / "rows.json")]) in (0, 1)
     rows = json.loads((tmp_path / "rows.json").read_text())

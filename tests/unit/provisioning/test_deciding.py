@@ -10,6 +10,7 @@ import pytest
 
 from common.core.messages import GENESIS, Lead, UpdateApplied
 from common.policies.policy import POLICY_NAMES
+from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.deciding import differences
 from common.provisioning.records import Planned, ReplanAsked, Reviewed
@@ -62,6 +63,29 @@ def test_a_price_that_moves_is_told_and_the_policy_asked(street: Street) -> None
     assert second.why.startswith("price of spot from $0.25 to $3")
     assert set(second.places) == {0}
     assert second.usd_per_hour == {"on-demand": 1.0, "spot": 3.0}
+    assert {machine.pool for machine in desk.provisioner.ledger.running} == {"on-demand"}
+
+
+def test_where_machines_on_demand_are_refused_the_plan_is_not_feasible_until_they_come(
+    street: Street,
+) -> None:
+    # spot      ████ dearer than on demand, for good
+    # on-demand      refused ░░░░░░░░░░░░ ████████
+    desk = at_work(street)
+    street.fleet.refuse("on-demand")
+    street.prices.set("spot", 3.0)
+    desk.run(60)
+    review = desk.did(do.AppendPlan)[-1].record
+    street.fleet.offer("on-demand")
+    desk.run(70)
+
+    _, moved, refused, given = plans(street)
+    assert (moved.feasible, refused.feasible, given.feasible) == (True, False, True)
+    assert refused.why.startswith("machines on demand are refused; the plan stays as it is")
+    assert "on-demand machines are refused: the deadline may be missed" in refused.warning
+    assert isinstance(review, Reviewed)
+    assert "the deadline may be missed" in review.warning
+    assert given.why.startswith("machines on demand are given again")
     assert {machine.pool for machine in desk.provisioner.ledger.running} == {"on-demand"}
 
 
