@@ -17,7 +17,6 @@ from doll.yaml_file import as_json, load_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     import httpx2
 
@@ -121,10 +120,5 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from common.core import events
 from common.core.group.replica import (
     ApplyResult,
     CopyState,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from common.core.assignments import Compute
-    from common.core.messages import Reduce
+    from common.core.messages import Reduce, UpdateTrigger
     from common.simulation.faults.world import Token, World
 
 STEP_S = 0.01  # mean time between a member's looks at a collective
@@ -69,26 +68,12 @@ class SimulatedMember(SimulatedWorker):
 
     # --- gradients ----------------------------------------------------------------------------
 
-    def hear(self) -> None:
-        """Take in triggers, the group's orders first."""
-        if not self._up() or self._redis_away:
-            return
-        self.orders.listen(self.machine.triggers)
+    def _take_in(self, triggers: list[UpdateTrigger]) -> None:
         self.replica.listen(self.orders.heard)
-        triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
         for trigger in triggers:
             self._carry_out(self.replica.hear(trigger))
-        self.orders.hear(triggers)
-        if triggers:
-            self._feed(events.RoundBegan(triggers[-1].id.epoch, triggers[-1].unsettled))
-        self._compute()
 
-    def _compute(self) -> None:
-        if self._busy or self.dead:
-            return
-        compute = self.orders.next()
-        if compute is None:
-            return
+    def _carry_on(self, compute: Compute) -> None:
         offsets = tuple(batch.offset for batch in compute.batches)
         known = self.replica.known(offsets, compute.local_rate)
         if known is not None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
-    from common.core.messages import Batch, FailedReason, Reply
+    from common.core.messages import Batch, FailedReason, Reply, UpdateTrigger
     from common.core.spans import Span
     from common.simulation.faults.scenario import Poison
     from common.simulation.faults.world import Token, World
@@ -290,22 +290,29 @@ class SimulatedWorker:
             return
         self.orders.listen(self.machine.triggers)
         triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
-        for trigger in triggers:
-            if self._model is not None and trigger.continues(self._model[0]):
-                before, after = self.world.changes[trigger.model]
-                whole = after if self._model[1] == before else MIXED
-                self._model = trigger.model, whole
+        self._take_in(triggers)
         self.orders.hear(triggers)
         if triggers:
             self._feed(events.RoundBegan(triggers[-1].id.epoch, triggers[-1].unsettled))
         self._compute()
 
+    def _take_in(self, triggers: list[UpdateTrigger]) -> None:
+        """Go by what triggers say beside orders."""
+        for trigger in triggers:
+            if self._model is not None and trigger.continues(self._model[0]):
+                before, after = self.world.changes[trigger.model]
+                whole = after if self._model[1] == before else MIXED
+                self._model = trigger.model, whole
+
     def _compute(self) -> None:
         if self._busy or self.dead:
             return
         compute = self.orders.next()
-        if compute is None:
-            return
+        if compute is not None:
+            self._carry_on(compute)
+
+    def _carry_on(self, compute: Compute) -> None:
+        """Begin the next order, or say why not."""
         world = self.world
         if self._model is None or self._model[0] != compute.model:
             token = None if self._redis_away else world.redis.models.get(compute.model)

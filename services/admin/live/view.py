@@ -71,13 +71,7 @@ class JobView:
     def feed_update(
         self, offset: int, record: AuditRecord | None, written_s: float | None, seen_s: float
     ) -> bool:
-        """Fold a record of the updates topic (None: does not parse); True where it counts.
-
-        Args:
-            offset: Its own.
-            record: What it says.
-            written_s: Its timestamp; None: not known.
-            seen_s: When it came, or for records from before we looked, when it was written.
+        """Fold a record of the updates topic; True where it counts: see `JobProgress`.
 
         Raises:
             ValueError: If `offset` was fed before.

@@ -14,7 +14,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from rich.console import Console
 
@@ -73,12 +72,7 @@ class Screen:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
