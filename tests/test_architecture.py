@@ -223,7 +223,11 @@ def test_importing_starts_nothing() -> None:
     modules = [module(path) for path in sources("common", "services")]
 
     answer = subprocess.run(  # noqa: S603 -- our own command line
-        [sys.executable, "-c", PEEK, *modules], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-B", "-c", PEEK, *modules],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
     assert answer.stdout.split("\n")[0] == "[] 1"
