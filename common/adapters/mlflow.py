@@ -101,6 +101,7 @@ class MlflowServer:
         url: Its address.
         token: Who we are there; empty: nobody in particular.
         user: Name and password instead.
+        answer_s: Longest wait for an answer.
         clock: Seconds since 1970.
         transport: None: the network.
     """
@@ -111,6 +112,7 @@ class MlflowServer:
         *,
         token: str = "",
         user: tuple[str, str] | None = None,
+        answer_s: float = ANSWER_S,
         clock: Callable[[], float] = time.time,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
@@ -119,7 +121,7 @@ class MlflowServer:
         self._http = httpx2.Client(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             auth=user,
-            timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
+            timeout=httpx2.Timeout(answer_s, connect=CONNECT_S),
             transport=transport,
         )
 

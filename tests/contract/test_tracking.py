@@ -1,8 +1,10 @@
-"""What every experiment tracker must do: in memory, MLflow's API imitated, an MLflow server."""
+"""What every experiment tracker must do: in memory and MLflow's API, imitated.
+
+`tests/integration/test_mlflow.py` asks the same of an MLflow server.
+"""
 
 from __future__ import annotations
 
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,14 +17,14 @@ from common.errors import NotFoundError, UnavailableError, UserError
 from common.ports.tracking import Metric
 from common.testing.tracking import MemoryTracking
 from tests.contract.mlflow_fake import FakeMlflow, refused
-from tests.contract.mlflow_process import PATIENCE_S, MlflowProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from common.ports.tracking import Tracking
 
     Points = Callable[[str, str], list[Metric]]  # that a run has of a metric
+    Tracker = tuple[Tracking, Points]
 
 URL = "http://mlflow:5000"
 JOB = {"doll.job": "digits", "doll.submitted_s": "1767225600.5"}
@@ -37,36 +39,18 @@ def history(client: httpx2.Client, run: str, name: str) -> list[Metric]:
     ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of an MLflow server from an environment of its own."""
-    with closing(MlflowProcess(tmp_path_factory)) as process:
-        process.start()
-        yield process.url
+@pytest.fixture(params=["memory", "imitated"])
+def tracker(request: pytest.FixtureRequest) -> Tracker:
+    if request.param == "imitated":
+        transport = FakeMlflow().transport
+        client = httpx2.Client(base_url=URL, transport=transport)
+        return MlflowServer(URL, transport=transport), partial(history, client)
+    memory = MemoryTracking()
 
+    def points(run: str, name: str) -> list[Metric]:
+        return [each for each in memory.runs[run].metrics if each.name == name]
 
-REAL = [pytest.mark.nightly, pytest.mark.timeout(PATIENCE_S)]
-
-
-@pytest.fixture(params=["memory", "imitated", pytest.param("real", marks=REAL)])
-def tracker(request: pytest.FixtureRequest) -> Iterator[tuple[Tracking, Points]]:
-    tracking: Tracking
-    if request.param == "memory":
-        tracking = memory = MemoryTracking()
-
-        def points(run: str, name: str) -> list[Metric]:
-            return [each for each in memory.runs[run].metrics if each.name == name]
-
-    else:
-        url, transport = URL, None
-        if request.param == "imitated":
-            transport = FakeMlflow().transport
-        else:
-            url = request.getfixturevalue("server")
-        points = partial(history, httpx2.Client(base_url=url, transport=transport))
-        tracking = MlflowServer(url, transport=transport)
-    yield tracking, points
-    tracking.close()
+    return memory, points
 
 
 def identity(request: pytest.FixtureRequest) -> dict[str, str]:
@@ -75,7 +59,7 @@ def identity(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 def test_a_run_is_found_again_by_its_identity_and_by_nothing_less(
-    tracker: tuple[Tracking, Points], request: pytest.FixtureRequest
+    tracker: Tracker, request: pytest.FixtureRequest
 ) -> None:
     tracking, _ = tracker
     own = identity(request)
@@ -87,7 +71,7 @@ def test_a_run_is_found_again_by_its_identity_and_by_nothing_less(
 
 
 def test_a_point_that_is_sent_again_is_there_once_and_tags_are_the_last_ones(
-    tracker: tuple[Tracking, Points], request: pytest.FixtureRequest
+    tracker: Tracker, request: pytest.FixtureRequest
 ) -> None:
     tracking, points = tracker
     run = tracking.begin("Default", "digits", identity(request), {})
@@ -108,7 +92,7 @@ def test_a_point_that_is_sent_again_is_there_once_and_tags_are_the_last_ones(
 
 
 def test_more_points_than_one_request_takes_are_sent_in_several(
-    tracker: tuple[Tracking, Points], request: pytest.FixtureRequest
+    tracker: Tracker, request: pytest.FixtureRequest
 ) -> None:
     tracking, points = tracker
     run = tracking.begin("Default", "digits", identity(request), {})
@@ -116,9 +100,7 @@ def test_more_points_than_one_request_takes_are_sent_in_several(
     assert len(points(run.id, "test/loss")) == 1901
 
 
-def test_a_run_ends_and_goes_on(
-    tracker: tuple[Tracking, Points], request: pytest.FixtureRequest
-) -> None:
+def test_a_run_ends_and_goes_on(tracker: Tracker, request: pytest.FixtureRequest) -> None:
     tracking, _ = tracker
     own = identity(request)
     run = tracking.begin("Default", "digits", own, {})
@@ -128,7 +110,7 @@ def test_a_run_ends_and_goes_on(
 
 
 def test_versions_are_found_by_their_tags_and_have_aliases(
-    tracker: tuple[Tracking, Points], request: pytest.FixtureRequest
+    tracker: Tracker, request: pytest.FixtureRequest
 ) -> None:
     tracking, _ = tracker
     own, model = identity(request), f"{request.node.originalname}'s"
@@ -146,7 +128,7 @@ def test_versions_are_found_by_their_tags_and_have_aliases(
     assert [each.number for each in tracking.versions(model, {"doll.version": "300"})] == ["3"]
 
 
-def test_what_cannot_be_is_refused_with_its_reason(tracker: tuple[Tracking, Points]) -> None:
+def test_what_cannot_be_is_refused_with_its_reason(tracker: Tracker) -> None:
     tracking, _ = tracker
     with pytest.raises(UserError, match='experiment "nowhere"'):
         tracking.begin("nowhere", "digits", JOB, {})

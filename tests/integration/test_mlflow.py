@@ -1,26 +1,58 @@
-"""A job in an MLflow server that is killed and comes back, as MLflow's own client then finds it."""
+"""An MLflow server of the package index does what every tracker must, and loses nothing of a job.
+
+MLflow's own client then finds the job.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 from contextlib import closing
+from functools import partial
+from threading import Event
+from time import monotonic
 from typing import TYPE_CHECKING
 
+import httpx2
 import pytest
 
 from common.adapters.blobs.s3 import S3Blobs
 from common.adapters.mlflow import MlflowServer
 from common.config.settings import Settings
-from tests.contract.mlflow_process import PATIENCE_S, MlflowProcess
+from common.embedded.process import free_port
 from tests.contract.test_blobs import BUCKET, REGION, s3_server
-from tests.integration.test_clients import ran
+from tests.contract.test_tracking import (
+    history,
+    test_a_point_that_is_sent_again_is_there_once_and_tags_are_the_last_ones,
+    test_a_run_ends_and_goes_on,
+    test_a_run_is_found_again_by_its_identity_and_by_nothing_less,
+    test_more_points_than_one_request_takes_are_sent_in_several,
+    test_versions_are_found_by_their_tags_and_have_aliases,
+    test_what_cannot_be_is_refused_with_its_reason,
+)
+from tests.integration.test_clients import environment, ran
 from tests.unit.services.test_evaluator import NAME
 from tests.unit.services.test_tracker import Tracked
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["s3_server"]  # a fixture
+    from tests.contract.test_tracking import Tracker
+
+__all__ = [  # a fixture, and tests
+    "s3_server",
+    "test_a_point_that_is_sent_again_is_there_once_and_tags_are_the_last_ones",
+    "test_a_run_ends_and_goes_on",
+    "test_a_run_is_found_again_by_its_identity_and_by_nothing_less",
+    "test_more_points_than_one_request_takes_are_sent_in_several",
+    "test_versions_are_found_by_their_tags_and_have_aliases",
+    "test_what_cannot_be_is_refused_with_its_reason",
+]
+MLFLOW = "mlflow==3.17.2"
+PATIENCE_S = 900.0  # its packages are 850 MB
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(PATIENCE_S)]
 
 ASKED = """
@@ -45,39 +77,108 @@ print(json.dumps({
 """
 
 
+class MlflowProcess:
+    """A server and what it keeps.
+
+    Args:
+        folder: Its own; its packages are installed there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.programs = environment(folder, MLFLOW, "boto3")  # by which its client reads S3
+        self._folder = folder
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, with all that it kept."""
+        log = self._folder / "log"
+        with log.open("ab") as file:
+            self._process = process = subprocess.Popen(  # noqa: S603 -- our own command line
+                [
+                    *(str(self.programs / "mlflow"), "server", "--workers", "1"),
+                    *("--host", "127.0.0.1", "--port", str(self._port)),
+                    *("--backend-store-uri", f"sqlite:///{self._folder}/kept.db"),
+                    *("--artifacts-destination", str(self._folder / "artifacts")),
+                ],
+                cwd=self._folder,
+                env=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        until = monotonic() + PATIENCE_S
+        while not self._is_healthy():
+            assert process.poll() is None, log.read_text()
+            assert monotonic() < until, log.read_text()
+            Event().wait(0.2)
+
+    def kill(self) -> None:
+        """End it without notice."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """End it for good."""
+        self.kill()
+
+    def _is_healthy(self) -> bool:
+        try:
+            return httpx2.get(f"{self.url}/health").is_success
+        except httpx2.HTTPError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowProcess]:
+    with closing(MlflowProcess(tmp_path_factory.mktemp("mlflow"))) as process:
+        process.start()
+        yield process
+
+
+@pytest.fixture
+def tracker(server: MlflowProcess) -> Iterator[Tracker]:
+    with (
+        httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client,
+        closing(MlflowServer(server.url, answer_s=PATIENCE_S)) as tracking,
+    ):
+        yield tracking, partial(history, client)
+
+
 def test_a_server_that_is_killed_is_told_all_once_and_its_own_client_finds_it(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, s3_server: str
+    server: MlflowProcess, tmp_path: Path, s3_server: str
 ) -> None:
     # judged   1  |  killed   2   3  | back, another evaluator   4
-    with closing(MlflowProcess(tmp_path_factory)) as server:
-        server.start()
-        tracking = MlflowServer(server.url)
-        tracked = Tracked(tracking=tracking, blobs=S3Blobs(BUCKET, "models/", s3_server, REGION))
-        settings = Settings(blobs=f"s3://{BUCKET}/models", s3_endpoint=s3_server)
-        tracked.learn(1)
-        tracked.save(1, loss=0.25)
-        tracked.start(settings).turn()
-        server.kill()
-        tracked.learn(2, 3)
-        tracked.begun[-1].turn()
-        assert (tracked.count("failed_total"), tracked.count("waiting")) == (1.0, 4.0)
-        tracked.save(3, loss=0.5)
-        server.start()
-        tracked.start(settings)
-        while tracked.begun[-1].turn() and tracked.count("waiting"):
-            pass
-        tracked.learn(4)
-        assert tracked.record is not None
-        tracked.record = tracked.record._replace(wanted="stopped", finished=True)
-        while tracked.begun[-1].turn() is not None:
-            pass
+    tracking = MlflowServer(server.url, answer_s=PATIENCE_S)
+    tracked = Tracked(tracking=tracking, blobs=S3Blobs(BUCKET, "models/", s3_server, REGION))
+    settings = Settings(blobs=f"s3://{BUCKET}/models", s3_endpoint=s3_server)
+    tracked.learn(1)
+    tracked.save(1, loss=0.25)
+    tracked.start(settings).turn()
+    server.kill()
+    tracked.learn(2, 3)
+    tracked.begun[-1].turn()
+    assert (tracked.count("failed_total"), tracked.count("waiting")) == (1.0, 4.0)
+    tracked.save(3, loss=0.5)
+    server.start()
+    tracked.start(settings)
+    while tracked.begun[-1].turn() and tracked.count("waiting"):
+        pass
+    tracked.learn(4)
+    assert tracked.record is not None
+    tracked.record = tracked.record._replace(wanted="stopped", finished=True)
+    while tracked.begun[-1].turn() is not None:
+        pass
 
-        python = server.programs / "python"
-        said = ran(python, "-c", ASKED, server.url, s3_server, NAME, folder=tmp_path)
-        found = json.loads(said.splitlines()[-1])
-        for tracker in tracked.begun:
-            tracker.close()
-        tracked.world.end()
+    python = server.programs / "python"
+    said = ran(python, "-c", ASKED, server.url, s3_server, NAME, folder=tmp_path)
+    found = json.loads(said.splitlines()[-1])
+    for tracker in tracked.begun:
+        tracker.close()
+    tracked.world.end()
     assert found["points"] == [[n, 1.0 / n] for n in (1, 2, 3, 4)]
     assert (found["status"], found["learning_rate"]) == ("FINISHED", "0.1")
     assert found["aliases"] == {"newest": "3", "best": "1"}
