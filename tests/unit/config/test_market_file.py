@@ -148,10 +148,7 @@ PRICE = "on_demand: {usd_per_hour: 0.3}\nspot: [{name: c5, usd_per_hour: %s}]\n"
         ),
         (
             PRICE % "free",
-            (
-                "spot[0].usd_per_hour: must be a number or a mapping of fields to values or 'history',"
-                ' got "free"'
-            ),
+            "must be a number or a mapping of fields to values or 'history', got \"free\"",
         ),
         (PRICE % "{file: a.csv, speed: 0}", "spot[0].usd_per_hour.speed: must be above 0.0, got 0"),
     ],
