@@ -17,6 +17,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from common.config.billing import BillingSpec  # noqa: TC001 -- pydantic reads it when run
@@ -24,7 +25,7 @@ from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.ports.machines import Offer
 from common.theory.billing import BY_NAME, BY_THE_SECOND
-from common.traces.files import common_starts_s
+from common.traces.files import common_starts_s, starts_of, traced
 from common.traces.spec import TraceSpec
 from doll.yaml_file import as_json, load_text
 
@@ -192,7 +193,7 @@ def with_common_start(market: Market, folder: Path) -> Market:
         folder: What its files are relative to.
 
     Raises:
-        UserError: If there is no such series.
+        UserError: If there is no such series, or it makes no sense; by its pool and field.
     """
     series = [
         (pool, field, spec)
@@ -200,6 +201,11 @@ def with_common_start(market: Market, folder: Path) -> Market:
         for field in ("usd_per_hour", "trace")
         if isinstance(spec := getattr(pool, field), TraceSpec)
     ]
+    for pool, field, spec in series:
+        try:
+            starts_of(spec, traced(spec, folder), (1,), np.random.default_rng())
+        except UserError as error:
+            raise UserError(f"market file: {pool.name}: {field}: {error}") from error
     start_s = common_starts_s([spec for *_, spec in series], folder, 1, market.process.seed)
     changes: dict[str, dict[str, TraceSpec]] = {}
     for pool, field, spec in series:
@@ -221,7 +227,7 @@ def load_market(path: Path) -> Market:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text: {error}") from error
     try:
-        return Market.model_validate_json(as_json(load_text(text, "market file")))
+        return Market.model_validate_json(as_json(load_text(text, str(path))))
     except ValidationError as error:
         told = complaint(error, allowed=partial(field_names, Market))
         raise UserError(f"{path}: {told}") from error

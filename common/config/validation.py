@@ -32,7 +32,8 @@ def complaint(
         allowed: The fields that may stand at a path, to guess what was meant.
     """
     # A misspelt field is also a missing one: what was misspelt comes first.
-    errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    errors = _of_unions(error.errors(include_url=False))
+    errors.sort(key=lambda details: details["type"] != "extra_forbidden")
     problems = [_problem(details, name, allowed) for details in errors]
     more = len(problems) - _SHOWN_PROBLEMS
     return "; ".join(problems[:_SHOWN_PROBLEMS]) + (f" (and {more} more)" if more > 0 else "")
@@ -60,6 +61,39 @@ def nearest(name: str, known: list[str]) -> str:
     """Guess what was meant by an unknown name; all that there are where nothing is like it."""
     close = difflib.get_close_matches(name, known, n=1)
     return f'did you mean "{close[0]}"?' if close else f"allowed are {', '.join(known)}"
+
+
+def _of_unions(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Leave of a union, which tells of each of its forms, the one that was meant.
+
+    That is the form whose shape the input has; where it has none, all forms are told in one line.
+    Pydantic puts a form's name in the path, which means nothing to who wrote the file.
+    """
+    unions: dict[tuple[str | int, ...], list[ErrorDetails]] = {
+        details["loc"][:at]: []
+        for details in errors
+        for at, part in enumerate(details["loc"])
+        if str(part).startswith("constrained-")
+    }
+    told: list[ErrorDetails] = []
+    for details in errors:
+        location = details["loc"]
+        starts = (location[:length] for length in range(len(location)))
+        unions.get(next((start for start in starts if start in unions), ()), told).append(details)
+    for place, forms in unions.items():
+        deep = len(place) + 1
+        meant = [each for each in forms if len(each["loc"]) > deep or each["type"] not in _SHAPES]
+        for each in meant:
+            each["loc"] = (*place, *each["loc"][deep:])
+        if not meant:
+            wanted = [_WANTED[each["type"]](each.get("ctx", {})) for each in forms]
+            words = " or ".join(dict.fromkeys(each.removeprefix("must be ") for each in wanted))
+            first = forms[0]
+            first["ctx"] = {"error": f"must be {words}, got {shown(first['input'])}"}
+            first["loc"], first["type"] = place, "value_error"
+            meant = [first]
+        told += meant
+    return told
 
 
 def _path_of(location: Sequence[str | int]) -> str:
@@ -107,6 +141,7 @@ _WANTED: dict[str, Callable[[dict[str, Any]], str]] = {
     "bool_parsing": lambda _: "must be true or false",
     "int_from_float": lambda _: "must be a whole number",
     "float_type": lambda _: "must be a number",
+    "float_parsing": lambda _: "must be a number",
     "finite_number": lambda _: "must be a finite number",
     "bool_type": lambda _: "must be true or false",
     "string_type": lambda _: "must be text",
@@ -116,4 +151,9 @@ _WANTED: dict[str, Callable[[dict[str, Any]], str]] = {
     "too_short": lambda context: f"must have at least {context['min_length']} entries",
     "too_long": lambda context: f"must have at most {context['max_length']} entries",
     "literal_error": lambda context: f"must be {context['expected']}",
+}
+# Of inputs that have not the shape of what was expected at all.
+_SHAPES = {
+    *("float_type", "float_parsing", "int_type", "int_parsing"),
+    *("dict_type", "model_type", "tuple_type", "literal_error"),
 }

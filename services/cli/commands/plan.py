@@ -88,7 +88,10 @@ def plan(  # noqa: PLR0913 -- the options of a command
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw cost and runtime against N_s.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.png", help="Draw cost, runtime and its probability against N_s."
+        ),
     ] = None,
 ) -> None:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.

@@ -52,12 +52,12 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def plan_figure(plan: ToldPlan) -> Figure:
-    """Draw expected cost and runtime against the number of spot workers.
+    """Draw expected cost, runtime and its probability against the number of spot workers.
 
     Raises:
         UserError: If matplotlib is missing.
     """
-    figure, (cost, runtime) = _figure(2)
+    figure, (cost, runtime, chance) = _figure(3)
     curve = plan.curve
     spot = np.array([] if curve is None else curve.spot)
     enough = np.array([] if curve is None else curve.enough, np.bool_)
@@ -65,6 +65,7 @@ def plan_figure(plan: ToldPlan) -> Figure:
     for axes, values, chosen, unit in (
         (cost, curve and curve.cost_usd, plan.expected_cost_usd, "expected cost, USD"),
         (runtime, curve and curve.runtime_s, plan.expected_runtime_s, "expected runtime, s"),
+        (chance, curve and curve.in_time, plan.deadline_probability, "probability in time"),
     ):
         shown = np.array(values or (), np.float64)  # None becomes nan, which is not drawn
         axes.plot(spot, shown, color=_GREY, linestyle=":", label="too late")
@@ -74,7 +75,8 @@ def plan_figure(plan: ToldPlan) -> Figure:
         axes.set_ylabel(unit)
         axes.grid(alpha=0.3)
     runtime.axhline(plan.deadline_s, color="C3", linestyle="--", label="deadline")
-    runtime.set_xlabel("workers on spot machines, $N_s$")
+    chance.set_ylim(0, 1.05)
+    chance.set_xlabel("workers on spot machines, $N_s$")
     cost.legend()
     runtime.legend()
     figure.suptitle(

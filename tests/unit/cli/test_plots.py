@@ -37,7 +37,7 @@ def test_the_plan_figure_has_the_curve_the_deadline_and_the_plan() -> None:
     found = plan_told(asked, no_log, 0.0)
     assert found.curve is not None
     figure = plots.plan_figure(found)
-    cost, runtime = figure.axes
+    cost, runtime, chance = figure.axes
     assert "USD" in cost.get_ylabel()
     assert runtime.get_ylabel().endswith(", s")
     assert "64 workers" in figure.get_suptitle()
@@ -50,6 +50,8 @@ def test_the_plan_figure_has_the_curve_the_deadline_and_the_plan() -> None:
     assert np.ravel(usd) == pytest.approx([found.expected_cost_usd])
     deadline = {line.get_label(): line for line in runtime.lines}["deadline"]
     assert set(np.asarray(deadline.get_ydata()).tolist()) == {6720.0}
+    curve = {line.get_label(): line for line in chance.lines}["too late"]
+    assert np.asarray(curve.get_ydata()) == pytest.approx(found.curve.in_time)
 
 
 def test_a_file_of_the_plan_is_a_picture_of_readable_size(world: World, tmp_path: Path) -> None:

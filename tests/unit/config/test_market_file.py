@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config.market_file import load_market
+from common.config.market_file import load_market, with_common_start
 from common.errors import UserError
 from common.ports.machines import Offer
 from common.theory.billing import Billing, Preempted
@@ -129,3 +129,54 @@ def test_what_makes_no_sense_is_named(tmp_path: Path, text: str, problem: str) -
 def test_a_market_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.yaml"):
         load_market(tmp_path / "nowhere.yaml")
+
+
+PRICE = "on_demand: {usd_per_hour: 0.3}\nspot: [{name: c5, usd_per_hour: %s}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "market.yaml: must be a mapping of fields to values, got null"),
+        (
+            "on_demand: {usd_per_hour: -1}",
+            "market.yaml: on_demand.usd_per_hour: must be above 0.0, got -1",
+        ),
+        (
+            "on_demand: {usd_per_hour: cheap}",
+            'usd_per_hour: must be a number or a mapping of names to values, got "cheap"',
+        ),
+        (
+            PRICE % "free",
+            "must be a number or a mapping of fields to values or 'history', got \"free\"",
+        ),
+        (PRICE % "{file: a.csv, speed: 0}", "spot[0].usd_per_hour.speed: must be above 0.0, got 0"),
+    ],
+)
+def test_what_may_be_one_of_several_things_is_complained_of_in_one_line(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    with pytest.raises(UserError) as complained:
+        load_market(written(tmp_path, text))
+    assert str(complained.value).endswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("rows", "start_s", "problem"),
+    [
+        ("0,0.1\n10,dear", 0, "row 3 cannot be read: could not convert string to float: 'dear'"),
+        ("0,0.1\n20,0.2\n10,0.1", 0, "row 4 (10 s) is 10 s before the one above it"),
+        ("0,0.1\n10,-1", 0, "row 3 (10 s) holds no number of at least 0"),
+        ("0,0.1\n10,0.2", 99, "start_s: 99; prices.csv is over after 20 s"),
+    ],
+)
+def test_a_recording_that_makes_no_sense_is_named_by_its_pool_and_field(
+    tmp_path: Path, rows: str, start_s: int, problem: str
+) -> None:
+    (tmp_path / "prices.csv").write_text(f"seconds,usd\n{rows}\n")
+    market = load_market(written(tmp_path, PRICE % f"{{file: prices.csv, start_s: {start_s}}}"))
+    with pytest.raises(UserError) as complained:
+        with_common_start(market, tmp_path)
+    told = str(complained.value)
+    assert told.startswith("market file: c5: usd_per_hour: ")
+    assert problem in told
