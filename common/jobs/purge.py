@@ -38,10 +38,12 @@ def remains_of(name: str, book: JobStore, outside: Outside) -> Remains:
 
     Raises:
         NotFoundError: If there never was such a job.
-        ConflictError: If it is not stopped.
+        ConflictError: If it is not stopped, or its record does not parse.
         UnavailableError: If Kafka is unavailable.
     """
-    is_job = name in book.read()
+    is_job, unreadable = name in book.read(), book.unreadable.get(name)
+    if unreadable is not None:
+        raise ConflictError(f'the job "{name}" may be of a newer program: {unreadable.reason}')
     if is_job:
         book.stopped(name)
     jobs = [*book.past_ids(name), book.id_of(name)]
@@ -59,8 +61,8 @@ def purge(name: str, book: JobStore, outside: Outside) -> Remains:
 
     Raises:
         NotFoundError: If there never was such a job.
-        ConflictError: If it is not stopped, or is just being stopped; or if somebody else wrote it
-            in the same moment.
+        ConflictError: If it is not stopped, is just being stopped, or its record does not parse; or
+            if somebody else wrote it in the same moment.
         UnavailableError: If Kafka is unavailable.
     """
     remains_of(name, book, outside)  # or it is refused
@@ -111,8 +113,10 @@ def _files(jobs: Sequence[str], outside: Outside) -> list[str]:
 
 
 def _delete_files(names: Sequence[str], outside: Outside) -> None:
-    for name in names:
-        outside.open_blobs().delete(name)
+    if names:
+        blobs = outside.open_blobs()
+        for name in names:
+            blobs.delete(name)
 
 
 def _wipe(jobs: Sequence[str], outside: Outside) -> None:

@@ -26,6 +26,7 @@ class Weights(Protocol):
     version: int
     epoch: int
     tag: str
+    metadata: dict[str, str]
 
 
 Net = TypeVar("Net", bound=Network)
@@ -71,6 +72,7 @@ class Live(Generic[Net]):
         self._only_forward = only_forward
         found = fetch("")
         self._tag = found.tag  # of what was looked at last
+        self._submitted_s = found.metadata.get("submitted_s")  # of the job that is served
         self.served = self._copy(found)
         self._closing = threading.Event()
         self._thread = threading.Thread(
@@ -112,7 +114,9 @@ class Live(Generic[Net]):
 
     def _serves(self, found: Weights) -> bool:
         served = self.served.epoch, self.served.version
-        return not self._only_forward or (found.epoch, found.version) > served
+        before, self._submitted_s = self._submitted_s, found.metadata.get("submitted_s")
+        is_other = before != self._submitted_s  # the job was purged, and another has its name
+        return is_other or not self._only_forward or (found.epoch, found.version) > served
 
     def _copy(self, found: Any) -> Served[Net]:  # noqa: ANN401 -- `Weights`, and a dict
         net = copy.deepcopy(self._net)

@@ -52,6 +52,7 @@ BODIES = {
 }
 OTHERWISE = {  # where an empty world, or no body, has no better answer
     Route("DELETE", "/v1/jobs/{job}"): 409,
+    Route("GET", "/v1/jobs/{job}/remains"): 409,
     Route("GET", "/v1/jobs/{job}/model"): 404,
     Route("HEAD", "/v1/jobs/{job}/model"): 404,
     Route("GET", "/page/{folder}/{name:path}"): 404,

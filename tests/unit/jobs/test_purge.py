@@ -19,6 +19,7 @@ from common.testing.blobs import DyingBlobs, MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics.names import (
+    JOBS,
     control_topic,
     group_name,
     plans_topic,
@@ -144,6 +145,17 @@ def test_only_a_job_that_is_stopped_and_led_by_nobody_is_purged(world: World) ->
     assert world.everything() == before
     with pytest.raises(NotFoundError, match='no job "digts", and nothing is left of one'):
         purge("digts", world.book, world.outside())
+
+
+def test_a_job_that_only_a_newer_program_understands_is_not_purged(world: World) -> None:
+    world.work("digits")
+    writer = world.log.writer()
+    writer.append(JOBS, b'{"format":99}', key=b"digits")
+    assert writer.flush(1.0)
+    before = world.everything()
+    with pytest.raises(ConflictError, match="may be of a newer program: job record"):
+        purge("digits", JobStore(world.log), world.outside())
+    assert world.everything() == before
 
 
 def test_a_job_that_was_deleted_alone_is_purged_later(world: World) -> None:

@@ -16,7 +16,7 @@ import doll
 import doll.events
 from common.api.answers import EVENT_DATA, JobAnswer, Progress, UpdateEvent
 from common.checkpoints.snapshot_file import to_bytes
-from common.core.messages import Batch, ModelId, UpdateApplied, WorkerId
+from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Span
 from common.jobs.build import task_of
 from common.jobs.progress import Word
@@ -310,14 +310,14 @@ def test_weights_are_those_that_are_kept(led: World) -> None:
         job.model(7)
 
 
-def keep(led: World, epoch: int, version: int) -> None:
+def keep(led: World, epoch: int, version: int, job: str = "digits") -> None:
     """Make a version, and a snapshot that holds it."""
     batch = Batch(version - 1, WorkerId("w1"), (Span("clinic-a", 0, 0, 2),), 2)
     led.log.writer().append(
-        "doll.digits.updates", encode_audit(UpdateApplied(epoch, version, (batch,), 2, 0.5))
+        f"doll.{job}.updates", encode_audit(UpdateApplied(epoch, version, (batch,), 2, 0.5))
     )
     snapshot = test_model.kept(ModelId(epoch, version), version + 1, test_model.trained(version))
-    led.board("digits").put_snapshot(epoch, to_bytes(snapshot), "c1")
+    led.board(job).put_snapshot(epoch, to_bytes(snapshot), "c1")
 
 
 def test_what_follows_a_job_serves_whole_versions_and_never_goes_back(led: World) -> None:
@@ -338,6 +338,19 @@ def test_what_follows_a_job_serves_whole_versions_and_never_goes_back(led: World
         assert job.model().version == 1
         assert (live.version, live.error) == (3, None)
     assert all(torch.equal(net.state_dict()[name], each) for name, each in before.items())
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_follows_a_job_goes_over_to_the_next_one_of_its_name(led: World) -> None:
+    job = client_of(led).job("digits")
+    with job.follow(build_model(task_of(SPEC, ()), 7), every_s=0.001) as live:
+        assert (live.served.epoch, live.version) == (0, 2)
+        job.stop()
+        job.delete(purge=True)
+        client_of(led).submit(SPEC)
+        led.log.writer().append("doll.digits.I2.updates", encode_audit(Lead(-1, GENESIS, "c1")))
+        keep(led, 0, 1, "digits.I2")
+        eventually(lambda: (live.served.epoch, live.version, live.error) == (0, 1, None))
 
 
 @pytest.mark.usefixtures("at_once")
