@@ -38,7 +38,7 @@ Fate: TypeAlias = Literal["unmatched", "double", "joined"]
 SIDES: tuple[Side, Side] = ("left", "right")
 NEVER_MS = -(2**62)  # before any record
 CLOCK_S = 1.0  # between looks at sides that are silent both
-_AT_ONCE = 1_000  # windows that are closed by one call, and right records that are forgotten
+AT_ONCE = 1_000  # so that others have their turns meanwhile
 
 
 class Times(NamedTuple):
@@ -131,6 +131,7 @@ class PartitionJoin:
         progress: What was known when the entries were kept.
         lefts: Those of the left side that were kept.
         rights: Those of the right side.
+        at_once: Windows that one call closes, and right records that it forgets.
     """
 
     def __init__(
@@ -140,8 +141,10 @@ class PartitionJoin:
         progress: Progress | None = None,
         lefts: Sequence[Entry] = (),
         rights: Sequence[Entry] = (),
+        at_once: int = AT_ONCE,
     ) -> None:
         known = progress or Progress()
+        self._at_once = at_once
         self._times = times
         self._stream_ms: dict[Side, int] = {"left": known.left_ms, "right": known.right_ms}
         self._counts = known
@@ -175,13 +178,13 @@ class PartitionJoin:
     def advance(self) -> tuple[Command, ...]:
         """Close windows and forget right records, some at a time: see `has_more`."""
         commands = list[Command]()
-        for _ in range(_AT_ONCE):
+        for _ in range(self._at_once):
             if not self._may_close():
                 break
             commands += self._close(heappop(self._lefts)[2])
         else:
             return tuple(commands)  # a window that is to be closed yet may need a right record
-        for _ in range(_AT_ONCE):
+        for _ in range(self._at_once):
             if not self._may_forget():
                 break
             commands.append(self._forget())

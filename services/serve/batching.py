@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from common.telemetry.metrics.serving import Watchdog
     from services.serve.served_model import ServedModel
 
-ROWS = 256  # of one pass, unless a single request has more: bounds the memory
+ROWS = 256
 MOST_WAITING = 1000  # requests: others are told to come again
 _BEAT_S = 1.0
 
@@ -56,6 +56,7 @@ class Batches:
         metrics: Where batches are counted.
         watchdog: Of the thread.
         note: Told of each batch that was answered, in the thread; must be quick.
+        rows: Of one pass, unless a single request has more: bounds the memory.
         ended: Called at the end, of a fault too.
     """
 
@@ -68,8 +69,10 @@ class Batches:
         watchdog: Watchdog,
         note: Callable[[Sequence[Answered]], None] | None = None,
         ended: Callable[[], object],
+        rows: int = ROWS,
     ) -> None:
         self._model = model
+        self._rows = rows
         self._shadow = shadow
         self._metrics = metrics
         self._watchdog = watchdog
@@ -128,7 +131,7 @@ class Batches:
             if first is None:
                 return None
         batch, rows = [first], first.rows
-        while rows < ROWS:
+        while rows < self._rows:
             try:
                 more = self._waiting.get_nowait()
             except queue.Empty:
@@ -136,7 +139,7 @@ class Batches:
             if more is None:
                 self._waiting.put(None)
                 break
-            if rows + more.rows > ROWS:
+            if rows + more.rows > self._rows:
                 self._left = more
                 break
             batch.append(more)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from services.serve.served_model import ServedModel
 
 ROWS = 256  # of one transaction
-RETRY_S = 0.5  # until a partition is taken again
+RETRY_S = 0.5
 _NEAR_END = 100  # offsets in which the last position lies: after each comes a transaction's marker
 _HEADER = "from"  # names the record that was answered
 
@@ -68,6 +68,7 @@ class Door:
         inputs: How records become what it reads.
         name: Of this process, in the group.
         logger: Bound to the job.
+        retry_s: Until a partition is taken again.
 
     Raises:
         UserError: If a topic is not there.
@@ -82,7 +83,9 @@ class Door:
         inputs: Inputs,
         name: str,
         logger: EventLogger,
+        retry_s: float = RETRY_S,
     ) -> None:
+        self._retry_s = retry_s
         self._log = log
         self._route = route
         self._model = model
@@ -112,7 +115,7 @@ class Door:
             except OutsideError as error:
                 self._outage.met(error)
                 self._drop(index)
-                self._mine[index] = monotonic() + RETRY_S
+                self._mine[index] = monotonic() + self._retry_s
         try:
             for event in self._group.poll(1, 0.0 if worked else wait_s):
                 if isinstance(event, Assigned):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from services.serve.served_model import ServedModel
 
 LOOK_S = 0.1  # between looks at the board: a few kilobytes, unless there is something new
-STORAGE_S = 2.0  # between looks at which checkpoints there are, likewise
+STORAGE_S = 2.0
 
 
 class Follower:
@@ -39,9 +39,18 @@ class Follower:
         model: What is served.
         outside: Its servers.
         logger: Bound to the job and the alias.
+        storage_s: Between looks at which checkpoints there are.
     """
 
-    def __init__(self, job: str, model: ServedModel, outside: Outside, logger: EventLogger) -> None:
+    def __init__(
+        self,
+        job: str,
+        model: ServedModel,
+        outside: Outside,
+        logger: EventLogger,
+        storage_s: float = STORAGE_S,
+    ) -> None:
+        self._storage_s = storage_s
         self._job = job
         self._model = model
         self._outside = outside
@@ -61,7 +70,7 @@ class Follower:
         pinned = isinstance(alias, int) and self._rank is not None
         if not pinned and monotonic() >= self._storage_at:
             self._tried(self._look_into_storage, self._storage_away)
-            self._storage_at = monotonic() + STORAGE_S
+            self._storage_at = monotonic() + self._storage_s
 
     def close(self) -> None:
         """Let go of the connection."""

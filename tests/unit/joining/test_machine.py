@@ -87,18 +87,13 @@ class Kept(NamedTuple):
         assert len(found) == len(self.samples), "a left record became two samples"
         return found
 
-    def restored(self, times: Times, now: float, progress: Progress) -> PartitionJoin:
+    def restored(self, times: Times, now: float, progress: Progress, at_once: int) -> PartitionJoin:
         """What goes on after a process that was killed."""
         sides = {
             side: [each for (of, _), each in self.entries.items() if of == side]
             for side in machine.SIDES
         }
-        return PartitionJoin(times, now, progress, sides["left"], sides["right"])
-
-
-@pytest.fixture(params=[1, 1000])
-def _few_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_AT_ONCE", request.param)
+        return PartitionJoin(times, now, progress, sides["left"], sides["right"], at_once)
 
 
 def drained(join: PartitionJoin, kept: Kept) -> None:
@@ -106,10 +101,14 @@ def drained(join: PartitionJoin, kept: Kept) -> None:
         kept.write(join.advance())
 
 
-@pytest.mark.usefixtures("_few_at_once")
+@pytest.mark.parametrize("at_once", [1, 1000])
 @given(TIMES, SIDE, SIDE, CHANCES)
 def test_samples_depend_on_the_records_of_both_sides_alone(
-    times: Times, left: list[tuple[str, int]], right: list[tuple[str, int]], chance: Random
+    at_once: int,
+    times: Times,
+    left: list[tuple[str, int]],
+    right: list[tuple[str, int]],
+    chance: Random,
 ) -> None:
     """Not on what is read when, nor on who is killed where.
 
@@ -121,7 +120,7 @@ def test_samples_depend_on_the_records_of_both_sides_alone(
         "right": entries([*right, ("end", LAST_MS)]),
     }
     kept, read = Kept({}, []), dict.fromkeys(machine.SIDES, 0)
-    join = PartitionJoin(times, 0.0)
+    join = PartitionJoin(times, 0.0, at_once=at_once)
     while any(read[side] < len(sides[side]) for side in machine.SIDES):
         before, doubtful = join.progress, dict(read)
         commands = list[Command]()
@@ -134,7 +133,7 @@ def test_samples_depend_on_the_records_of_both_sides_alone(
             if chance.randint(0, 1):
                 commands += join.advance()
         if chance.randint(0, 3) == 0:
-            join = kept.restored(times, 0.0, before)
+            join = kept.restored(times, 0.0, before, at_once)
         else:
             kept.write(commands)
             read = doubtful

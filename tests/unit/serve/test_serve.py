@@ -49,8 +49,6 @@ from common.topics.names import updates_topic
 from common.topics.read import read_decoded, records_of
 from common.topics.schemas import JobSchemas
 from common.wire.messages import encode_audit
-from services.serve import batching, follower
-from services.serve import door as door_module
 from services.serve.__main__ import inputs_of
 from services.serve.app import ModelServer
 from services.serve.batching import Batches
@@ -111,6 +109,21 @@ def asked(images: np.ndarray[Any, Any] = IMAGES, **others: object) -> dict[str, 
     } | others
 
 
+class CountedBatches(Batches):
+    """Says of each request when it waits, so that a test can wait for that."""
+
+    @cached_property
+    def came(self) -> asyncio.Semaphore:
+        """Once for each; of the event loop."""
+        return asyncio.Semaphore(0)
+
+    async def predict(self, columns: Columns, name: str = "") -> Predicted:
+        """As another would; its first step puts the request into the queue."""
+        answer = asyncio.ensure_future(super().predict(columns, name))
+        asyncio.get_running_loop().call_soon(self.came.release)
+        return await answer
+
+
 @dataclass
 class World:
     """A model server and the servers behind it."""
@@ -137,7 +150,7 @@ class World:
         """One for each."""
         outside = Outside(self.settings, lambda: self.log, self.board, lambda: self.blobs)
         logger = event_logger("serve")
-        return [Follower(self.spec.name, each, outside, logger) for each in self.models]
+        return [Follower(self.spec.name, each, outside, logger, 0.0) for each in self.models]
 
     @cached_property
     def metrics(self) -> ServeMetrics:
@@ -152,14 +165,15 @@ class World:
         return PredictionWriter(self.log, self.predictions, self.spec.name, self.metrics)
 
     @cached_property
-    def batches(self) -> Batches:
+    def batches(self) -> CountedBatches:
         """The thread that computes."""
-        return Batches(
+        return CountedBatches(
             *self.models,
             metrics=self.metrics,
             watchdog=Watchdog(),
             note=self.writer.write if self.writer else None,
             ended=self.ended.set,
+            rows=8,
         )
 
     @cached_property
@@ -447,10 +461,7 @@ def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(world: World) -
 
 
 @pytest.mark.parametrize(("alias", "version"), [("best", 1), (2, 2), ("newest", 2)])
-def test_an_alias_is_found_among_checkpoints(
-    made: list[World], monkeypatch: pytest.MonkeyPatch, alias: Wish, version: int
-) -> None:
-    monkeypatch.setattr(follower, "STORAGE_S", 0.0)
+def test_an_alias_is_found_among_checkpoints(made: list[World], alias: Wish, version: int) -> None:
     world = World(alias=alias)
     made.append(world)
     epoch = world.lead(-1, GENESIS, 1, 2, 3)
@@ -480,7 +491,6 @@ def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
         return whole(columns)
 
     monkeypatch.setattr(model, "predict", predict)
-    monkeypatch.setattr(batching, "ROWS", 8)
     bad = np.full((1, 1, 8, 8), 255, np.uint8)
     bodies: list[object] = [asked(IMAGES[:1], id=str(n)) for n in range(10)]
     bodies[5] = asked(bad)
@@ -489,8 +499,8 @@ def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
         first = asyncio.create_task(world.ask_all([asked()]))
         await asyncio.to_thread(entered.wait, 30.0)
         answers = asyncio.create_task(world.ask_all(bodies))
-        while world.batches.waiting < len(bodies):  # noqa: ASYNC110 -- a queue between threads
-            await asyncio.sleep(0.001)
+        for _ in range(1 + len(bodies)):
+            await world.batches.came.acquire()
         go.set()
         assert [each.status_code for each in await first] == [200]
         return await answers
@@ -603,7 +613,7 @@ class Doors:
         inputs = self._world.inputs
         route = Route(self._world.spec.name, "asked", "answered")
         logger = event_logger("serve")
-        return Door(self.log, route, self._world.models[0], inputs, name, logger)
+        return Door(self.log, route, self._world.models[0], inputs, name, logger, retry_s=0.0)
 
     def write(self, *records: object, partition: int = 0) -> None:
         """Ask something."""
@@ -683,10 +693,7 @@ def test_who_comes_next_goes_on_where_the_last_one_was(doors: Doors, made: list[
         door.close()
 
 
-def test_records_that_expired_are_passed_over(
-    doors: Doors, made: list[World], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(door_module, "RETRY_S", 0.0)
+def test_records_that_expired_are_passed_over(doors: Doors, made: list[World]) -> None:
     [world] = made
     world.publish(0, 1, seed=1)
     world.look()
