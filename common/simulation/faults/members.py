@@ -284,10 +284,10 @@ class SimulatedMember(SimulatedWorker):
         return Found(self.state, self.replica.origin, dict(self.moments))
 
     def _fetch(self, made: ModelId) -> Found:
-        """From storage; version 0 is made, by each member another one."""
+        """From storage; version 0 is made, by each member another one, and always the same."""
         every = range(self._slices)
         if made == GENESIS:
-            token = GENESIS, next(self.world.serial)
+            token = GENESIS, self.member.life
             return Found(token, self.member.life, dict.fromkeys(every, token))
         stored = self.world.group.stored.get(made, {})
         if self.world.storage_away or len(stored) < self._slices:
