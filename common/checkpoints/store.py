@@ -197,6 +197,15 @@ class CheckpointStore:
         """
         self._blobs.put(self._state(made), data)
 
+    def put_slices(self, made: ModelId, numbers: Collection[int], data: bytes) -> None:
+        """Keep slices of a version, as `SlicedTrainer.snapshot` writes them with their weights."""
+        self._blobs.put(self._state(made, f".{'-'.join(map(str, numbers))}"), data)
+
+    def slices(self, made: ModelId) -> list[bytes]:
+        """Read all that owners of slices have stored of a version."""
+        names = self._blobs.names(f"{self._states}{made.epoch}-{made.version}.")
+        return [data for name in names if (data := self._blobs.get(name)) is not None]
+
     def state(self, made: ModelId) -> bytes:
         """Read what a worker held.
 
@@ -216,8 +225,8 @@ class CheckpointStore:
             if version.isdigit() and int(version) < oldest:
                 self._blobs.delete(name)
 
-    def _state(self, made: ModelId) -> str:
-        return f"{self._states}{made.epoch}-{made.version}.safetensors"
+    def _state(self, made: ModelId, slices: str = "") -> str:
+        return f"{self._states}{made.epoch}-{made.version}{slices}.safetensors"
 
     def folder(self, name: ModelId) -> str:
         """Where a checkpoint is, from the storage's root on."""

@@ -7,19 +7,22 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, WithJsonSchema, model_validator
 
 from common.config.synchronisation import MOST, Count, Part, Positive
-from common.core.settings import AggregationSettings
+from common.core.settings import AggregationSettings, SliceSettings
 
 _Several = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MOST})]
 # Apart by type: what makes clients of the API's document knows no words and numbers in one list.
 _STAGES = WithJsonSchema({"anyOf": [{"const": "auto"}, {"enum": [1, 2, 3]}]})
+# More than owners, so that each has about as many, and few: each is a step of its own.
+SLICES = 32
 _OF_SLICES = ("stage", "servers", "owners", "backup")
 
 
 class BackupSpec(Part):
-    """How often owners of slices leave what they hold with members on reliable machines."""
+    """How often owners of slices store what they hold."""
 
     every_updates: Count = 20
-    """Each n-th version."""
+    """Each n-th version is a checkpoint, however few `checkpoint` asks for: where all owners of a
+    slice die at once, what came after it is learned again."""
 
 
 class AggregationSpec(Part):
@@ -29,8 +32,8 @@ class AggregationSpec(Part):
     """`board`: the coordinator, from gradients that pass through Redis; `group`: workers among
     themselves, who must reach each other on a private network: see docs/howto/choosing.md."""
     layout: Literal["replicas", "slices"] = "replicas"
-    """Of `group`: every worker holds all weights and optimizer state, or slices have owners (not
-    offered by this version yet)."""
+    """Of `group`: every worker holds all weights and optimizer state, or slices of them have
+    owners, who alone hold its optimizer state and take its steps."""
     stage: Annotated[Literal["auto", 1, 2, 3], _STAGES] = "auto"
     """Of `slices`: owners are reliable machines (1), half of the spot machines (2), likewise while
     reliable ones only keep backups (3); `auto`: by the ratio of spot to reliable ones."""
@@ -41,7 +44,7 @@ class AggregationSpec(Part):
     owners: Annotated[int, Field(ge=1, le=3)] = 2
     """Of `slices`: how many own each."""
     backup: BackupSpec = BackupSpec()
-    """Of `slices`: copies on reliable machines."""
+    """Of `slices`: copies in storage."""
     copies: Count = 2
     """Workers that must have an update whole before it counts where others broke off; fewer where
     fewer live."""
@@ -56,7 +59,14 @@ class AggregationSpec(Part):
     def core(self) -> AggregationSettings:
         """As a leader goes by it."""
         heal_s = None if self.heal_s == "auto" else self.heal_s
-        return AggregationSettings(self.copies, heal_s)
+        slices = SliceSettings(
+            SLICES,
+            self.owners,
+            None if self.servers == "auto" else self.servers,
+            None if self.stage == "auto" else self.stage,
+        )
+        sliced = self.layout == "slices"
+        return AggregationSettings(self.copies, heal_s, slices=slices if sliced else None)
 
     @model_validator(mode="after")
     def _each_counts(self) -> Self:

@@ -221,6 +221,9 @@ class Settings(BaseModel):
     ] = ""
     """Name or address of this machine for workers that add up gradients among themselves; by
     default the one from which it reaches Redis."""
+    tier: Literal["reliable", "spot"] = "spot"
+    """`reliable` or `spot`: whether the machine stays, or may vanish; of a worker of a job with
+    `aggregation: {layout: slices}`."""
     machine: str = ""
     """Tag of the rented machine that the process runs on."""
     owner_pid: int = Field(default=0, ge=0)

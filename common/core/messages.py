@@ -388,6 +388,11 @@ class Unsettled(NamedTuple):
     live: int  # workers that the leader sees
 
 
+# Of which slices of the weights the optimizer's state is meant, ascending; left out: of them all.
+Slices: TypeAlias = tuple[int, ...] | UnsetType
+Tier: TypeAlias = Literal["reliable", "spot"]
+
+
 class Membership(msgspec.Struct, frozen=True):
     """Who adds gradients up together, as the leader has decided: one process group is made of it.
 
@@ -396,6 +401,16 @@ class Membership(msgspec.Struct, frozen=True):
 
     number: int  # counts this leader's from 1; 0: none yet
     members: tuple[Member, ...] = ()  # in order of their ranks
+    # By slice, the ranks of those who step it: the first sends its weights to all, the others hold
+    # its optimizer state as well. Left out: each member holds and steps everything.
+    owners: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+
+    def owned(self, member: Member) -> Slices:
+        """Slices of which a member will hold the optimizer's state after the next step."""
+        if self.owners is UNSET:
+            return UNSET
+        rank = self.members.index(member) if member in self.members else -1
+        return tuple(number for number, ranks in enumerate(self.owners) if rank in ranks)
 
 
 class Reduce(msgspec.Struct, frozen=True):
@@ -415,6 +430,7 @@ class Copy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     member: Member
     source: Member | None = None  # None: from storage, or made by the specification
+    slices: Slices = UNSET  # whose optimizer state comes with the weights; left out: all of it
 
 
 class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -430,6 +446,7 @@ class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
     store: Member | None = None  # is to store this version
     hot: Member | None = None  # is to make the hot snapshot of this version whole
     offer: Member | None = None  # is to offer this version to evaluators
+    stores: tuple[Member, ...] = ()  # likewise, by slice
     addresses: dict[WorkerId, str] = {}  # of all who are named above: where others reach them
 
 
@@ -534,6 +551,9 @@ class StateReport(msgspec.Struct, frozen=True, tag="state"):
     unreachable: tuple[Member, ...] = ()  # of whom it could not copy
     address: str = ""  # where others reach it: host:port
     numbers: int = 0  # of its weights and buffers: P + B
+    slices: Slices = UNSET  # whose optimizer state it holds at that version
+    tier: Tier | UnsetType = UNSET  # of its machine; left out: spot, or it matters to nobody
+    began_s: float | UnsetType = UNSET  # when its process did, since 1970
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored"):
@@ -543,6 +563,7 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
     model: ModelId
     life: int
     made: ModelId
+    slices: Slices = UNSET  # of it
 
 
 FailedReason: TypeAlias = Literal[

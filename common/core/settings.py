@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from common.core.messages import Synchrony
 from common.core.schedule import CONSTANT, Schedule
@@ -65,6 +65,19 @@ class Rule:
         return self.busy_below is not None and busy < self.busy_below
 
 
+Stage: TypeAlias = Literal[1, 2, 3]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSettings:
+    """How the weights are cut into slices, each with owners."""
+
+    count: int  # of the slices
+    owners: int = 2  # of each, where so many can own some
+    servers: int | None = None  # how many own some, of spot machines; None: half of those
+    stage: Stage | None = None  # None: by how many machines are of which tier
+
+
 @dataclass(frozen=True, slots=True)
 class AggregationSettings:
     """How workers add gradients up among themselves."""
@@ -74,6 +87,7 @@ class AggregationSettings:
     heal_s: float | None = None
     first_attempt_s: float | None = None  # that a collective may take, until one was measured
     offer_every_updates: int | None = None  # to evaluators; None: there are none
+    slices: SliceSettings | None = None  # None: every member holds everything
 
 
 @dataclass(frozen=True, slots=True)

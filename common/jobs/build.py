@@ -8,13 +8,17 @@ from common.learning.codecs import Codec, make_codec
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.sizes import check_size
+from common.learning.sliced_trainer import SlicedTrainer
 from common.learning.tasks import Task, build_model, check_fields, make_task
 from common.learning.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from common.core.messages import Vector
     from common.jobs.spec import JobSpec
+    from common.learning.checkpoint import Layout
+    from common.learning.gradients import Reduction
 
 
 def task_of(spec: JobSpec, allowed: Collection[str]) -> Task:
@@ -50,18 +54,37 @@ def optimizer_of(spec: JobSpec) -> OptimizerSettings:
 def trainer_of(spec: JobSpec, allowed: Collection[str], max_model_mb: int) -> Callable[[], Trainer]:
     """How to make trainers with the weights of version 0, which the specification determines.
 
+    Args and Raises: As `sliced_trainer_of`, which is for workers that own slices of the weights.
+    """
+    parts = _parts(spec, allowed, max_model_mb)
+    return lambda: Trainer(*parts)
+
+
+def sliced_trainer_of(
+    spec: JobSpec, allowed: Collection[str], max_model_mb: int, count: int
+) -> Callable[[], SlicedTrainer]:
+    """How to make a worker's numbers with the weights of version 0, where slices have owners.
+
     Args:
         spec: The job.
         allowed: Entrypoints that this process may import (DOLL_TASKS).
         max_model_mb: A model of more MiB is refused (DOLL_MAX_MODEL_MB).
+        count: How many slices there are.
 
     Raises:
         TaskMissingError: If this process has not got the task.
         UserError: If the task or the optimizer cannot be made, or the model is too large.
     """
+    parts = _parts(spec, allowed, max_model_mb)
+    return lambda: SlicedTrainer(*parts, count=count)
+
+
+def _parts(
+    spec: JobSpec, allowed: Collection[str], max_model_mb: int
+) -> tuple[Vector, int, OptimizerSettings, Reduction, Layout]:
     task = task_of(spec, allowed)
     check_size(task, max_model_mb)
     model = FlatModel(build_model(task, spec.seed))
     weights, parameter_count = model.vector.copy(), model.parameter_count
     optimizer, layout = optimizer_of(spec), layout_of(model.module)
-    return lambda: Trainer(weights, parameter_count, optimizer, spec.reduction, layout)
+    return weights, parameter_count, optimizer, spec.reduction, layout

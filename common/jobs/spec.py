@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from common.core.messages import SynchronisationMode
+    from common.core.settings import SliceSettings
     from common.policies.policy import PolicyName
     from common.ports.servers import Log
 
@@ -795,6 +796,20 @@ class JobSpec(Part):
         return self.aggregation is not None and self.aggregation.mode == "group"
 
     @property
+    def slices(self) -> SliceSettings | None:
+        """How its weights are cut into slices with owners; None: they are not."""
+        return self.aggregation.core.slices if self.aggregation and self.grouped else None
+
+    @property
+    def checkpoint_every_updates(self) -> int | None:
+        """One of so many versions is a checkpoint; owners of slices back up what they hold so."""
+        every = self.checkpoint.every_updates
+        if self.aggregation is None or self.slices is None:
+            return every
+        backup = self.aggregation.backup.every_updates
+        return backup if every is None else min(every, backup)
+
+    @property
     def format(self) -> int:
         """Of its record: 2 where older programs would read over what it says, and must not."""
         later = (self.synchronisation, self.aggregation, self.compression, self.tuner)
@@ -915,10 +930,6 @@ class JobSpec(Part):
             raise ValueError(
                 "aggregation.mode: workers of a group are told no changes, they make them: leave"
                 " compression out, or take mode: board"
-            )
-        if among.layout == "slices":
-            raise ValueError(
-                "aggregation.layout: slices is not offered by this version yet: take replicas"
             )
         if among.transport == "nccl":
             raise ValueError(

@@ -22,6 +22,8 @@ from common.learning.optimizers import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from common.core.messages import Vector
     from common.learning.checkpoint import Layout
     from common.learning.gradients import Reduction
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 _SCATTERED = 1 / 8  # of a vector: numbers here and there take as long as all of them in a row
 
 
-class _Kind(msgspec.Struct, frozen=True):
+class Kind(msgspec.Struct, frozen=True):
     """What a snapshot must agree in with whoever goes on from it."""
 
     optimizer: str
@@ -46,10 +48,10 @@ class _Kind(msgspec.Struct, frozen=True):
         return f"{self.optimizer}, {self.size}"
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """What a snapshot holds."""
 
-    kind: _Kind
+    kind: Kind
     weights: Vector  # (P + B,) float32
     state: dict[str, npt.NDArray[Any]]  # of the optimizer, empty before the first update
 
@@ -194,15 +196,8 @@ class Trainer:
             optimizer: Whether its state is wanted: nobody can train on without it.
         """
         state = self._optimizer.state[self._parameter] if optimizer else {}
-        tensors = {
-            _STATE + name: value.numpy()
-            for name, value in state.items()
-            if isinstance(value, torch.Tensor)
-        }
-        # One entry, see `pack`; whoever restores compares the kind alone.
-        head = msgspec.to_builtins(self._kind) | {"layout": self._layout}
-        metadata = {"trainer": msgspec.json.encode(head).decode()}
-        return pack({"weights": self._weights, **tensors}, metadata)
+        arrays = {n: value.numpy() for n, value in state.items() if isinstance(value, torch.Tensor)}
+        return packed(self._kind, self._layout, self._weights, arrays)
 
     def restore(self, data: bytes) -> None:
         """Go on from a snapshot as if nothing had happened, bit for bit; or raise, unchanged.
@@ -210,7 +205,7 @@ class Trainer:
         Raises:
             CorruptError: If the bytes are not a snapshot, or not of this model and optimizer.
         """
-        held = _unpacked(data)
+        held = unpacked(data)
         if held.kind != self._kind:
             raise CorruptError(
                 f"it holds {held.kind}, but this job's model has {self._kind}: bring back the"
@@ -229,7 +224,7 @@ class Trainer:
         Raises:
             CorruptError: If the bytes are not a snapshot, or of a model of another size.
         """
-        held = _unpacked(data)
+        held = unpacked(data)
         if held.kind != msgspec.structs.replace(self._kind, optimizer=held.kind.optimizer):
             raise CorruptError(
                 f"it holds {held.kind.size}, but this job's model has {self._kind.size}"
@@ -239,8 +234,8 @@ class Trainer:
         return held.kind.optimizer
 
     @property
-    def _kind(self) -> _Kind:
-        return _Kind(self._settings.kind, self._split, len(self._weights) - self._split)
+    def _kind(self) -> Kind:
+        return Kind(self._settings.kind, self._split, len(self._weights) - self._split)
 
     def _take(self, weights: Vector, state: dict[str, npt.NDArray[Any]]) -> None:
         self._weights[:] = weights
@@ -255,11 +250,26 @@ class Trainer:
 _STATE = "optimizer."  # what the names of the optimizer's tensors begin with
 
 
-def _unpacked(data: bytes) -> _Held:
-    """Read a snapshot, and check that it fits itself."""
+def packed(
+    kind: Kind, layout: Layout, weights: Vector, state: Mapping[str, npt.NDArray[Any]]
+) -> bytes:
+    """Write a snapshot; `unpacked` reads it."""
+    # One entry, see `pack`; whoever restores compares the kind alone.
+    head = msgspec.to_builtins(kind) | {"layout": layout}
+    tensors = {_STATE + name: value for name, value in state.items()}
+    metadata = {"trainer": msgspec.json.encode(head).decode()}
+    return pack({"weights": weights, **tensors}, metadata)
+
+
+def unpacked(data: bytes) -> Held:
+    """Read a snapshot, and check that it fits itself.
+
+    Raises:
+        CorruptError: If it is none, or does not.
+    """
     tensors, metadata = unpack(data)
     try:
-        kind = msgspec.json.decode(metadata.get("trainer", ""), type=_Kind)
+        kind = msgspec.json.decode(metadata.get("trainer", ""), type=Kind)
     except msgspec.DecodeError as error:
         raise CorruptError(f"it does not say whose snapshot it is: {error}") from error
     weights = tensors.pop("weights", np.empty(0, np.float32))
@@ -273,4 +283,4 @@ def _unpacked(data: bytes) -> _Held:
     for name, value in state.items():
         if value.shape not in ((), (kind.parameters,)):
             raise CorruptError(f"its {name} has shape {value.shape}, expected ({kind.parameters},)")
-    return _Held(kind, weights, state)
+    return Held(kind, weights, state)

@@ -17,9 +17,10 @@ from common.simulation.faults.cluster import (
     run_group_seed,
     run_seed,
     run_seeds,
+    run_slices_seed,
     shrink,
 )
-from common.simulation.faults.scenario import Scenario, from_seed, grouped
+from common.simulation.faults.scenario import Scenario, from_seed, grouped, sliced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,7 @@ EXAMPLES = """examples:
   python -m common.simulation --seeds 0 1000     check seeds 0 to 999
   python -m common.simulation --first            stop at the first seed that fails
   python -m common.simulation --group            members hold the weights and add gradients up
+  python -m common.simulation --slices           likewise, each slice of them has owners
   python -m common.simulation --story 42         tell what happens under seed 42
   python -m common.simulation --shrink 42        find the smallest world that still fails as 42 does
 """
@@ -47,29 +49,34 @@ def main() -> int:
     what.add_argument("--seeds", nargs=2, type=int, metavar=("FROM", "TO"), default=(0, 1000))
     what.add_argument("--story", type=int, metavar="SEED")
     what.add_argument("--shrink", type=int, metavar="SEED")
-    parser.add_argument("--group", action="store_true", help="members hold the weights")
+    layout = parser.add_mutually_exclusive_group()
+    layout.add_argument("--group", action="store_true", help="members hold the weights")
+    layout.add_argument("--slices", action="store_true", help="members own slices of the weights")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     arguments = parser.parse_args()
     console = Console(stderr=True)
+    group = "slices" if arguments.slices else "group" if arguments.group else ""
     if arguments.story is not None or arguments.shrink is not None:
         seed = arguments.shrink if arguments.story is None else arguments.story
-        scenario = grouped(from_seed(seed)) if arguments.group else from_seed(seed)
+        scenario = grouped(from_seed(seed)) if group else from_seed(seed)
+        scenario = sliced(scenario) if arguments.slices else scenario
         return _tell(scenario, console, small=arguments.story is None)
     began = perf_counter()
-    run = run_group_seed if arguments.group else run_seed
+    run = {"": run_seed, "group": run_group_seed, "slices": run_slices_seed}[group]
     outcomes = _check(range(*arguments.seeds), run, console, first=arguments.first)
-    _report(outcomes, perf_counter() - began, group=arguments.group)
+    _report(outcomes, perf_counter() - began, group)
     failed = any(outcome.failure for outcome in outcomes) or (
-        len(outcomes) >= ENOUGH and not all(_ways(outcomes, group=arguments.group).values())
+        len(outcomes) >= ENOUGH and not all(_ways(outcomes, group).values())
     )
     return EXIT_VIOLATED if failed else 0
 
 
-def _ways(outcomes: list[Outcome], *, group: bool) -> dict[str, int]:
+def _ways(outcomes: list[Outcome], group: str) -> dict[str, int]:
     """How many updates were made in each way that is not the paper's, or not as the one before."""
     if group:
         among = sum((outcome.among for outcome in outcomes), Counter[str]())
-        return {way: among[way] for way in ("broken", "adopted", "copied", "torn", "fallen back")}
+        members = ["broken", "adopted", "copied", "torn", "fallen back"]
+        return {way: among[way] for way in members + ["moved"] * (group == "slices")}
     ways = ("stale", "lone", "walked", "switched", "changed", "tuned")
     return {way: sum(getattr(o, way) for o in outcomes) for way in ways}
 
@@ -86,13 +93,13 @@ def _check(
     return outcomes
 
 
-def _report(outcomes: list[Outcome], seconds: float, *, group: bool) -> None:
+def _report(outcomes: list[Outcome], seconds: float, group: str) -> None:
     failures = [outcome for outcome in outcomes if outcome.failure]
     totals = (
         f"{len(outcomes)} seeds",
         f"{len(failures)} failures",
         f"{sum(outcome.updates for outcome in outcomes)} updates",
-        *(f"{count} {way}" for way, count in _ways(outcomes, group=group).items()),
+        *(f"{count} {way}" for way, count in _ways(outcomes, group).items()),
         f"{sum(outcome.takeovers for outcome in outcomes)} leaders",
         f"{sum(outcome.quarantined for outcome in outcomes)} batches quarantined",
         f"{sum(outcome.requeued for outcome in outcomes)} taken back",

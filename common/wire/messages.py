@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import reprlib
 import struct
+from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeAlias, TypeVar
 
 import msgspec
@@ -36,6 +37,7 @@ from common.core.messages import (
     Lead,
     LeaderStatus,
     Member,
+    Membership,
     ModelId,
     Opened,
     Quarantined,
@@ -43,6 +45,7 @@ from common.core.messages import (
     Replayed,
     Reply,
     Requeued,
+    Slices,
     SpanExpired,
     StateReport,
     Stored,
@@ -308,6 +311,12 @@ def _check_member(field: str, member: Member) -> None:
     _check_count(f"{field}.life", member.life)
 
 
+def _check_slices(field: str, slices: Slices) -> None:
+    numbers = slices or ()
+    ascending = all(one < other for one, other in pairwise((-1, *numbers)))
+    _need(ascending, field, numbers, "numbers from 0, ascending")
+
+
 def check_leader_status(leader_status: LeaderStatus) -> None:
     """Refuse positions that no leader can have reached."""
     for field in ("epoch", "control_position", "oldest_unsettled", "waiting", "live"):
@@ -374,11 +383,9 @@ def _check_group(group: GroupOrders, model: ModelId) -> None:
     same = group.made.version == model.version
     _need(same, "group.made", group.made, f"version {model.version}, the trigger's")
     _check_count("group.origin", group.origin)
-    _check_count("group.membership.number", group.membership.number)
-    members = group.membership.members
-    for member in members:
-        _check_member("group.membership.members", member)
-    _need(len(set(members)) == len(members), "group.membership.members", members, "each once")
+    _check_membership(group.membership)
+    for member in group.stores:
+        _check_member("group.stores", member)
     if group.by is not None:
         _check_attempt("group.by", group.by)
     for field in ("store", "hot", "offer"):
@@ -388,19 +395,33 @@ def _check_group(group: GroupOrders, model: ModelId) -> None:
         _check_member("group.copies.member", copy.member)
         if copy.source is not None:
             _check_member("group.copies.source", copy.source)
+        _check_slices("group.copies.slices", copy.slices)
     for worker, address in group.addresses.items():
         _check_worker(worker)
         _need(0 < len(address) <= _ADDRESS, "group.addresses", address, "host:port")
     if group.reduce is not None:
+        members, owners = group.membership.members, group.membership.owners or ()
         attempt, parts = group.reduce.attempt, group.reduce.parts
         next_one = (model.epoch, group.membership.number, model.version + 1)
         _need(attempt == next_one, "group.reduce.attempt", attempt, f"{next_one}")
         _need(len(parts) == len(members), "group.reduce.parts", parts, "some of each member")
+        _need(() not in owners, "group.membership.owners", owners, "an owner of each slice")
         _check_offsets(offset for part in parts for message in part for offset in message)
         _check_count("group.reduce.samples", group.reduce.samples, 1)
         _check_rate("group.reduce.local_rate", group.reduce.local_rate)
         _check_rate("group.reduce.learning_rate", group.reduce.learning_rate or 0.0)
         _check_rate("group.reduce.scale", group.reduce.scale)
+
+
+def _check_membership(membership: Membership) -> None:
+    _check_count("group.membership.number", membership.number)
+    members = membership.members
+    for member in members:
+        _check_member("group.membership.members", member)
+    _need(len(set(members)) == len(members), "group.membership.members", members, "each once")
+    for ranks in membership.owners or ():
+        well = len(set(ranks)) == len(ranks) and set(ranks) <= set(range(len(members)))
+        _need(well, "group.membership.owners", ranks, f"ranks of {len(members)} members, each once")
 
 
 def check_reply(reply: Reply) -> None:
@@ -436,8 +457,11 @@ def _check_word(reply: Reduced | Broken | StateReport | Stored) -> None:
         _check_count("origin", reply.origin)
         _check_count("numbers", reply.numbers)
         _need(len(reply.address) <= _ADDRESS, "address", reply.address, "host:port")
-    if isinstance(reply, StateReport | Stored) and reply.made is not None:
-        check_model("made", reply.made)
+        _check_finite("began_s", reply.began_s or 0.0)
+    if isinstance(reply, StateReport | Stored):
+        _check_slices("slices", reply.slices)
+        if reply.made is not None:
+            check_model("made", reply.made)
 
 
 def _check_answer(reply: Gradient | GradientReady | Failed) -> None:

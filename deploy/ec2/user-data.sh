@@ -28,6 +28,8 @@ job=$(tell tags/instance/doll:job)
 worker=$(tell tags/instance/doll:worker)
 region=$(tell placement/region)
 machine=$(tell instance-id)
+tier=spot
+if [ "$(tell instance-life-cycle)" = on-demand ]; then tier=reliable; fi
 
 # User data runs once: a machine that EC2 starts anew after a fault of its host would do nothing and cost. It
 # ends then; another one that was made from this one's image does not.
@@ -82,5 +84,5 @@ systemd-run --unit doll-worker --wait \
   docker run --rm --init --name doll-worker --network host \
   --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges "${gpus[@]}" \
   --volume "$work/secrets:/run/secrets:ro" --env-file "$work/environment" \
-  --env DOLL_NOTICES=ec2 --env DOLL_METRICS_PORT=9102 --env DOLL_METRICS_HOST=0.0.0.0 \
+  --env DOLL_TIER="$tier" --env DOLL_NOTICES=ec2 --env DOLL_METRICS_PORT=9102 --env DOLL_METRICS_HOST=0.0.0.0 \
   "$image" worker --job "$job" --name "$worker"

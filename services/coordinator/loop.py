@@ -252,6 +252,6 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         hot_every_s=spec.hot_snapshot.every_s,
         hot_every_updates=spec.hot_snapshot.every_updates,
         checkpoint_every_s=spec.checkpoint.every_s,
-        checkpoint_every_updates=spec.checkpoint.every_updates,
+        checkpoint_every_updates=spec.checkpoint_every_updates,
         aggregation=among,
     )

@@ -22,6 +22,7 @@ from common.core.messages import ModelId
 from common.core.snapshots import genesis
 from common.errors import CorruptError, DollError
 from common.learning.checkpoint import weights_in
+from common.learning.sliced_trainer import whole_of
 from common.telemetry.logging import Outage
 
 if TYPE_CHECKING:
@@ -259,7 +260,10 @@ class SnapshotStore:
         if made is not None:
             saved, name = made.saved, made.saved.name
             if self._record.spec.grouped:  # a worker has stored what it holds
-                saved = saved._replace(trainer=self._checkpoints.state(saved.snapshot.made))
+                stored, of = self._checkpoints, saved.snapshot.made
+                sliced = self._record.spec.slices is not None
+                trainer = whole_of(stored.slices(of)) if sliced else stored.state(of)
+                saved = saved._replace(trainer=trainer)
                 self._offer(saved)
             self._checkpoints.save(
                 name,

@@ -173,6 +173,7 @@ def _access(job: JobRecord, settings: Settings, boards: Boards) -> GroupAccess:
         CheckpointStore(open_blobs(settings), job.id),
         "" if origin is None else origin.sha256,
         0.0 if among is None else min(among.leave_s, settings.leave_s),
+        sliced=job.spec.slices is not None,
     )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from secrets import randbits
@@ -36,14 +35,16 @@ from common.core.group.replica import (
     ShareWeights,
     StoreState,
 )
+from common.core.group.stages import Machine
 from common.core.messages import GENESIS, Failed, GradientReady, Member
 from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.checkpoint import weights_in
 from common.learning.errors import NotFiniteError
-from common.learning.slices import digest
+from common.learning.sliced_trainer import whole_of
 from common.ports.group import Peer
 from common.telemetry.logging import Outage
+from services.worker.held import Formed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -56,14 +57,16 @@ if TYPE_CHECKING:
         ModelId,
         Reduce,
         Reply,
+        Slices,
+        Tier,
         TriggerId,
         UpdateTrigger,
         Vector,
         WorkerId,
     )
-    from common.learning.trainer import Trainer
     from common.ports.group import Group, Groups
     from services.worker.compute import OrderComputer, Shell
+    from services.worker.held import Gradients, Held
 
 LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
 JOIN_S = 2.0  # for threads that were told to end: forming a group cannot be given up at once
@@ -71,7 +74,7 @@ LIFE_BITS = 53
 # Times as long as it took to put the weights on the board: not again before. Large ones make their
 # way as seldom as that, whatever the job's settings say.
 PAUSE = 20
-_RESULT = 0  # the round by which the trainer knows the result of an attempt
+NOBODY: tuple[Member, ...] = ()
 
 
 class GroupAccess(NamedTuple):
@@ -81,16 +84,17 @@ class GroupAccess(NamedTuple):
     checkpoints: CheckpointStore
     origin: str = ""  # checksum of the weights that the job begins with; empty: as it specifies
     leave_s: float = 5.0  # so long a member that leaves may be needed
+    sliced: bool = False  # owners of slices store them apart
 
+    def stored(self, made: ModelId) -> bytes:
+        """What members have stored of a version.
 
-@dataclass(slots=True)
-class _Formed:
-    """A process group of one membership; whether it stands, its own thread knows."""
-
-    place: tuple[int, int]  # epoch and number of the membership
-    members: tuple[Member, ...]
-    group: Group
-    failed: GroupError | None = None
+        Raises:
+            CorruptError: If that is not whole.
+            UnavailableError: If the storage is.
+        """
+        checkpoints = self.checkpoints
+        return whole_of(checkpoints.slices(made)) if self.sliced else checkpoints.state(made)
 
 
 class GroupLoop:
@@ -101,7 +105,8 @@ class GroupLoop:
         compute: Computes gradients.
         shell: What surrounds it.
         access: To the others, and to storage.
-        make_trainer: Makes the numbers with the weights of version 0.
+        make_held: Makes the numbers with the weights of version 0.
+        machine: What this process runs on, where slices of the weights have owners.
     """
 
     def __init__(
@@ -110,12 +115,13 @@ class GroupLoop:
         compute: OrderComputer,
         shell: Shell,
         access: GroupAccess,
-        make_trainer: Callable[[], Trainer],
+        make_held: Callable[[], Held],
+        machine: tuple[Tier, float] | None = None,
     ) -> None:
         self._id = worker
         self._compute = compute
         self._access = access
-        self._make_trainer = make_trainer
+        self._make_held = make_held
         self._board, self._log = shell.board, shell.logger
         self._measures, self._traces = shell.measures, shell.traces
         self._watchdog = shell.watchdog
@@ -123,12 +129,12 @@ class GroupLoop:
         self._numbers = len(compute.computer.model.vector)
         self._member = Member(worker, randbits(LIFE_BITS))
         self._changed = threading.Condition()  # guards what follows, up to the threads
-        self._replica = Replica(self._member, access.groups.address, self._numbers)
+        runs_on = None if machine is None else Machine(self._member, *machine)
+        self._replica = Replica(self._member, access.groups.address, self._numbers, runs_on)
         self._orders = Assignments(worker)
-        self._trainer: Trainer | None = None  # holds what the replica says
-        self._reduce: Reduce | None = None  # whose result the trainer has, too
+        self._held: Held | None = None  # what the replica says
         self._vectors = dict[tuple[tuple[int, ...], float], tuple["Vector", int]]()  # and samples
-        self._formed: _Formed | None = None
+        self._formed: Formed | None = None
         self._storing = False
         self._sharing = False
         self._due: ShareWeights | None = None
@@ -140,8 +146,6 @@ class GroupLoop:
         self._heard_s = 0.0  # when triggers were heard last, since 1970
         self._over = threading.Event()
         self._tasks = SimpleQueue["Callable[[], None] | None"]()  # of the collective thread
-        self._sum = np.empty(0, np.float32)  # its own
-        self._held_digest = 0  # likewise, of the weights that are held
         self._board_outage = Outage(self._log, "board")
         self._threads = [
             threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
@@ -218,12 +222,12 @@ class GroupLoop:
         known = replica.known(offsets, compute.local_rate)
         if known is not None:
             return known
-        if not replica.whole or self._trainer is None:
+        if not replica.whole or self._held is None:
             return replica.lacks().reply
         held = replica.held
         if self._loaded != held:
             started = perf_counter()
-            self._compute.computer.load(self._trainer.weights())
+            self._compute.computer.load(self._held.weights())
             self._loaded = held
             self._measures.took("fetch", self._compute.times.add("fetch", started))
         return None
@@ -292,10 +296,9 @@ class GroupLoop:
             self._formed = None
         if self._member in members:
             peers = [Peer(each.worker, orders.addresses.get(each.worker, "")) for each in members]
-            group = self._access.groups.group(
-                "{}-{}".format(*place), peers, members.index(self._member)
-            )
-            self._formed = _Formed(place, members, group)
+            rank = members.index(self._member)
+            group = self._access.groups.group("{}-{}".format(*place), peers, rank)
+            self._formed = Formed(place, orders.membership, rank, group)
             self._tasks.put(partial(self._form, self._formed))
 
     def _carry_out(self, commands: Iterable[ReplicaCommand], orders: GroupOrders) -> list[Say]:
@@ -311,12 +314,12 @@ class GroupLoop:
                     pass  # its membership is over: that group was left
                 case ApplyResult():
                     self._apply()
-                case CopyState(source, made, ordered):
-                    self._begin_copy(source, made, ordered, orders)
-                case OfferState(to, ordered):
-                    self._offer(to, ordered, orders)
-                case StoreState(made):
-                    self._store(made)
+                case CopyState():
+                    self._begin_copy(command, orders)
+                case OfferState():
+                    self._offer(command, orders)
+                case StoreState(made, slices):
+                    self._store(made, slices)
                 case ShareWeights():
                     self._due = command
                     self._share()
@@ -338,13 +341,12 @@ class GroupLoop:
         return True
 
     def _apply(self) -> None:
-        trainer, reduce = self._trainer, self._reduce
-        if trainer is None or reduce is None:
-            raise AssertionError("a result in hand is one of an attempt, upon what is held")
+        if self._held is None:
+            raise AssertionError("a result in hand is one upon what is held")
         started = perf_counter()
-        trainer.apply(_RESULT, reduce.learning_rate, reduce.scale)
+        self._held.apply()
         self._vectors.clear()
-        self._tasks.put(self._take_digest)
+        self._tasks.put(self._held.settle)
         self._compute.times.add("apply", started)
 
     # --- collectives --------------------------------------------------------------------------
@@ -353,7 +355,7 @@ class GroupLoop:
         while (task := self._tasks.get()) is not None:
             task()
 
-    def _form(self, formed: _Formed) -> None:
+    def _form(self, formed: Formed) -> None:
         if len(formed.members) == 1:
             return
         started = perf_counter()
@@ -365,21 +367,24 @@ class GroupLoop:
         self._compute.times.add("form", started)
 
     def _enter(self, reduce: Reduce) -> None:
-        formed = self._formed
-        if formed is None:
-            raise AssertionError("a member of what is entered has begun to form it")
-        rank = formed.members.index(self._member)
+        formed, held = self._formed, self._held
+        if formed is None or held is None:
+            raise AssertionError("a member of what is entered holds a version, and forms it")
+        rank = formed.rank
         mine = [self._vectors[batches, reduce.local_rate] for batches in reduce.parts[rank]]
-        self._tasks.put(partial(self._reduce_once, formed, reduce, mine))
+        self._tasks.put(partial(self._reduce_once, formed, held, reduce, mine))
 
-    def _reduce_once(
-        self, formed: _Formed, reduce: Reduce, mine: Sequence[tuple[Vector, int]]
-    ) -> None:
+    def _reduce_once(self, formed: Formed, held: Held, reduce: Reduce, mine: Gradients) -> None:
         started = perf_counter()
         try:
             if formed.failed is not None:
                 raise formed.failed
-            total = self._add_up(formed, reduce, mine)
+            held.add_up(formed, reduce, mine)
+            with self._changed:
+                said = self._replica.finished(reduce.attempt, *held.result(reduce))
+        except NotFiniteError:
+            with self._changed:
+                said = self._replica.failed(reduce.attempt, "not_finite")
         except GroupError as error:
             formed.group.abort()
             formed.failed = GroupError(str(error), error.unreachable)
@@ -388,66 +393,17 @@ class GroupLoop:
                 said = self._replica.failed(reduce.attempt, "left", lost)
             if said:
                 self._log.info("group_broke", reason=str(error))
-        else:
-            said = self._finished(reduce, total)
         self._compute.times.add("reduce", started)
         self._say(said)
 
-    def _add_up(
-        self, formed: _Formed, reduce: Reduce, mine: Sequence[tuple[Vector, int]]
-    ) -> Vector:
-        """The sum of all gradients; (P + B,) float32, of which the next one takes the place.
-
-        Raises:
-            GroupError: If the group breaks, or others have added to another update.
-        """
-        if len(self._sum) == 0:
-            self._sum = np.empty(self._numbers + 2, np.float32)
-        added, counts = self._sum[:-2], self._sum[-2:]
-        added[:] = mine[0][0] if mine else 0
-        for vector, _ in mine[1:]:
-            added += vector
-        counts[:] = sum(samples for _, samples in mine), 1
-        if len(formed.members) > 1:
-            formed.group.all_reduce(self._sum)
-        samples, members = counts.tolist()
-        if not np.isclose(samples, reduce.samples, rtol=1e-5) or members != len(formed.members):
-            raise GroupError(
-                f"{samples:g} samples of {members:g} members were added up, expected"
-                f" {reduce.samples} of {len(formed.members)}"
-            )
-        return added
-
-    def _take_digest(self) -> None:
-        """Know the weights by their bits, while the next gradients are computed."""
-        with self._changed:
-            trainer = self._trainer
-        if trainer is not None:
-            self._held_digest = digest(np.frombuffer(trainer.weights(), np.float32))
-
-    def _finished(self, reduce: Reduce, total: Vector) -> tuple[Say, ...]:
-        found = (digest(total) ^ self._held_digest) >> 1  # what is written of it are 63 bits
-        with self._changed:
-            trainer = self._trainer
-            if trainer is None:
-                raise AssertionError("only who holds a version enters")
-            trainer.discard(_RESULT)
-            try:
-                trainer.add(_RESULT, total, reduce.samples)
-            except NotFiniteError:
-                return self._replica.failed(reduce.attempt, "not_finite")
-            self._reduce = reduce
-            square = trainer.square(_RESULT) if reduce.measured else UNSET
-            return self._replica.finished(reduce.attempt, found, square)
-
     # --- copies -------------------------------------------------------------------------------
 
-    def _begin_copy(
-        self, source: Member | None, made: ModelId, ordered: TriggerId, orders: GroupOrders
-    ) -> None:
-        pair = None if source is None else self._pair(source, self._member, ordered, orders)
-        get = partial(self._begin_with, made) if pair is None else partial(self._receive, pair)
-        self._aside(partial(self._copy, source, made, get))
+    def _begin_copy(self, copy: CopyState, orders: GroupOrders) -> None:
+        get = partial(self._begin_with, copy.made)
+        if copy.source is not None:
+            pair = self._pair(copy.source, self._member, copy.ordered, orders)
+            get = partial(self._receive, pair)
+        self._aside(partial(self._copy, copy, get))
 
     def _pair(self, source: Member, to: Member, ordered: TriggerId, orders: GroupOrders) -> Group:
         """The group of two in which one copies from the other."""
@@ -455,32 +411,30 @@ class GroupLoop:
         name = f"{ordered.epoch}-copy-{ordered.number}-{to.worker}"
         return self._access.groups.group(name, both, (source, to).index(self._member))
 
-    def _copy(
-        self,
-        source: Member | None,
-        made: ModelId,
-        get: Callable[[], tuple[bytes, int]],
-    ) -> None:
+    def _copy(self, copy: CopyState, get: Callable[[], tuple[bytes, int]]) -> None:
         started = perf_counter()
-        trainer, origin, unreachable = self._make_trainer(), 0, tuple[Member, ...]()
-        got: ModelId | None = None
+        held, made, source, unreachable = self._make_held(), copy.made, copy.source, NOBODY
+        origin, got, slices = 0, False, UNSET if copy.made == GENESIS else copy.slices
         try:
             data, origin = get()
             if data:
-                trainer.restore(data)
+                held.restore(data, slices)
                 self._measures.copied(len(data))
-            got = made
+            got = True
         except OutsideError as error:
             self._log.info("copy_failed", version=made.version, reason=str(error))
             if source is not None and isinstance(error, GroupError):
                 unreachable = (source,) if source.worker in error.unreachable else ()
         with self._changed:
-            before = self._replica.held
-            said = self._replica.copied(got, origin, unreachable)
-            if self._replica.held != before:
-                self._trainer = trainer
+            before = self._replica.held, self._replica.slices
+            said = self._replica.copied(made if got else None, origin, unreachable)
+            if self._replica.held != before[0]:
+                self._held = held
                 self._vectors.clear()
-                self._tasks.put(self._take_digest)
+                self._tasks.put(held.settle)
+            elif self._held is not None and self._replica.slices != before[1]:
+                self._held.adopt(held, slices)
+            if (self._replica.held, self._replica.slices) != before:
                 of = None if source is None else source.worker
                 self._log.info("weights_copied", epoch=made.epoch, version=made.version, of=of)
             self._changed.notify_all()
@@ -491,7 +445,7 @@ class GroupLoop:
         """What the job begins with, or what a member has stored."""
         checkpoints, origin = self._access.checkpoints, self._access.origin
         if made != GENESIS:
-            return checkpoints.state(made), 0
+            return self._access.stored(made), 0
         return checkpoints.origin(origin) if origin else b"", self._member.life
 
     def _receive(self, pair: Group) -> tuple[bytes, int]:
@@ -504,12 +458,12 @@ class GroupLoop:
         pair.copy([data])
         return data.tobytes()[:length], origin
 
-    def _offer(self, to: Member, ordered: TriggerId, orders: GroupOrders) -> None:
-        if self._trainer is None:
+    def _offer(self, offer: OfferState, orders: GroupOrders) -> None:
+        if self._held is None:
             return
-        data, origin = self._trainer.snapshot(), self._replica.origin
+        data, origin = self._held.snapshot(offer.slices), self._replica.origin
         self._giving += 1
-        pair = self._pair(self._member, to, ordered, orders)
+        pair = self._pair(self._member, offer.to, offer.ordered, orders)
         self._aside(partial(self._give, pair, data, origin))
 
     def _give(self, pair: Group, data: bytes, origin: int) -> None:
@@ -523,17 +477,20 @@ class GroupLoop:
             self._giving -= 1
             self._changed.notify_all()
 
-    def _store(self, made: ModelId) -> None:
-        if self._trainer is not None and not self._storing:
+    def _store(self, made: ModelId, slices: Slices) -> None:
+        if self._held is not None and not self._storing:
             self._storing = True
-            self._aside(partial(self._upload, made, self._trainer.snapshot()))
+            self._aside(partial(self._upload, made, slices, self._held.stored(slices)))
 
-    def _upload(self, made: ModelId, data: bytes) -> None:
+    def _upload(self, made: ModelId, slices: Slices, data: bytes) -> None:
         said: tuple[Say, ...] = ()
         try:
-            self._access.checkpoints.put_state(made, data)
+            if slices is UNSET:
+                self._access.checkpoints.put_state(made, data)
+            else:
+                self._access.checkpoints.put_slices(made, slices, data)
             with self._changed:
-                said = self._replica.stored(made)
+                said = self._replica.stored(made, slices)
         except OutsideError as error:
             self._log.warning("weights_not_stored", version=made.version, reason=str(error))
         finally:
@@ -546,9 +503,9 @@ class GroupLoop:
         if share is None or self._sharing or not (share.offered or began >= self._share_at):
             return
         self._due = None
-        if self._trainer is not None and self._replica.made == share.made:
+        if self._held is not None and self._replica.made == share.made:
             self._sharing = True
-            weights = self._trainer.snapshot(optimizer=False)
+            weights = self._held.model()
             self._aside(partial(self._put_on_board, share, weights, began))
 
     def _put_on_board(self, share: ShareWeights, data: bytes, began: float) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 from functools import partial
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.settings import WorkerSettings
-from common.jobs.build import codec_of, task_of, trainer_of
+from common.jobs.build import codec_of, sliced_trainer_of, task_of, trainer_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.optimizers import STATE_NAMES
 from common.learning.registered import RegisteredCodec
@@ -20,6 +20,7 @@ from common.topics.schemas import JobSchemas
 from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
+from services.worker.held import HeldSlices, HeldWhole
 from services.worker.memory import check_group_memory
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.schemas import SchemaFinder
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     from common.core.messages import WorkerId
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.learning.trainer import Trainer
     from common.ports.servers import Board, Log
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.serving import Watchdogs
     from common.telemetry.metrics.worker import WorkerMetrics
     from common.telemetry.tracing import Tracer
     from services.worker.group import GroupAccess
+    from services.worker.held import Held
 
 # A gradient of a whole group's batches, or a GPU's first, takes a minute or two; whoever is late
 # has its batches computed by others long before, so that being patient delays nothing.
@@ -159,8 +160,9 @@ class JobWorker:
             else:
                 states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
                 check_group_memory(len(computer.model.vector), states, settings)
-                make = partial(_trainer, spec, settings)
-                self._desk = GroupLoop(worker, compute, shell, access, make)
+                make, machine = partial(_held, spec, settings), (settings.tier, time())
+                runs_on = None if spec.slices is None else machine
+                self._desk = GroupLoop(worker, compute, shell, access, make, runs_on)
             undo.pop_all()
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)
 
@@ -237,5 +239,8 @@ class JobWorker:
             self._desk.close()
 
 
-def _trainer(spec: JobSpec, settings: Settings) -> Trainer:
-    return trainer_of(spec, settings.tasks, settings.max_model_mb)()
+def _held(spec: JobSpec, settings: Settings) -> Held:
+    made_by = spec, settings.tasks, settings.max_model_mb
+    if spec.slices is None:
+        return HeldWhole(trainer_of(*made_by)())
+    return HeldSlices(sliced_trainer_of(*made_by, spec.slices.count)())

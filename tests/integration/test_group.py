@@ -42,6 +42,12 @@ GROUP = """
 """
 
 
+SLICES = """
+            aggregation: {mode: group, layout: slices, servers: 2, owners: %d}
+            checkpoint: {every_s: 0.5}
+"""
+
+
 @pytest.fixture
 def settings(embedded: Settings) -> Settings:
     return embedded
@@ -54,12 +60,19 @@ def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
     assert (audit.flaws, audit.trained, audit.unsettled) == ((), records, 0)
 
 
-def started(make: Make, name: str, records: int, *names: str, options: str = "") -> Cluster:
-    cluster = make(name, records, GROUP + options, seconds=0.01)
+def started(
+    make: Make, name: str, records: int, *names: str, options: str = "", group: str = GROUP
+) -> Cluster:
+    cluster = make(name, records, group + options, seconds=0.01)
     for each in names:
         cluster.start("coordinator" if each.startswith("c") else "worker", each)
     cluster.produce(records)
     return cluster
+
+
+def await_updates(cluster: Cluster, more: int) -> None:
+    after = cluster.version() + more
+    await_condition(lambda: cluster.version() >= after, f"{more} more updates")
 
 
 def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
@@ -169,3 +182,27 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
     cluster.start("worker", "w4")
     assert_each_record_counts_once(cluster, 2000)
     assert cluster.audit().taken_back == taken_back
+
+
+def test_an_owner_of_slices_dies_and_nothing_is_taken_back(make: Make) -> None:
+    # Two of the four own all slices, both of them each: one dies, then others, one by one.
+    cluster = started(make, "slices", 3000, "c1", "w1", "w2", "w3", "w4", group=SLICES % 2)
+    await_condition(lambda: cluster.version() >= 10, "ten updates")
+    for name in ("w1", "w2"):
+        cluster.kill(name)
+        await_updates(cluster, 5)
+        cluster.start("worker", name)
+    assert_each_record_counts_once(cluster, 3000)
+    assert cluster.audit().taken_back == 0
+
+
+def test_owners_take_a_slice_along_and_what_came_after_the_backup_is_learned_again(
+    make: Make,
+) -> None:
+    # Each slice has one owner, w1 to w4 have two: who is left lacks some of the optimizer's state.
+    cluster = started(make, "slices-die", 2500, "c1", "w1", "w2", "w3", "w4", group=SLICES % 1)
+    await_condition(lambda: cluster.version() >= 30, "thirty updates, and a backup at twenty")
+    for name in ("w1", "w2", "w3"):
+        cluster.kill(name)
+    cluster.start("worker", "w5")
+    assert_each_record_counts_once(cluster, 2500)

@@ -896,7 +896,7 @@ GROUP_MUTANTS = (
             ),
             Edit(
                 GROUP + "replica.py",
-                "if not self.whole or not there.issuperset(mine)",
+                "if not able or not there.issuperset(mine)",
                 "if not there.issuperset(mine)",
             ),
         ),
@@ -936,6 +936,48 @@ GROUP_MUTANTS = (
                 GROUP + "replica.py",
                 "            self._gradients = {}\n        self.made",
                 "            pass\n        self.made",
+            ),
+        ),
+    ),
+)
+
+# Of slices with owners: `common.simulation.faults.scenario.sliced` makes their worlds.
+SLICES_MUTANTS = (
+    Mutant(
+        "only who holds the optimizer's state of a slice owns it",
+        20,
+        (
+            Edit(
+                GROUP + "leading.py",
+                "first = [member for member in should if member in holders]",
+                "first = list(should)",
+            ),
+            Edit(
+                GROUP + "replica.py",
+                "able = self.whole and self._holds(self._owned)",
+                "able = self.whole",
+            ),
+        ),
+    ),
+    Mutant(
+        "who has stepped a slice holds the optimizer's state of that alone",
+        20,
+        (
+            Edit(
+                GROUP + "replica.py",
+                "self._hold(orders.made, 0, self._owned)",
+                "self._hold(orders.made, 0, UNSET)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a slice that nobody holds any more is a lost version",
+        20,
+        (
+            Edit(
+                GROUP + "leading.py",
+                "found = bool(whole) and not lost",
+                "found = bool(whole)",
             ),
         ),
     ),

@@ -20,6 +20,7 @@ from common.simulation.faults.cluster import (
     run_group_seed,
     run_seed,
     run_seeds,
+    run_slices_seed,
     shrink,
     smaller,
 )
@@ -32,7 +33,14 @@ from common.simulation.faults.scenario import (
     from_seed,
     grouped,
 )
-from tests.system.mutants import GROUP_MUTANTS, MUTANTS, Mutant, cases, has_changed
+from tests.system.mutants import (
+    GROUP_MUTANTS,
+    MUTANTS,
+    SLICES_MUTANTS,
+    Mutant,
+    cases,
+    has_changed,
+)
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 
 ROOT = Path(__file__).parents[2]
@@ -40,11 +48,12 @@ ROOT = Path(__file__).parents[2]
 SEEDS = range(1000 if has_changed("common/core/", "common/simulation/") else 250)
 FEW_SEEDS = range(20)
 GROUP_SEEDS = range(80)
+SLICES_SEEDS = range(40)
 # One seed after the other, until one fails: other tests run beside it on the other processors.
 FIRST_FAILURE = """\
 import sys
-from common.simulation.faults.cluster import run_group_seed, run_seed
-outcomes = map(run_group_seed if sys.argv[2] else run_seed, range(int(sys.argv[1])))
+from common.simulation.faults import cluster
+outcomes = map(getattr(cluster, sys.argv[2]), range(int(sys.argv[1])))
 print(next((f"seed {it.seed}: {it.failure}" for it in outcomes if it.failure), "none fails"))
 """
 
@@ -199,11 +208,28 @@ def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> N
     assert not among["in vain"]  # nobody who could be asked held what was given up
 
 
+def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lost_in_part() -> (
+    None
+):
+    outcomes = list(run_seeds(SLICES_SEEDS, run_slices_seed))
+
+    assert not [
+        f"{outcome.failure}; replay: python -m common.simulation --slices --story {outcome.seed}"
+        for outcome in outcomes
+        if outcome.failure
+    ]
+    among = sum((outcome.among for outcome in outcomes), Counter[str]())
+    assert sum(outcome.updates for outcome in outcomes) > 10 * len(SLICES_SEEDS)
+    assert min(among[way] for way in ("moved", "fallen back", "fetched")) > len(SLICES_SEEDS) // 4
+
+
 # --- the simulation bites ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "mutant", [*MUTANTS, *GROUP_MUTANTS, *PROVISIONING_MUTANTS], ids=lambda each: each.rule
+    "mutant",
+    [*MUTANTS, *GROUP_MUTANTS, *SLICES_MUTANTS, *PROVISIONING_MUTANTS],
+    ids=lambda each: each.rule,
 )
 def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
     for path, before, _ in mutant.edits:
@@ -212,22 +238,27 @@ def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", cases(MUTANTS))
 def test_without_a_rule_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
-    check_without(mutant, tmp_path, group="")
+    check_without(mutant, tmp_path, "run_seed")
 
 
 @pytest.mark.parametrize("mutant", cases(GROUP_MUTANTS))
 def test_without_a_rule_of_members_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
-    check_without(mutant, tmp_path, group="group")
+    check_without(mutant, tmp_path, "run_group_seed")
 
 
-def check_without(mutant: Mutant, tmp_path: Path, group: str) -> None:
+@pytest.mark.parametrize("mutant", cases(SLICES_MUTANTS))
+def test_without_a_rule_of_slices_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+    check_without(mutant, tmp_path, "run_slices_seed")
+
+
+def check_without(mutant: Mutant, tmp_path: Path, run_one: str) -> None:
     for package in ("core", "simulation"):
         shutil.copytree(ROOT / "common" / package, tmp_path / "common" / package)
     shutil.copy(ROOT / "common" / "__init__.py", tmp_path / "common")
     mutant.write(tmp_path)
 
     run = subprocess.run(  # noqa: S603 -- our own command line
-        [sys.executable, "-c", FIRST_FAILURE, str(mutant.seeds), group],
+        [sys.executable, "-c", FIRST_FAILURE, str(mutant.seeds), run_one],
         cwd=tmp_path,
         capture_output=True,
         text=True,

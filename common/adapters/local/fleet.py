@@ -200,6 +200,7 @@ class ProcessFleet:
             if not refused:
                 try:
                     environment = self._table.environment(order.token)
+                    environment |= {"DOLL_TIER": "spot" if order.pool in self._spot else "reliable"}
                     self._children[order.token] = self._start(order.worker, environment)
                 except OSError as error:
                     refused = f"cannot start a process: {error}"

@@ -1,6 +1,7 @@
 """An attempt at an update: all members enter at once, and what some of them finish may count.
 
     all have finished, with one digest            it counts
+    who has finished owns too few slices          it is over: some of the next state died with them
     some broke off, enough others have finished   it counts; who broke off copies the result
     nobody answers any more, or too few have it   it is over, and tried anew without the silent
 
@@ -18,10 +19,11 @@ from msgspec import UNSET
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from collections.abc import Set as AbstractSet
 
     from msgspec import UnsetType
 
-    from common.core.messages import Broken, Member, Reduce, Reduced
+    from common.core.messages import Broken, Member, Membership, Reduce, Reduced
 
 Verdict: TypeAlias = Literal["open", "whole", "over", "diverged", "different"]
 
@@ -58,7 +60,7 @@ class Attempt:
     Args:
         reduce: What members were told.
         round: Whose gradients it adds.
-        members: In order of their ranks.
+        membership: Who enters.
         now: When it begins.
         allowed_s: How long it may take.
     """
@@ -67,13 +69,14 @@ class Attempt:
         self,
         reduce: Reduce,
         round: int,  # noqa: A002 -- what it is called everywhere
-        members: tuple[Member, ...],
+        membership: Membership,
         now: float,
         allowed_s: float,
     ) -> None:
         self.reduce = reduce
         self.round = round
-        self.members = members
+        self.membership = membership
+        self.members = membership.members
         self.begun = now
         self.finished = dict["Member", int]()  # the digest that each found
         self.square: float | UnsetType = UNSET
@@ -115,9 +118,21 @@ class Attempt:
             return "diverged"
         if self.silent(there) and now < self._deadline:
             return "open"
-        has_it = self.finished.keys() & frozenset(there)
-        enough = min(copies, len(frozenset(there).intersection(self.members)))
+        there = frozenset(there).intersection(self.members)
+        has_it = self.finished.keys() & there
+        enough = min(copies, len(there))
         digests = {self.finished[member] for member in has_it}
         if len(digests) > 1:
             return "different"
-        return "whole" if digests and len(has_it) >= enough else "over"
+        whole = digests and len(has_it) >= enough
+        return "whole" if whole and self._has_slices(has_it, there, copies) else "over"
+
+    def _has_slices(
+        self, has_it: AbstractSet[Member], there: AbstractSet[Member], copies: int
+    ) -> bool:
+        """Whether enough owners of each slice have finished, of those who live."""
+        for ranks in self.membership.owners or ():
+            owners = {self.members[rank] for rank in ranks}
+            if len(owners & has_it) < max(1, min(copies, len(owners & there))):
+                return False
+        return True

@@ -9,6 +9,10 @@ Members apply a result only once its audit record was read back, so a takeover t
 whoever leads next finds members at the newest update, or one before it with the result prepared.
 Whoever holds anything else copies it from one that does. Only if nobody lives that holds the newest
 update, all answer, and nobody else came for a while, the leader falls back to an older one.
+
+Where slices of the weights have owners, these alone hold the optimizer's state of each: a slice
+without a living owner is an update that nobody holds whole. Who should own which changes with who
+is there (`common.core.group.stages`); who is to own more copies it first.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from msgspec.structs import replace
 from common.core import commands as do
 from common.core.group.attempts import Attempt, AttemptTimes
 from common.core.group.membership import Accusations
+from common.core.group.stages import servers_of, stage_of, wanted_owners
 from common.core.group.state_reports import StateReports
 from common.core.messages import (
     GENESIS,
@@ -50,7 +55,7 @@ if TYPE_CHECKING:
     from common.core.history import History
     from common.core.messages import GroupReply, TriggerId, UpdateApplied, WorkerId
     from common.core.rounds import Round, Rounds
-    from common.core.settings import AggregationSettings
+    from common.core.settings import AggregationSettings, Stage
     from common.core.snapshots import Snapshot
 
 REPORT_S = 0.2  # between questions to members of whom nothing is known
@@ -61,6 +66,7 @@ STORE_S = 30.0  # after which a version that was to be stored is given up
 HEAL_S, HEALED_PER_S = 1.0, 25_000_000
 FORM_S, ADDED_PER_S = 2.5, 5_000_000
 _LOOPBACK = ("127.", "[::1]")
+LAST: Stage = 3  # in which reliable machines compute no gradients
 STORED = 3  # newest versions that are remembered to be in storage
 
 
@@ -97,6 +103,9 @@ class GroupAggregation:
     ) -> None:
         self._epoch = epoch
         self._settings = settings
+        self._slices = settings.slices
+        self._count = 0 if settings.slices is None else settings.slices.count
+        self._stage: Stage | None = None
         self._grace_s = grace_s
         self._history = history
         self._made = snapshot.made  # read back, so that members may apply it
@@ -107,6 +116,7 @@ class GroupAggregation:
         self._reports = StateReports()
         self._accusations = Accusations()
         self._membership = Membership(0)
+        self._holders = tuple[tuple[Member, ...], ...]()  # by slice, of all who are whole
         self._attempt: Attempt | None = None
         self._verdict = "open"
         self._times = AttemptTimes()
@@ -115,11 +125,15 @@ class GroupAggregation:
         self._asked_at = float("-inf")
         self._lost_since = float("inf")  # nobody in sight holds the newest update
         self._storing: Snapshot | None = None
-        self._store_at: float | None = None  # a member was asked to
+        self._following: Snapshot | None = None  # to be stored after it
+        self._store_of = GENESIS  # the version that members were asked to store
+        self._store_at: float | None = None  # when
+        self._saved = set[int]()  # slices of it that are in storage
+        self._stranded = False  # some slices are held by none that could pass them on
         self._looked_at = float("-inf")
         # Until then all are to say what they hold, before the first who does is asked for all.
         self._patient = float("inf")
-        self.expiring = False  # all who hold the version leave, and it is not in storage
+        self.expiring = False  # all who hold it, or a slice of it, leave, and it is not in storage
         self._live = frozenset["WorkerId"]()
         self._there = frozenset["WorkerId"]()
         # For the next trigger.
@@ -127,6 +141,7 @@ class GroupAggregation:
         self._report = True
         self._copies = dict[Member, Copy]()
         self._store: Member | None = None
+        self._stores: tuple[Member, ...] = ()
         self._progress = snapshot.progress
         self._hot: ModelId | None = None  # the version of the newest hot snapshot
         self._offered = False  # whether this version is for evaluators
@@ -169,10 +184,11 @@ class GroupAggregation:
             self._store,
             holder if self._hot == self._made else None,
             holder if self._offered else None,
+            self._stores,
             self._reports.addresses(sorted(named)),
         )
         self.news = self._report = False
-        self._copies, self._store = {}, None
+        self._copies, self._store, self._stores = {}, None, ()
         if holder is not None:
             self._hot, self._offered = None, False
         return orders
@@ -200,8 +216,11 @@ class GroupAggregation:
                 self._accusations.add(member, reply.unreachable, now)
                 if reply.reason == "lacks":
                     self._reports.forget([reply.worker])
-            case Stored(made=made):
-                return tuple(self._keep(made))
+            case Stored(made=made, slices=slices):
+                if made == self._store_of:
+                    self._saved.update(slices or ())
+                if slices is UNSET or len(self._saved) == self._count:
+                    return tuple(self._keep(made))
             case _:
                 return (do.Drop(reply, "of an attempt that is over"),)
         return ()
@@ -214,8 +233,9 @@ class GroupAggregation:
     def _keep(self, made: ModelId) -> Iterator[do.PublishSnapshot]:
         if made not in self._stored and made in self._history.path:
             self._stored = (*self._stored, made)[-STORED:]
-        if self._storing is not None and self._storing.made == made:
-            checkpoint, self._storing = self._storing, None
+        while self._storing is not None and self._storing.made in self._stored:
+            checkpoint = self._storing
+            self._storing, self._following, self._store_at = self._following, None, None
             yield do.PublishSnapshot(replace(checkpoint, stored=self._stored), checkpoint=True)
 
     # --- who may take part --------------------------------------------------------------------
@@ -244,17 +264,25 @@ class GroupAggregation:
         if self._attempt is not None:
             return
         whole = self._reports.whole(there, self._made, self._origin)
-        if not whole:
-            self._seek(now)
-            whole = self._reports.whole(there, self._made, self._origin)
-        else:
+        self._holders = self._reports.holders(whole, self._count)
+        lost = tuple(number for number, held in enumerate(self._holders) if not held)
+        found = bool(whole) and not lost
+        if found:
             self._lost_since = float("inf")
-            self._heal(whole, now)
-            stay = self._made in {GENESIS, *self._stored} or any(m.worker in live for m in whole)
-            self.expiring = not stay
-            self._consider_store(whole, now)
+            every = (whole, *self._holders)
+            stay = all(any(m.worker in live for m in each) for each in every)
+            self.expiring = not (stay or self._made in {GENESIS, *self._stored})
+        else:
+            self._seek(whole, lost, now)
+            whole = self._reports.whole(there, self._made, self._origin)
+            self._holders = self._reports.holders(whole, self._count)
+        members = self._candidates(whole, rounds, now)
+        wanted = self._wanted(members)
+        if found:
+            self._heal(whole, wanted, now)
+            self._consider_store(min(whole), now)
         if self._membership.number or not self._reports.unknown(there) or now > self._patient:
-            self._choose(whole, rounds, now)
+            self._choose(members, wanted, rounds)
 
     def _judge(self, attempt: Attempt, now: float) -> None:
         there = self._reports.members(self._there)
@@ -271,25 +299,76 @@ class GroupAggregation:
         self._membership = replace(self._membership, number=self._membership.number + 1)
         self.news = True
 
-    def _choose(self, whole: frozenset[Member], rounds: Rounds, now: float) -> None:
+    def _candidates(
+        self, whole: frozenset[Member], rounds: Rounds, now: float
+    ) -> tuple[Member, ...]:
+        """Who can be members: they hold the weights, and reach each other."""
+        needed = {Member(g.worker, g.life) for round_ in rounds for g in round_.ready}
+        needed |= self._sole_holders()
+        idle = rounds.idle(self._there)
+        stays = self._live | (self._there - idle)
+        wanted = [m for m in whole if self.expiring or m.worker in stays or m in needed]
+        return tuple(sorted(self._accusations.clique(wanted, needed, now)))
+
+    def _choose(
+        self,
+        members: tuple[Member, ...],
+        wanted: tuple[tuple[Member, ...], ...],
+        rounds: Rounds,
+    ) -> None:
         """Begin a membership where others are whole, or reach each other, than those of the last.
 
         What was computed by who is left out is lost with it.
         """
-        needed = {Member(g.worker, g.life) for round_ in rounds for g in round_.ready}
-        idle = rounds.idle(self._there)
-        stays = self._live | (self._there - idle)
-        wanted = [m for m in whole if self.expiring or m.worker in stays or m in needed]
-        members = tuple(sorted(self._accusations.clique(wanted, needed, now)))
-        if members != self._membership.members:
-            self._membership = Membership(self._membership.number + 1, members)
+        owners: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+        if self._slices is not None:
+            ranks = {member: rank for rank, member in enumerate(members)}
+            owners = tuple(
+                tuple(ranks[member] for member in self._owners(number, wanted) if member in ranks)
+                for number in range(self._count)
+            )
+            owners = tuple(each[: self._slices.owners] for each in owners)
+            self._stranded = bool(members) and () in owners
+        if (members, owners) != (self._membership.members, self._membership.owners):
+            self._membership = Membership(self._membership.number + 1, members, owners)
             self.news = True
         for round_ in rounds:
             round_.uncount(lambda gradient: Member(gradient.worker, gradient.life) not in members)
 
     def able(self, workers: frozenset[WorkerId]) -> frozenset[WorkerId]:
         """Those of these that can compute: they hold the weights, and others reach them."""
-        return workers & {member.worker for member in self._membership.members}
+        members = self._membership.members
+        if self._stage == LAST:
+            machines = self._reports.machines(members)
+            members = tuple(m.member for m in machines if m.tier == "spot") or members
+        return workers & {member.worker for member in members}
+
+    # --- who owns which slices ----------------------------------------------------------------
+
+    def _sole_holders(self) -> set[Member]:
+        """Who alone holds a slice, of those that stay."""
+        found = set[Member]()
+        for holders in self._holders:
+            staying = [member for member in holders if member.worker in self._live]
+            if len(staying) <= 1:
+                found.update(staying or holders)
+        return found
+
+    def _wanted(self, members: tuple[Member, ...]) -> tuple[tuple[Member, ...], ...]:
+        """By slice who should own it, of members that stay."""
+        settings = self._slices
+        if settings is None or not members:
+            return ()
+        staying = tuple(member for member in members if member.worker in self._live)
+        machines = self._reports.machines(staying or members)
+        self._stage = settings.stage or stage_of(machines, self._stage)
+        return wanted_owners(servers_of(machines, self._stage, settings), settings)
+
+    def _owners(self, number: int, wanted: tuple[tuple[Member, ...], ...]) -> list[Member]:
+        """Who holds a slice: first those that should own it, then any others."""
+        should, holders = wanted[number] if wanted else (), self._holders[number]
+        first = [member for member in should if member in holders]
+        return first + [member for member in holders if member not in first]
 
     @property
     def status(self) -> GroupStatus:
@@ -307,15 +386,19 @@ class GroupAggregation:
 
     # --- who lacks the weights ----------------------------------------------------------------
 
-    def _heal(self, whole: frozenset[Member], now: float) -> None:
-        lacking = self._reports.members(self._live) - whole
+    def _heal(
+        self, whole: frozenset[Member], wanted: tuple[tuple[Member, ...], ...], now: float
+    ) -> None:
+        lacking = self._lacking(whole, wanted)
         self._copying = {m: at for m, at in self._copying.items() if m in lacking}
         busy = {copy.source for copy in self._copies.values()}
         for member in sorted(lacking):
             since, ordered = self._copying.get(member, (now, float("-inf")))
             if now < ordered + COPY_S:
                 continue
-            sources = [m for m in whole if not self._accusations.between(member, m, now)]
+            slices = lacking[member]
+            have = {m for n in slices for m in self._holders[n]} if slices else whole
+            sources = [m for m in have if not self._accusations.between(member, m, now)]
             if not sources and self._made not in self._stored:
                 continue
             source = min(sorted(sources), key=lambda m: m in busy, default=None)
@@ -323,15 +406,37 @@ class GroupAggregation:
             if now > since + AGAIN * self._heal_s:
                 since = now
             self._copying[member] = (since, now)
-            self._copies[member] = Copy(member, source)
+            if source is not None:
+                slices &= self._reports.slices(source, self._count)
+            self._copies[member] = Copy(
+                member, source, UNSET if self._slices is None else tuple(sorted(slices))
+            )
             self.news = True
+
+    def _lacking(
+        self, whole: frozenset[Member], wanted: tuple[tuple[Member, ...], ...]
+    ) -> dict[Member, frozenset[int]]:
+        """Who lacks the weights, or else slices that it should own."""
+        there = self._reports.members(self._live)
+        lacking = dict.fromkeys(there - whole, frozenset[int]())
+        for number, members in enumerate(wanted):
+            for member in members:
+                if member in there and member not in self._holders[number]:
+                    lacking[member] = lacking.get(member, frozenset()) | {number}
+        return lacking
 
     def _waits(self, now: float) -> bool:
         """Whether somebody copies for whom the next update waits."""
         return any(now < since + self._heal_s for since, _ in self._copying.values())
 
-    def _seek(self, now: float) -> None:
-        """Nobody in sight holds the newest update: have it made or fetched, or fall back."""
+    def _seek(self, whole: frozenset[Member], lost: tuple[int, ...], now: float) -> None:
+        """Nobody in sight holds the newest update whole: have it made or fetched, or fall back.
+
+        Args:
+            whole: Who holds its weights.
+            lost: Slices of which nobody holds the rest.
+            now: The time.
+        """
         answered = sorted(self._reports.members(self._live))
         unknown = self._reports.unknown(self._there)
         if not answered:
@@ -348,17 +453,17 @@ class GroupAggregation:
         elif self._made not in self._stored:
             if not patient:
                 path = set(self._history.path)
-                held = self._reports.versions(self._there) & path
+                held = self._reports.versions(self._there, self._count) & path
                 versions = [GENESIS, *held, *(made for made in self._stored if made in path)]
                 self.fallback = max(versions, key=lambda made: made.version)
             return
         if patient and unknown:
             return
-        member = answered[0]
+        member = min(answered, key=lambda each: each not in whole)
         _, ordered = self._copying.get(member, (now, float("-inf")))
         if now >= ordered + COPY_S:
             self._copying = {member: (now, now)}
-            self._copies = {member: Copy(member)}
+            self._copies = {member: Copy(member, slices=lost if member in whole else UNSET)}
             self.news = True
 
     def dismiss(self) -> None:
@@ -385,7 +490,7 @@ class GroupAggregation:
         if self._attempt is not None:
             return self._verdict == "whole"
         members = self._membership.members
-        if self._pending is not None or not members or self._waits(now):
+        if self._pending is not None or not members or self._stranded or self._waits(now):
             return False
         draft = draft_of()
         attempt = AttemptId(self._epoch, self._membership.number, draft.version)
@@ -399,7 +504,7 @@ class GroupAggregation:
             *(round_.learning_rate, scale, round_.settings.group_sizes is not None),
         )
         allowed_s = self._times.allowed_s(self._first_attempt_s)
-        self._attempt = Attempt(reduce, round_.number, members, now, allowed_s)
+        self._attempt = Attempt(reduce, round_.number, self._membership, now, allowed_s)
         self._verdict, self.news = "open", True
         return False
 
@@ -440,7 +545,7 @@ class GroupAggregation:
             return UNSET
         self._made = ModelId(update.epoch, update.version)
         self._by = attempt.reduce.attempt
-        self._reports.commit(attempt.finished, self._made)
+        self._reports.commit(attempt.finished, self._made, attempt.membership.owned)
         self._report = bool(self._reports.unknown(self._there))
         self._copying, self.news = {}, True
         before, self._progress = self._progress, update.progress
@@ -464,7 +569,9 @@ class GroupAggregation:
             if isinstance(command, do.PublishSnapshot):
                 yield replace(command, checkpoint=False)
                 self._hot, self.news = command.snapshot.made, True  # whose weights are to be there
-                if command.checkpoint:
+                if command.checkpoint and self._storing and self._store_at and self._slices:
+                    self._following = command.snapshot  # all owners would have to begin anew
+                elif command.checkpoint:
                     self._storing, self._store_at = command.snapshot, None
                     if command.snapshot.made in self._stored:
                         yield from self._keep(command.snapshot.made)
@@ -474,16 +581,27 @@ class GroupAggregation:
         by = self._by if self._pending is None else self._pending.reduce.attempt
         return replace(snapshot, attempt=by or UNSET, stored=self._stored or UNSET)
 
-    def _consider_store(self, whole: frozenset[Member], now: float) -> None:
-        """Have the version of a checkpoint stored, or give that up."""
-        if self._storing is None:
+    def _consider_store(self, member: Member, now: float) -> None:
+        """Have a version stored, or give that up: a checkpoint's, or one to copy from."""
+        asked = self._store_at is not None and now < self._store_at + self._store_s
+        if asked and self._store_of not in self._stored:
             return
-        if self._store_at is not None and now < self._store_at + STORE_S:
+        # Of older versions nobody holds all any more.
+        waiting = [s for s in (self._following, self._storing) if s and s.made == self._made]
+        self._storing, self._following = waiting[0] if waiting else None, None
+        if self._made in self._stored or not (self._storing or self._stranded):
             return
-        if self._storing.made != self._made:
-            self._storing = None  # nobody holds it any more
-            return
-        self._store_at, self._store, self.news = now, min(whole), True
+        if self._store_of != self._made:
+            self._store_of, self._saved = self._made, set()
+        self._store_at, self.news = now, True
+        if self._slices is None:
+            self._store = member
+        else:
+            self._stores = tuple(holders[0] for holders in self._holders)
+
+    @property
+    def _store_s(self) -> float:
+        return STORE_S if self._slices is None else max(self._heal_s, COPY_S)
 
     def due(self) -> float:
         """When it wants to look again."""
@@ -497,7 +615,7 @@ class GroupAggregation:
         if self._lost_since < float("inf"):
             times += [self._lost_since + self._grace_s, self._lost_since + 2 * self._grace_s]
         if self._store_at is not None:
-            times.append(self._store_at + STORE_S)
+            times.append(self._store_at + self._store_s)
         return min((time for time in times if time > self._looked_at), default=float("inf"))
 
 

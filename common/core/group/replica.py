@@ -7,6 +7,9 @@
 What a leader has decided alone moves a member from one version to the next; which one a result is
 for, it knows by the attempt that the audit names. It enters an attempt only with the version that
 is named, and with every gradient that it is to add; else it breaks off at once, so that all know.
+
+Where slices of the weights have owners, it holds all weights, and the optimizer's state of some
+slices: those that it owned in the attempt that it applied, and those that it copied since.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from common.core.messages import (
     ModelId,
     Reduce,
     Reduced,
+    Slices,
     StateReport,
     Stored,
     TriggerId,
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
+    from common.core.group.stages import Machine
     from common.core.messages import BrokenReason, GroupOrders, GroupReply, UpdateTrigger
 
 Gradient: TypeAlias = tuple[tuple[int, ...], float]  # of which batches, walked at which rate
@@ -65,6 +70,7 @@ class CopyState(msgspec.Struct, frozen=True):
     source: Member | None  # None: from storage, or by the specification
     made: ModelId
     ordered: TriggerId  # by which both know each other
+    slices: Slices = UNSET  # of whose optimizer state
 
 
 class OfferState(msgspec.Struct, frozen=True):
@@ -72,12 +78,14 @@ class OfferState(msgspec.Struct, frozen=True):
 
     to: Member
     ordered: TriggerId
+    slices: Slices = UNSET
 
 
 class StoreState(msgspec.Struct, frozen=True):
-    """Put this version into storage; report."""
+    """Put this version into storage, or slices of it; report."""
 
     made: ModelId
+    slices: Slices = UNSET
 
 
 class ShareWeights(msgspec.Struct, frozen=True):
@@ -107,19 +115,29 @@ class Replica:
         member: The worker, and its life.
         address: Where others reach it.
         numbers: P + B, of the weights.
+        machine: What it runs on, where slices have owners.
     """
 
-    def __init__(self, member: Member, address: str = "", numbers: int = 0) -> None:
+    def __init__(
+        self,
+        member: Member,
+        address: str = "",
+        numbers: int = 0,
+        machine: Machine | None = None,
+    ) -> None:
         self._member = member
         self._address = address
         self._numbers = numbers
+        self._machine = machine
         self.made: ModelId | None = None  # the version that it holds
         self.origin = 0  # of version 0: the life of the member that made it
+        self.slices: Slices = UNSET  # whose optimizer state it holds at that version
         self._heard = TriggerId(-1, 0)
         self._model = GENESIS  # of the newest trigger
         self._orders: GroupOrders | None = None  # likewise
         self._base: ModelId | None = None  # what the result in hand is a step from
         self._prepared: AttemptId | None = None  # whose result it has in hand
+        self._owned: Slices = UNSET  # in the attempt that it entered last
         self._attempt: AttemptId | None = None  # that it is in
         self._last: AttemptId | None = None  # that it entered or broke off
         self._broken: tuple[int, int] | None = None  # the membership that it has broken off in
@@ -172,7 +190,7 @@ class Replica:
             yield from self._break_off("left")
         if self._prepared is not None and self._prepared == orders.by and self._base == self.made:
             yield ApplyResult(orders.made)
-            self._hold(orders.made, 0)
+            self._hold(orders.made, 0, self._owned)
         named = {m.worker: m.life for m in orders.membership.members}
         another = named.get(self._member.worker, self._member.life) != self._member.life
         if orders.reduce is not None and self._member in orders.membership.members:
@@ -180,6 +198,9 @@ class Replica:
         yield from self._hear_copies(trigger.id, orders)
         if orders.store == self._member and self.whole:
             yield StoreState(orders.made)
+        stores = tuple(n for n, each in enumerate(orders.stores) if each == self._member)
+        if stores and self.whole and self._holds(stores):
+            yield StoreState(orders.made, stores)
         hot, offered = orders.hot == self._member, orders.offer == self._member
         if (hot or offered) and self.whole:
             yield ShareWeights(orders.made, trigger.id.epoch, hot, offered)
@@ -189,26 +210,35 @@ class Replica:
     def _hear_copies(self, ordered: TriggerId, orders: GroupOrders) -> Iterator[ReplicaCommand]:
         for copy in orders.copies:
             if copy.member == self._member and self._copying is None:
-                if self.whole:
+                if self.whole and self._holds(copy.slices):
                     yield self._report()
                 else:
                     self._copying = copy
-                    yield CopyState(copy.source, orders.made, ordered)
-            elif copy.source == self._member and self.whole:
-                yield OfferState(copy.member, ordered)
+                    yield CopyState(copy.source, orders.made, ordered, copy.slices)
+            elif copy.source == self._member and self.whole and self._holds(copy.slices):
+                yield OfferState(copy.member, ordered, copy.slices)
 
-    def _hold(self, made: ModelId | None, origin: int) -> None:
+    def _holds(self, slices: Slices) -> bool:
+        """Whether it holds the optimizer's state of these, too."""
+        if self.slices is UNSET:
+            return True
+        return slices is not UNSET and set(slices) <= set(self.slices)
+
+    def _hold(self, made: ModelId | None, origin: int, slices: Slices) -> None:
         if (made, origin) != self.held:
             self._gradients = {}
         self.made, self.origin = made, origin
+        # Before the first step an optimizer has no state that somebody could lack.
+        self.slices = UNSET if made == GENESIS else slices
         self._prepared = self._base = None
 
     def _report(self, unreachable: tuple[Member, ...] = ()) -> Say:
-        worker, life = self._member
+        (worker, life), machine = self._member, self._machine
         return Say(
             StateReport(
                 *(worker, self._model, life, self._heard, self.made, self.origin),
-                *(unreachable, self._address, self._numbers),
+                *(unreachable, self._address, self._numbers, self.slices),
+                *(() if machine is None else (machine.tier, machine.began_s)),
             )
         )
 
@@ -240,7 +270,9 @@ class Replica:
         mine = reduce.parts[membership.members.index(self._member)]
         there = {batches for batches, rate in self._gradients if rate == reduce.local_rate}
         place = reduce.attempt[:2]
-        if not self.whole or not there.issuperset(mine) or self._broken == place:
+        self._owned = membership.owned(self._member)
+        able = self.whole and self._holds(self._owned)
+        if not able or not there.issuperset(mine) or self._broken == place:
             yield from self._break_off("lacks")
         else:
             yield Enter(membership, reduce)
@@ -288,11 +320,16 @@ class Replica:
             origin: Of version 0: the life of the member that made it.
             unreachable: Whom it could not be had of.
         """
-        self._copying = None
-        if made is not None and self._attempt is None and not self.whole:
-            self._hold(made, origin)
+        copy, self._copying = self._copying, None
+        slices = UNSET if copy is None else copy.slices
+        if made is not None and (made, origin) == self.held:
+            if self.slices is not UNSET:
+                both = {*self.slices, *slices} if slices is not UNSET else None
+                self.slices = UNSET if both is None else tuple(sorted(both))
+        elif made is not None and self._attempt is None and not self.whole:
+            self._hold(made, origin, slices)
         return (self._report(unreachable),)
 
-    def stored(self, made: ModelId) -> tuple[Say, ...]:
-        """A version is in storage."""
-        return (Say(Stored(self._member.worker, self._model, self._member.life, made)),)
+    def stored(self, made: ModelId, slices: Slices = UNSET) -> tuple[Say, ...]:
+        """A version is in storage, or slices of it."""
+        return (Say(Stored(self._member.worker, self._model, self._member.life, made, slices)),)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.messages import GENESIS, Member, ModelId, TriggerId, WorkerId
+from msgspec import UNSET
+
+from common.core.group.stages import Machine
+from common.core.messages import GENESIS, Member, ModelId, Slices, TriggerId, WorkerId
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from common.core.messages import StateReport
 
@@ -23,6 +26,7 @@ class Holding(NamedTuple):
     heard: TriggerId
     made: ModelId | None
     origin: int
+    slices: Slices
 
 
 class StateReports:
@@ -32,6 +36,7 @@ class StateReports:
         self._of = dict[WorkerId, Holding]()
         self._since: TriggerId | None = None  # that must have been heard; None: the next trigger
         self._addresses = dict[Member, str]()  # of all that ever said one
+        self._machines = dict[Member, Machine]()  # likewise
         self.numbers = 0  # of the weights that they hold
 
     def posted(self, trigger: TriggerId) -> None:
@@ -59,22 +64,33 @@ class StateReports:
         if known is not None and known.life != report.life and known.heard == report.heard:
             del self._of[report.worker]  # one of the two is dead: who answers the next question?
             return False
-        self._of[report.worker] = Holding(report.life, report.heard, report.made, report.origin)
-        self._addresses[Member(report.worker, report.life)] = report.address
+        member = Member(report.worker, report.life)
+        self._of[report.worker] = Holding(
+            report.life, report.heard, report.made, report.origin, report.slices
+        )
+        self._addresses[member] = report.address
+        self._machines[member] = Machine(member, report.tier or "spot", report.began_s or 0.0)
         self.numbers = max(self.numbers, report.numbers)
         return known is not None and known.life != report.life
 
-    def commit(self, finished: Iterable[Member], made: ModelId) -> None:
+    def commit(
+        self, finished: Iterable[Member], made: ModelId, owned: Callable[[Member], Slices]
+    ) -> None:
         """A version counts: who finished it can apply it; of all others nothing is known."""
         self._since = None
         self._of = {
-            member.worker: Holding(member.life, TriggerId(-1, 0), made, 0) for member in finished
+            member.worker: Holding(member.life, TriggerId(-1, 0), made, 0, owned(member))
+            for member in finished
         }
 
     def addresses(self, members: Iterable[Member]) -> dict[WorkerId, str]:
         """Where these are reached, as far as they said it."""
         known = ((each.worker, self._addresses.get(each, "")) for each in members)
         return {worker: address for worker, address in known if address}
+
+    def machines(self, members: Iterable[Member]) -> list[Machine]:
+        """What these run on."""
+        return [self._machines.get(each, Machine(each, "spot", 0.0)) for each in members]
 
     def forget(self, workers: Iterable[WorkerId]) -> None:
         """These are gone, or silent: what they hold, they must say anew."""
@@ -103,7 +119,27 @@ class StateReports:
         held = (holding for worker, holding in self._of.items() if worker in workers)
         return frozenset(each.origin for each in held if each.made == GENESIS)
 
-    def versions(self, workers: Collection[WorkerId]) -> frozenset[ModelId]:
-        """Versions that are held."""
-        held = (self._of[worker].made for worker in workers if worker in self._of)
-        return frozenset(made for made in held if made is not None)
+    def slices(self, member: Member, count: int) -> frozenset[int]:
+        """Of so many, those whose optimizer state a member holds, at the version that it holds."""
+        held = self._of.get(member.worker)
+        if held is None or held.life != member.life:
+            return frozenset()
+        return frozenset(range(count) if held.slices is UNSET else held.slices)
+
+    def holders(self, members: Iterable[Member], count: int) -> tuple[tuple[Member, ...], ...]:
+        """Of so many slices, those of these members that hold each, in order."""
+        found = tuple(list[Member]() for _ in range(count))
+        for member in sorted(members):
+            for number in self.slices(member, count):
+                found[number].append(member)
+        return tuple(map(tuple, found))
+
+    def versions(self, workers: Collection[WorkerId], count: int) -> frozenset[ModelId]:
+        """Versions of which the weights are held, and the optimizer's state of so many slices."""
+        held = [(w, self._of[w]) for w in workers if w in self._of]
+        found = dict[ModelId, set[int]]()
+        for worker, holding in held:
+            if holding.made is not None:
+                slices = self.slices(Member(worker, holding.life), count)
+                found.setdefault(holding.made, set()).update(slices)
+        return frozenset(made for made, slices in found.items() if len(slices) == count)

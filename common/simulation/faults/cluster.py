@@ -31,6 +31,7 @@ from common.simulation.faults.scenario import (
     from_seed,
     grouped,
     sizes_of,
+    sliced,
 )
 from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import World
@@ -463,6 +464,11 @@ def run_seed(seed: int) -> Outcome:
 def run_group_seed(seed: int) -> Outcome:
     """Run one seed in which members hold the weights."""
     return Cluster(grouped(from_seed(seed))).run()
+
+
+def run_slices_seed(seed: int) -> Outcome:
+    """Run one seed in which slices of the weights have owners among the members."""
+    return Cluster(sliced(grouped(from_seed(seed)))).run()
 
 
 def run_seeds(seeds: range, run: Callable[[int], Outcome] = run_seed) -> Iterator[Outcome]:

@@ -91,7 +91,7 @@ def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
         checkpoint_every_s=1.5,
         checkpoint_every_updates=None,
         lease_ttl_s=LEASE_S,
-        aggregation=GROUP if scenario.group else None,
+        aggregation=dataclasses.replace(GROUP, slices=scenario.slices) if scenario.group else None,
     )
 
 

@@ -23,6 +23,7 @@ from common.core.group.replica import (
     ShareWeights,
     StoreState,
 )
+from common.core.group.stages import Machine
 from common.core.messages import (
     GENESIS,
     AttemptId,
@@ -30,17 +31,18 @@ from common.core.messages import (
     GradientReady,
     Member,
     ModelId,
+    Slices,
     WorkerId,
 )
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.workers import SimulatedWorker
-from common.simulation.faults.world import Collectives, Entry, Node, Part, Taken
+from common.simulation.faults.world import Collectives, Entry, Found, Node, Part, Taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from common.core.assignments import Compute
-    from common.core.messages import Reduce, UpdateTrigger
+    from common.core.messages import Membership, Reduce, UpdateTrigger
     from common.simulation.faults.world import Token, World
 
 STEP_S = 0.01  # mean time between a member's looks at a collective
@@ -48,6 +50,7 @@ COPY_S = 0.1  # mean time of half a copy
 STORE_S = 0.2
 NOTICED = 0.4  # how often a look at a collective shows that somebody has closed it
 FINISHES = 0.5  # how often somebody has all the data when another closes
+LOST = 0.3  # share of the slices that never come to storage
 OVERFLOWS = 0.02  # share of the sums that are not finite, in worlds with any
 
 
@@ -56,9 +59,14 @@ class SimulatedMember(SimulatedWorker):
 
     def __init__(self, world: World, number: int, on_death: Callable[[], None]) -> None:
         self.member = Member(WorkerId(f"w{number}"), next(world.serial))
-        self.replica = Replica(self.member)
+        slices = world.scenario.slices
+        machine = Machine(self.member, "spot" if number % 3 else "reliable", world.now)
+        self.replica = Replica(self.member, machine=None if slices is None else machine)
         self.state: Token | None = None
+        self.moments = dict[int, "Token"]()  # of which state it has the optimizer's part, by slice
         self.prepared: Token | None = None
+        self._slices = 1 if slices is None else slices.count
+        self._owned: Slices = UNSET  # by the attempt that it entered last
         self._taken = dict[tuple[tuple[int, ...], float], Taken]()
         self._entered: AttemptId | None = None
         self._computes_at = self.replica.held
@@ -111,17 +119,20 @@ class SimulatedMember(SimulatedWorker):
                         self._close(reply.attempt)
                     self._push(reply, None)
                 case Enter(membership, reduce):
-                    self._enter(membership.members, reduce)
+                    self._enter(membership, reduce)
                 case Leave():
                     self._entered = None
                 case ApplyResult(made):
                     self._apply(made)
-                case CopyState(source, made):
-                    self._copy(source, made)
+                case CopyState(source, made, _, slices):
+                    self._copy(source, made, slices)
                 case OfferState() | ShareWeights():
                     pass  # whoever copies looks for itself
-                case StoreState(made):
-                    self._store(made)
+                case StoreState(made, slices):
+                    self._store(made, slices)
+
+    def _numbers(self, slices: Slices) -> tuple[int, ...]:
+        return tuple(range(self._slices)) if slices is UNSET else slices
 
     def _of(self, attempt: AttemptId, members: tuple[Member, ...] = ()) -> Collectives:
         return self.world.group.collectives.setdefault(attempt[:2], Collectives(members))
@@ -130,15 +141,19 @@ class SimulatedMember(SimulatedWorker):
         self._of(attempt).closed.add(self.member)
         self._entered = None
 
-    def _enter(self, members: tuple[Member, ...], reduce: Reduce) -> None:
+    def _enter(self, membership: Membership, reduce: Reduce) -> None:
+        members = membership.members
         group, state = self._of(reduce.attempt, members), self.state
         group.members = members
         if state is None:
             raise Violation("enters with nothing", f"{self.member}")
         mine = reduce.parts[members.index(self.member)]
         parts = tuple((offsets, self._taken[offsets, reduce.local_rate]) for offsets in mine)
-        self._entered = reduce.attempt
-        call = group.enter(self.member, Entry(reduce, state, parts))
+        self._entered, self._owned = reduce.attempt, membership.owned(self.member)
+        owned = self._numbers(self._owned)
+        if any(self.moments.get(number) != state for number in owned):
+            raise Violation("wrong moments", f"{self.member} owns {owned}, has {self.moments}")
+        call = group.enter(self.member, Entry(reduce, state, parts, owned))
         self._look_at(reduce, group, call)
 
     def _look_at(self, reduce: Reduce, group: Collectives, call: dict[Member, Entry]) -> None:
@@ -175,6 +190,9 @@ class SimulatedMember(SimulatedWorker):
         if len(states) > 1:
             raise Violation("two contents", f"{attempt} is entered with {states}")
         (state,) = states
+        owned = {number for entry in call.values() for number in entry.owned}
+        if len(owned) < self._slices:
+            raise Violation("nobody steps it", f"{attempt}: of {self._slices} slices {owned}")
         parts = [part for member in group.members for part in call[member].parts]
         if any(taken.weights != state for _, taken in parts):
             raise Violation("wrong weights", f"{attempt} at {state} of {parts}")
@@ -203,6 +221,7 @@ class SimulatedMember(SimulatedWorker):
         if token is None or self.world.nodes[token].parent != self.state:
             raise Violation("two chains", f"{self.member} applies {token} to {self.state}")
         self._be(made, token)
+        self.moments = dict.fromkeys(self._numbers(self._owned), token)
 
     def _be(self, made: ModelId, token: Token) -> None:
         known = token if made == GENESIS else self.world.group.truth.setdefault(made, token)
@@ -211,57 +230,81 @@ class SimulatedMember(SimulatedWorker):
         self.state, self.prepared = token, None
         self.world.say(f"{self.id} is at", tuple(made))
 
-    def _copy(self, source: Member | None, made: ModelId) -> None:
+    def _copy(self, source: Member | None, made: ModelId, slices: Slices) -> None:
         """Take over half of what the source holds, and the rest later."""
         world = self.world
         self.world.say(f"{self.id} copies", tuple(made), "from", source)
 
-        def end(before: Token | None) -> None:
+        def end(before: Found) -> None:
             if self.dead:
                 return
             if not self._up():
                 world.later(max(self.frozen_until - world.now, 0.0) + 0.001, lambda: end(before))
                 return
-            token: Token | None
             cut: tuple[Member, ...] = ()
-            origin = 0
             if source is None:
-                token, origin = self._fetch(made)
+                found = self._fetch(made)
             else:
                 cut = (source,) if frozenset((source, self.member)) in world.group.links else ()
-                token, origin = world.group.members[source](made)
-                token = token if token == before and not cut else None
-            before_held = self.replica.held
-            self._carry_out(self.replica.copied(None if token is None else made, origin, cut))
-            taken = self.replica.held != before_held
+                found = world.group.members[source](made)
+                found = found if found == before and not cut else Found()
+            token = found.state
+            held = self.replica.held, self.replica.slices
+            self._carry_out(self.replica.copied(None if token is None else made, found.origin, cut))
+            taken = (self.replica.held, self.replica.slices) != held
             world.group.met["copied" if taken and source else "torn" if source else "fetched"] += 1
             if taken and token is not None:
-                self._be(made, token)
+                if self.replica.held != held[0]:
+                    self._be(made, token)
+                else:
+                    world.group.met["moved"] += 1
+                self._have(found)
 
-        first = None if source is None else world.group.members[source](made)[0]
+        def offered(source: Member) -> Found:
+            """All that is asked for, or nothing."""
+            found = world.group.members[source](made)
+            asked = self._numbers(slices)
+            return found if found.moments.keys() >= set(asked) else Found()
+
+        first = Found() if source is None else offered(source)
         world.later(world.group.draw.expovariate(1 / COPY_S), lambda: end(first))
 
-    def _offer(self, made: ModelId) -> tuple[Token | None, int]:
+    def _have(self, found: Found) -> None:
+        """Have the optimizer's part of the slices that it says it holds, of what was found."""
+        held = self._numbers(self.replica.slices)
+        known = {**self.moments, **found.moments}
+        self.moments = {number: known[number] for number in held if number in known}
+        if list(self.moments.values()) != [self.state] * len(held):
+            raise Violation("wrong moments", f"{self.member} is at {self.state}: {self.moments}")
+
+    def _offer(self, made: ModelId) -> Found:
         """What others find here now; torn where that changes before they have it all."""
-        here = self.replica.made == made and self._up()
-        return self.state if here else None, self.replica.origin
+        if self.replica.made != made or not self._up():
+            return Found()
+        return Found(self.state, self.replica.origin, dict(self.moments))
 
-    def _fetch(self, made: ModelId) -> tuple[Token | None, int]:
-        """From storage; version 0 is made, by each member another one."""
+    def _fetch(self, made: ModelId) -> Found:
+        """From storage; version 0 is made, by each member another one, and always the same."""
+        every = range(self._slices)
         if made == GENESIS:
-            return (GENESIS, next(self.world.serial)), self.member.life
-        away = self.world.storage_away
-        return (None if away else self.world.group.stored.get(made)), 0
+            token = GENESIS, self.member.life
+            return Found(token, self.member.life, dict.fromkeys(every, token))
+        stored = self.world.group.stored.get(made, {})
+        if self.world.storage_away or len(stored) < self._slices:
+            return Found()
+        return Found(stored[0], 0, stored)
 
-    def _store(self, made: ModelId) -> None:
-        world, token = self.world, self.state
+    def _store(self, made: ModelId, slices: Slices) -> None:
+        world = self.world
+        kept = {number: self.moments[number] for number in self._numbers(slices)}
 
         def end() -> None:
-            if self.dead or token is None or world.storage_away:
+            lost = world.scenario.slices and not world.calm and world.group.draw.random() < LOST
+            if self.dead or world.storage_away or lost:
                 return
-            world.group.stored[made] = token
+            world.group.stored.setdefault(made, {}).update(kept)
             if self._up():
-                self._carry_out(self.replica.stored(made))
+                self._carry_out(self.replica.stored(made, slices))
 
         world.later(world.group.draw.expovariate(1 / STORE_S), end)
 

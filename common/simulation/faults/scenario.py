@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from common.core.settings import Mode, Rule
+from common.core.settings import Mode, Rule, SliceSettings
 
 if TYPE_CHECKING:
     from common.core.messages import Synchrony
@@ -288,6 +288,7 @@ class Scenario:
     added: tuple[tuple[tuple[int, float], ...], ...] = ()  # of partitions that are added, in order
     way: Way | None = None  # None: synchronous, whatever its owner changes
     group: bool = False  # members hold the weights and add gradients up
+    slices: SliceSettings | None = None  # of the weights, with owners; None: members hold them all
     overflows: bool = False  # some of their sums are not finite
     changes: bool = False  # triggers say what has changed of the model, and few put it whole
 
@@ -376,6 +377,23 @@ def grouped(scenario: Scenario) -> Scenario:
         way=None if scenario.way is None else scenario.way.of_group(),
         workers=draw.randint(1, MOST_WORKERS),
     )
+
+
+def sliced(scenario: Scenario) -> Scenario:
+    """The same world of members, but that slices of the weights have owners."""
+    draw = random.Random(f"slices of {scenario.seed}")  # noqa: S311 -- likewise
+    slices = SliceSettings(
+        count=draw.randint(1, 4),
+        owners=draw.choice([1, 1, 2, 2, 3]),
+        servers=draw.choice([None, None, 1, 2]),
+        stage=draw.choice([None, None, 1, 2, 3]),
+    )
+    cuts = tuple(
+        Fault(draw.uniform(0, scenario.calm_at), "cut members", 0, draw.choice([0.2, 1.0, 4.0]))
+        for _ in range(draw.choice([0, 0, 5, 20]))
+    )
+    faults = tuple(sorted(scenario.faults + cuts, key=lambda fault: fault.at))
+    return replace(scenario, slices=slices, faults=faults)
 
 
 def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import count
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.core.history import History
@@ -41,7 +42,7 @@ from common.core.spans import Address, LogPosition, Partition
 from common.simulation.faults.topic import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from common.simulation.faults.scenario import Scenario
 
@@ -102,6 +103,7 @@ class Entry(NamedTuple):
     reduce: Reduce
     state: Token
     parts: tuple[tuple[tuple[int, ...], Taken], ...]
+    owned: tuple[int, ...]  # slices
 
 
 @dataclass
@@ -121,15 +123,20 @@ class Collectives:
         return call
 
 
+class Found(NamedTuple):
+    """What a copier finds of a version."""
+
+    state: Token | None = None
+    origin: int = 0  # of version 0: who made it
+    moments: Mapping[int, Token] = MappingProxyType({})  # of which state it has this, by slice
+
+
 @dataclass
 class Between:
     """What is among members that hold the weights."""
 
     draw: random.Random
-    # What a copier finds of a version: a state, or none, and of version 0 who made it.
-    members: dict[Member, Callable[[ModelId], tuple[Token | None, int]]] = field(
-        default_factory=dict
-    )
+    members: dict[Member, Callable[[ModelId], Found]] = field(default_factory=dict)
     links: set[frozenset[Member]] = field(default_factory=set)  # that are cut
     # What met in each membership's collectives, and what came out of each attempt: None, where that
     # is not finite, of which messages, by which order.
@@ -140,7 +147,7 @@ class Between:
     overflowed: bool = False
     met: Counter[str] = field(default_factory=Counter)  # what has happened, how often
     truth: dict[ModelId, Token] = field(default_factory=dict)  # what each version is
-    stored: dict[ModelId, Token] = field(default_factory=dict)
+    stored: dict[ModelId, dict[int, Token]] = field(default_factory=dict)  # by slice
 
 
 class World:

@@ -297,7 +297,9 @@ def test_what_a_machine_starts_is_no_machine(provider: Processes) -> None:
         fleet.launch([order(1)])
         await_that(lambda: (provider.folder / "w1.log").read_text() == "ready\n")
         main = provider.running()[1]
-        assert [child.environ()["DOLL_MACHINE"] for child in main.children()]
+        (child,) = main.children()
+        assert child.environ()["DOLL_MACHINE"]
+        assert child.environ()["DOLL_TIER"] == "reliable"  # of a pool on demand
         assert len(fleet.machines()) == 1
         main.kill()
         await_that(lambda: machine_of(fleet, 1).cause == "failed")

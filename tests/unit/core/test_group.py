@@ -26,6 +26,7 @@ from common.core.group.replica import (
     ShareWeights,
     StoreState,
 )
+from common.core.group.stages import Machine
 from common.core.group.state_reports import StateReports
 from common.core.messages import (
     GENESIS,
@@ -42,7 +43,7 @@ from common.core.messages import (
     UpdateTrigger,
     WorkerId,
 )
-from common.core.settings import AggregationSettings
+from common.core.settings import AggregationSettings, SliceSettings
 from tests.unit.core.bench import Bench, changed
 from tests.unit.core.examples import SAMPLES, A, B, C, P, of_kind, the
 
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.core.group.replica import ReplicaCommand
-    from common.core.messages import ControlRecord
+    from common.core.messages import ControlRecord, Slices
+    from common.core.settings import CoordinatorSettings
 
 GROUP = changed(aggregation=AggregationSettings(), group_size=3)
 DIGEST = 7
@@ -61,7 +63,8 @@ class _Process:
 
     def __init__(self, worker: WorkerId, life: int, host: str = "127.0.0.1") -> None:
         self.member = Member(worker, life)
-        self.replica = Replica(self.member, f"{host}:{life}", numbers=10)
+        machine = Machine(self.member, "spot", float(life))
+        self.replica = Replica(self.member, f"{host}:{life}", numbers=10, machine=machine)
         self.offered = list[Member]()
         self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()  # and what it held then
         self.weights: tuple[int, ...] | None = None
@@ -85,6 +88,8 @@ class _Group:
             for life, worker in enumerate(workers, start=1)
         }
         self.heard = 0
+        self.stores = list[tuple[WorkerId, "Slices"]]()
+        self.deaf = set[WorkerId]()  # who stores nothing
 
     def lead(self) -> None:
         self.bench.lead()
@@ -129,8 +134,9 @@ class _Group:
                     self.tell(process, process.replica.copied(made, origin))
                 case OfferState(to):
                     process.offered.append(to)
-                case StoreState(made):
-                    self.tell(process, process.replica.stored(made))
+                case StoreState(made, slices) if process.member.worker not in self.deaf:
+                    self.stores.append((process.member.worker, slices))
+                    self.tell(process, process.replica.stored(made, slices))
                 case ShareWeights():
                     process.shared.append((command, process.weights))
 
@@ -149,6 +155,13 @@ class _Group:
 
     computed: tuple[int, ...] = ()
 
+    def owners(self) -> list[list[WorkerId]]:
+        """Of each slice, as all were told last."""
+        orders = of_kind(self.bench.said, do.PostTrigger)[-1].trigger.group
+        assert orders is not UNSET
+        members, owners = orders.membership.members, orders.membership.owners
+        return [[members[rank].worker for rank in ranks] for ranks in owners or ()]
+
     def finish(self, *workers: WorkerId, digest: int = DIGEST) -> None:
         """The collective that all have entered comes to its end, at these."""
         for worker in workers:
@@ -159,6 +172,15 @@ class _Group:
             added = [o for part in entered.reduce.parts for message in part for o in message]
             process.result = (*process.weights, *sorted(added))
             self.tell(process, process.replica.finished(entered.reduce.attempt, digest))
+
+    def accuse(self, worker: WorkerId, other: WorkerId) -> None:
+        """One says that it cannot reach another."""
+        process, orders = self.of[worker], of_kind(self.bench.said, do.PostTrigger)[-1].trigger
+        report = StateReport(
+            *(worker, orders.model, process.member.life, orders.id, process.replica.made),
+            *(0, (self.of[other].member,), "", 0, process.replica.slices),
+        )
+        self.tell(process, [Say(report)])
 
     def break_off(self, *workers: WorkerId) -> None:
         """It fails at these."""
@@ -541,6 +563,80 @@ def test_who_is_needed_is_left_out_last() -> None:
     assert accusations.clique(MEMBERS[:2], [MEMBERS[0]], 1.0) == {MEMBERS[0]}
 
 
+# --- slices with owners ---------------------------------------------------------------------------
+
+
+def sliced(count: int = 2, owners: int = 1) -> CoordinatorSettings:
+    slices = SliceSettings(count, owners, servers=2)
+    return changed(
+        aggregation=AggregationSettings(copies=1, slices=slices),
+        group_size=3,
+        checkpoint_every_updates=1,
+    )
+
+
+def test_an_update_counts_only_if_who_finished_it_owns_every_slice() -> None:
+    # A and B have run longest, and own a slice each; C owns none.
+    group = begun(A, B, C, bench=Bench(sliced()))
+    assert sorted(group.owners()) == [[A], [B]]
+    group.finish(A, C)
+    group.break_off(B)
+    group.bench.tick(group.bench.now + 1.0)
+    group.settle()
+    assert group.updates == []  # B lives: all enter again
+
+    group.finish(A, B)
+    group.break_off(C)
+    group.bench.tick(group.bench.now + 1.0)
+    assert len(group.updates) == 1
+
+
+def test_a_second_owner_saves_what_would_die_with_the_first_and_another_copies_its_part() -> None:
+    group = begun(A, B, C, bench=Bench(sliced(owners=2)))
+    assert [sorted(each) for each in group.owners()] == [[A, B]] * 2
+    group.kill(A)
+    group.finish(B, C)
+    group.see()
+    group.read_back()
+    assert group.weights == {B: (0, 1, 2), C: (0, 1, 2)}
+    assert [sorted(each) for each in group.owners()] == [[B, C]] * 2
+    assert group.of[C].replica.slices == (0, 1)
+
+
+def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_whole_backup() -> None:
+    group = begun(A, B, C, bench=Bench(sliced()))
+    group.finish(A, B, C)
+    group.read_back()
+    assert sorted(worker for worker, _ in group.stores) == [A, B]  # each its slice
+    stored = ModelId(group.bench.epoch, 1)
+    group.bench.announce(A, B, C)
+    group.settle()
+    group.deaf.add(B)  # and stores nothing
+    group.finish(A, B, C)
+    group.read_back()
+    group.kill(B)
+    for _ in range(40):
+        group.see()
+        if said := of_kind(group.bench.tick(group.bench.now + 0.1), do.StepDown):
+            break
+        group.settle()
+    assert f"back to version {stored.version}" in said[0].reason
+
+
+def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:
+    group = begun(A, B, C, bench=Bench(sliced()))
+    group.finish(A, B, C)
+    group.read_back()
+    group.stores.clear()
+    owners = sorted(group.owners())
+    for one, other in ((A, B), (B, A)):  # each alone holds a slice
+        group.accuse(one, other)
+    group.settle()
+    assert owners == [[A], [B]]
+    assert [] not in group.owners()
+    assert {worker for worker, _ in group.stores} <= {A, B}
+
+
 # --- what members say ----------------------------------------------------------------------------
 
 MADE = ModelId(3, 1)
@@ -560,7 +656,7 @@ def test_an_older_word_undoes_no_newer_one() -> None:
 
 def test_what_was_said_before_a_version_counted_says_nothing_of_it() -> None:
     reports = StateReports()
-    reports.commit([Member(A, 1)], MADE)
+    reports.commit([Member(A, 1)], MADE, Membership(1).owned)
     reports.hear(said(4, None))
     reports.posted(TriggerId(3, 5))
     reports.hear(said(4, None))

@@ -57,6 +57,7 @@ def machine() -> Iterator[MetadataServer]:
         "tags/instance/doll:worker": "digits-w3-17",
         "placement/region": REGION,
         "instance-id": MACHINE,
+        "instance-life-cycle": "on-demand",
     }
     for path, value in told.items():
         server.answer(f"/latest/meta-data/{path}", value.encode())
@@ -108,7 +109,7 @@ def test_a_machine_starts_the_worker_that_was_ordered_and_ends_after_it(
     assert booted.status == 0
     (run,) = [line for line in booted.said if line.startswith("systemd-run")]
     assert run.endswith(f"{SETTINGS['image']} worker --job digits --name digits-w3-17")
-    assert "DOLL_NOTICES=ec2" in run
+    assert "DOLL_TIER=reliable --env DOLL_NOTICES=ec2" in run
     assert "--read-only" in run
     assert any(line.startswith("docker login") for line in booted.said)
     assert booted.said[-2:] == ["sleep 180", "shutdown -h now"]

@@ -112,9 +112,9 @@ def test_a_worker_that_is_never_asked_for_several_batches_cannot_walk() -> None:
             "aggregation.mode: workers of a group are told no changes, they make them",
         ),
         (
-            {"mode": "group", "layout": "slices", "servers": 3, "backup": {"every_updates": 5}},
+            {"mode": "group", "layout": "slices", "owners": 4},
             {},
-            "aggregation.layout: slices is not offered by this version yet",
+            "aggregation.owners: must be at most 3",
         ),
         (
             {"mode": "group", "transport": "nccl"},

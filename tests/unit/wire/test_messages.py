@@ -210,16 +210,20 @@ triggers = st.builds(
 )
 members = st.builds(Member, workers, counts)
 groups_of_members = st.lists(members, min_size=1, max_size=3, unique=True).map(tuple)
+slices = st.just(UNSET) | st.sets(st.integers(0, 99), max_size=3).map(sorted).map(tuple)
 attempts = st.builds(AttemptId, counts, st.integers(1, 2**40), st.integers(1, 2**40))
 
 
 @st.composite
 def triggers_of_groups(draw: st.DrawFn) -> UpdateTrigger:
     model = ModelId(draw(counts), draw(st.integers(0, 2**40)))
-    membership = Membership(draw(st.integers(1, 2**40)), draw(groups_of_members))
+    there = draw(groups_of_members)
+    owner = st.integers(0, len(there) - 1).map(lambda rank: (rank,))
+    owners = st.just(UNSET) | st.lists(owner, min_size=1, max_size=4).map(tuple)
+    membership = Membership(draw(st.integers(1, 2**40)), there, draw(owners))
     parts = tuple(((2 * rank,), (2 * rank + 1,)) for rank, _ in enumerate(membership.members))
     attempt = AttemptId(model.epoch, membership.number, model.version + 1)
-    copies = draw(st.lists(st.builds(Copy, members, st.none() | members), max_size=2))
+    copies = draw(st.lists(st.builds(Copy, members, st.none() | members, slices), max_size=2))
     orders = GroupOrders(
         ModelId(draw(counts), model.version) if model.version else GENESIS,
         membership,
@@ -229,6 +233,9 @@ def triggers_of_groups(draw: st.DrawFn) -> UpdateTrigger:
         tuple(copies),
         draw(st.booleans()),
         draw(st.none() | members),
+        draw(st.none() | members),
+        draw(st.none() | members),
+        draw(st.lists(members, max_size=2).map(tuple)),
     )
     return UpdateTrigger(TriggerId(model.epoch, 1), model, (), group=orders)
 
@@ -265,9 +272,10 @@ group_replies: st.SearchStrategy[GroupReply] = (
     | st.builds(
         StateReport,
         *(workers, models, counts, st.builds(TriggerId, counts, counts), st.none() | models),
-        *(counts, groups_of_members | st.just(())),
+        *(counts, groups_of_members | st.just(()), st.just(""), counts, slices),
+        *(st.sampled_from([UNSET, "reliable"]), st.just(UNSET) | st.floats(0, 1e9)),
     )
-    | st.builds(Stored, workers, models, counts, models)
+    | st.builds(Stored, workers, models, counts, models, slices)
 )
 workers_leaving = st.builds(WorkerLeaving, workers, models, offsets | st.just(()))
 

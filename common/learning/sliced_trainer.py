@@ -1,0 +1,234 @@
+"""A member's numbers where slices of the weights have owners: all weights, some optimizer state.
+
+    what counts    weights, and the optimizer's state of the slices that are held
+    prepared       the weights after a step, and the state of the slices that are owned in it
+
+A step is made beside what counts, so that what nobody commits has changed nothing.
+"""
+
+from __future__ import annotations
+
+from itertools import starmap
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from common.errors import CorruptError
+from common.learning.checkpoint import Piece, pack, unpack
+from common.learning.slices import Slice, cut, joined, part_of
+from common.learning.trainer import Kind, packed, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    import numpy.typing as npt
+
+    from common.core.messages import Vector
+    from common.learning.checkpoint import Layout
+    from common.learning.gradients import Reduction
+    from common.learning.optimizers import OptimizerSettings
+
+_HEAD, _WEIGHTS = "slices", "weights"
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What slices belong to."""
+
+    kind: Kind
+    count: int  # of all slices
+    numbers: tuple[int, ...]  # of those that are here
+    layout: tuple[Piece, ...] = ()
+
+
+class SlicedTrainer:
+    """One member's numbers.
+
+    Args:
+        weights: (P + B,) float32 parameters, then buffers; copied.
+        parameter_count: P
+        settings: The optimizer.
+        reduction: What is done with the gradients of an update over its samples.
+        layout: Which weights are which tensors.
+        count: How many slices there are.
+
+    Raises:
+        UserError: If the optimizer's settings make no sense.
+    """
+
+    def __init__(
+        self,
+        weights: Vector,
+        parameter_count: int,
+        settings: OptimizerSettings,
+        reduction: Reduction = "mean",
+        layout: Layout = (),
+        *,
+        count: int,
+    ) -> None:
+        self._weights: Vector = np.array(weights, np.float32)
+        self.following: Vector = np.empty_like(self._weights)  # the weights that are prepared
+        self.places = cut(len(self._weights), count)
+        self._kind = Kind(settings.kind, parameter_count, len(self._weights) - parameter_count)
+        self._settings = settings
+        self._reduction = reduction
+        self._layout = layout
+        self._held = {number: self._made(number) for number in range(count)}  # no state to lack
+
+    def _made(self, number: int) -> Slice:
+        return Slice(self.places[number], self._kind.parameters, self._settings, self._reduction)
+
+    def weights(self) -> memoryview:
+        """The weights' bytes, not copied: they change with the next commit."""
+        return self._weights.data.cast("B")
+
+    def square(self, totals: Mapping[int, Vector]) -> float:
+        """|sum of gradients|^2 of some slices.
+
+        Args:
+            totals: By slice, (n,) float32 summed over the samples of the update.
+        """
+        return sum(self._held[number].square(total, 1) for number, total in totals.items())
+
+    def prepare(
+        self,
+        totals: Mapping[int, Vector],
+        samples: int,
+        square: float,
+        learning_rate: float | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Step some slices; `following` has their next weights then.
+
+        Args:
+            totals: By slice, (n,) float32 summed over the samples of the update; overwritten.
+            samples: How many.
+            square: |sum of gradients|^2 of all slices.
+            learning_rate: Of this step; None: as the optimizer's settings say.
+            scale: Of that rate.
+
+        Raises:
+            UserError: If the rate is not above zero and finite.
+        """
+        rate = self._settings.learning_rate if learning_rate is None else learning_rate
+        norm = square**0.5 / (samples if self._reduction == "mean" else 1)
+        for number, total in totals.items():
+            place = self.places[number]
+            weights, following = self._weights[place], self.following[place]
+            self._held[number].prepare(*(weights, total, samples, rate * scale, following, norm))
+
+    def commit(self, owned: Collection[int]) -> None:
+        """Let what was prepared count; of slices that were not owned in it, nothing is held."""
+        self._weights, self.following = self.following, self._weights
+        self._held = {number: self._held[number] for number in owned}
+        for each in self._held.values():
+            each.commit()
+
+    def snapshot(self, numbers: Collection[int], *, whole: bool = True) -> bytes:
+        """Copy slices: the optimizer's state of each, and all weights, or theirs alone."""
+        tensors = {
+            f"{number}.{name}": array for number in numbers for name, array in self._of(number)
+        }
+        if whole:
+            tensors[_WEIGHTS] = self._weights
+        else:
+            tensors |= {f"{n}.{_WEIGHTS}": self._weights[self.places[n]] for n in numbers}
+        head = _Head(self._kind, len(self.places), tuple(numbers), self._layout)
+        return pack(tensors, {_HEAD: msgspec.json.encode(head).decode()})
+
+    def _of(self, number: int) -> Iterable[tuple[str, npt.NDArray[Any]]]:
+        return self._held[number].state.items()
+
+    def model(self) -> bytes:
+        """Copy the weights, as a trainer's snapshot."""
+        return packed(self._kind, self._layout, self._weights, {})
+
+    def restore(self, data: bytes, numbers: Collection[int]) -> None:
+        """Take over weights, and the optimizer's state of some slices; or raise, unchanged.
+
+        Args:
+            data: Of `snapshot` with all weights, or a trainer's.
+            numbers: Slices that are to be held.
+
+        Raises:
+            CorruptError: If the bytes are not such, or not of this model and optimizer.
+        """
+        weights, states = self._read(data, numbers)
+        if weights is None:
+            raise CorruptError("it lacks the weights")
+        self._weights[:] = weights
+        self._held = dict(starmap(self._restored, states.items()))
+
+    def adopt(self, other: SlicedTrainer, numbers: Collection[int]) -> None:
+        """Take over some more slices of the same version."""
+        self._held = {number: other._held[number] for number in numbers} | self._held
+
+    def _restored(self, number: int, state: dict[str, npt.NDArray[Any]]) -> tuple[int, Slice]:
+        made = self._made(number)
+        made.restore(state)
+        return number, made
+
+    def _read(
+        self, data: bytes, numbers: Collection[int]
+    ) -> tuple[Vector | None, dict[int, dict[str, npt.NDArray[Any]]]]:
+        tensors, metadata = unpack(data)
+        if _HEAD in metadata:
+            head = _head(metadata)
+            kind, weights = head.kind, tensors.get(_WEIGHTS)
+            if lacking := set(numbers) - set(head.numbers):
+                raise CorruptError(f"it lacks slices {sorted(lacking)}")
+            states = {number: _state(tensors, number) for number in numbers}
+        else:
+            held = unpacked(data)
+            kind, weights = held.kind, held.weights
+            places = {number: self.places[number] for number in numbers}
+            split = self._kind.parameters
+            states = {
+                number: part_of(held.state, place) if place.start < split else {}
+                for number, place in places.items()
+            }
+        if kind != self._kind:
+            raise CorruptError(f"it holds {kind}, but this job's model has {self._kind}")
+        return weights, states
+
+
+def _head(metadata: Mapping[str, str]) -> _Head:
+    try:
+        return msgspec.json.decode(metadata.get(_HEAD, ""), type=_Head)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"it does not say whose slices it holds: {error}") from error
+
+
+def _state(tensors: Mapping[str, npt.NDArray[Any]], number: int) -> dict[str, npt.NDArray[Any]]:
+    start = f"{number}."
+    found = {n.removeprefix(start): a for n, a in tensors.items() if n.startswith(start)}
+    found.pop(_WEIGHTS, None)
+    return found
+
+
+def whole_of(parts: Iterable[bytes]) -> bytes:
+    """A trainer's snapshot of what owners have stored of one version.
+
+    Args:
+        parts: Of `SlicedTrainer.snapshot`, each with its slices' weights.
+
+    Raises:
+        CorruptError: If a slice is missing, or they are not of one model.
+    """
+    found, heads = dict[int, tuple["Vector", dict[str, "npt.NDArray[Any]"]]](), list[_Head]()
+    for data in parts:
+        tensors, metadata = unpack(data)
+        heads.append(head := _head(metadata))
+        for number in head.numbers:
+            weights = tensors.get(f"{number}.{_WEIGHTS}")
+            if weights is None:
+                raise CorruptError(f"it lacks the weights of slice {number}")
+            found[number] = weights, _state(tensors, number)
+    if not heads or len({(head.kind, head.count) for head in heads}) > 1:
+        raise CorruptError("they are slices of no model, or of several")
+    kind, count = heads[0].kind, heads[0].count
+    if lacking := set(range(count)) - found.keys():
+        raise CorruptError(f"slices {sorted(lacking)} are missing")
+    weights = np.concatenate([found[number][0] for number in range(count)])
+    state = joined([found[number][1] for number in range(count)])
+    return packed(kind, heads[0].layout, weights, state)

@@ -1,0 +1,320 @@
+"""What a member of a group holds, and how its gradients and those of the others become a step.
+
+    everything   all_reduce: the sum ────────────────────▶ the step, once its record was read back
+    slices       exchange: sums at owners ▶ steps, beside ▶ gather: all weights ▶ they count then
+
+All but `add_up` and `settle`, which are of the collective thread, are called with the lock of
+whoever has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+from msgspec import UNSET
+
+from common.errors import GroupError
+from common.learning.errors import NotFiniteError
+from common.learning.slices import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from msgspec import UnsetType
+
+    from common.core.messages import Member, Membership, Reduce, Slices, Vector
+    from common.learning.sliced_trainer import SlicedTrainer
+    from common.learning.trainer import Trainer
+    from common.ports.group import Group
+
+Gradients: TypeAlias = Sequence[tuple["Vector", int]]  # and their samples
+_RESULT = 0  # the round by which a trainer knows the result of an attempt
+
+
+@dataclass(slots=True)
+class Formed:
+    """A process group of one membership; whether it stands, its own thread knows."""
+
+    place: tuple[int, int]  # epoch and number of the membership
+    membership: Membership
+    rank: int
+    group: Group
+    failed: GroupError | None = None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """In order of their ranks."""
+        return self.membership.members
+
+
+class Held(Protocol):
+    """One member's numbers."""
+
+    def weights(self) -> memoryview:
+        """The weights' bytes, not copied."""
+
+    def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
+        """Do what all members do together.
+
+        Raises:
+            GroupError: If the group breaks, or others have added to another update.
+            NotFiniteError: If the sum is not finite.
+        """
+
+    def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
+        """What came of it: digest and |sum|^2, where that is asked for.
+
+        Raises:
+            NotFiniteError: As `add_up` does.
+        """
+
+    def apply(self) -> None:
+        """The result counts."""
+
+    def settle(self) -> None:
+        """Look at what counts now, while the next gradients are computed."""
+
+    def snapshot(self, slices: Slices) -> bytes:
+        """Copy all that another takes over."""
+
+    def stored(self, slices: Slices) -> bytes:
+        """Copy what is put into storage."""
+
+    def model(self) -> bytes:
+        """Copy the weights alone."""
+
+    def restore(self, data: bytes, slices: Slices) -> None:
+        """Take over what another has copied or stored.
+
+        Raises:
+            CorruptError: If it is nothing such.
+        """
+
+    def adopt(self, other: Held, slices: Slices) -> None:
+        """Take over slices of the version that is held from other numbers of it."""
+
+
+def _added(vectors: Gradients, out: Vector) -> int:
+    """Sum gradients; returns of how many samples."""
+    out[:] = vectors[0][0] if vectors else 0
+    for vector, _ in vectors[1:]:
+        out += vector
+    return sum(samples for _, samples in vectors)
+
+
+def _check_samples(samples: float, members: int, reduce: Reduce, formed: Formed) -> None:
+    if not np.isclose(samples, reduce.samples, rtol=1e-5) or members != len(formed.members):
+        raise GroupError(
+            f"{samples:g} samples of {members:g} members were added up, expected"
+            f" {reduce.samples} of {len(formed.members)}"
+        )
+
+
+class HeldWhole:
+    """All weights and optimizer state; the step is taken once its record was read back."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._sum = np.empty(0, np.float32)  # (P + B + 2,) of gradients, samples and members
+        self._digest = 0  # of the weights
+        self._reduce: Reduce | None = None  # whose result the trainer has, too
+
+    def weights(self) -> memoryview:
+        """The weights' bytes, not copied."""
+        return self._trainer.weights()
+
+    def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
+        """Sum all gradients."""
+        if len(self._sum) == 0:
+            self._sum = np.empty(len(self._trainer.weights()) // 4 + 2, np.float32)
+        counts = self._sum[-2:]
+        counts[:] = _added(mine, self._sum[:-2]), 1
+        if len(formed.members) > 1:
+            formed.group.all_reduce(self._sum)
+        samples, members = counts.tolist()
+        _check_samples(samples, members, reduce, formed)
+
+    def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
+        """The digest of the sum, and of the weights that it is to be applied to."""
+        total, trainer = self._sum[:-2], self._trainer
+        found = (digest(total) ^ self._digest) >> 1  # what is written of it are 63 bits
+        trainer.discard(_RESULT)
+        trainer.add(_RESULT, total, reduce.samples)
+        self._reduce = reduce
+        return found, trainer.square(_RESULT) if reduce.measured else UNSET
+
+    def apply(self) -> None:
+        """Take the step."""
+        if self._reduce is None:
+            raise AssertionError("a result in hand is one of an attempt")
+        self._trainer.apply(_RESULT, self._reduce.learning_rate, self._reduce.scale)
+
+    def settle(self) -> None:
+        """Know the weights by their bits."""
+        self._digest = digest(np.frombuffer(self._trainer.weights(), np.float32))
+
+    def snapshot(self, slices: Slices) -> bytes:  # noqa: ARG002 -- everything
+        """Copy everything."""
+        return self._trainer.snapshot()
+
+    stored = snapshot
+
+    def model(self) -> bytes:
+        """Copy the weights alone."""
+        return self._trainer.snapshot(optimizer=False)
+
+    def restore(self, data: bytes, slices: Slices) -> None:  # noqa: ARG002 -- likewise
+        """Take over everything."""
+        self._trainer.restore(data)
+
+    def adopt(self, other: Held, slices: Slices) -> None:
+        """Nothing is ever held in part."""
+
+
+class HeldSlices:
+    """All weights, and the optimizer's state of some slices; a step is made beside what counts."""
+
+    def __init__(self, trainer: SlicedTrainer) -> None:
+        self._trainer = trainer
+        self._sum: Vector = np.empty_like(trainer.following)  # (P + B,) of own gradients
+        self._owned: tuple[int, ...] = ()  # in the result in hand
+        self._square = 0.0  # |sum of gradients|^2 of it
+
+    def weights(self) -> memoryview:
+        """The weights' bytes, not copied."""
+        return self._trainer.weights()
+
+    def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
+        """Send gradients to the owners of their slices, step what is owned, have all weights."""
+        trainer, membership = self._trainer, formed.membership
+        owners, rank = membership.owners or (), formed.rank
+        samples = _added(mine, self._sum)
+        firsts = [ranks[0] for ranks in owners]
+        totals = self._at_first_owners(formed, firsts)
+        # By rank: samples, whether some of its slices' sums are not finite, |them|^2.
+        facts = np.zeros((len(formed.members), 3))
+        finite = all(np.isfinite(total).all() for total in totals.values())
+        facts[rank] = samples, not finite, trainer.square(totals)
+        totals |= self._at_other_owners(formed, owners, totals)
+        self._gather(formed, facts.view(np.float32).reshape(-1), [6] * len(facts))
+        _check_samples(facts[:, 0].sum(), len(facts), reduce, formed)
+        self._square = float(facts[:, 2].sum())
+        if facts[:, 1].any() or not np.isfinite(self._square):
+            raise NotFiniteError("the gradient", None)
+        self._owned = tuple(sorted(totals))
+        rates = reduce.learning_rate, reduce.scale
+        trainer.prepare(totals, reduce.samples, self._square, *rates)
+        self._gather_weights(formed, firsts)
+
+    def _exchange(
+        self,
+        formed: Formed,
+        vectors: Mapping[int, Vector] | Callable[[int], Vector],
+        sent: Sequence[Collection[int]],
+        received: Sequence[Collection[int]],
+    ) -> list[dict[int, Vector]]:
+        """Send some slices to each rank; returns what came of each."""
+        of = vectors if callable(vectors) else vectors.__getitem__
+        places = self._trainer.places
+        parts = [of(number) for numbers in sent for number in numbers]
+        outgoing = np.concatenate(parts) if parts else np.empty(0, np.float32)
+        lengths = [
+            [sum(places[n].stop - places[n].start for n in numbers) for numbers in each]
+            for each in (sent, received)
+        ]
+        incoming: Vector = outgoing
+        if len(formed.members) > 1:
+            incoming = np.empty(sum(lengths[1]), np.float32)
+            formed.group.exchange(outgoing, lengths[0], incoming, lengths[1])
+        found, start = list[dict[int, "Vector"]](), 0
+        for numbers in received:
+            found.append({})
+            for number in numbers:
+                end = start + places[number].stop - places[number].start
+                found[-1][number], start = incoming[start:end], end
+        return found
+
+    def _at_first_owners(self, formed: Formed, firsts: Sequence[int]) -> dict[int, Vector]:
+        """The sums of the slices whose first owner this is."""
+        ranks = range(len(formed.members))
+        sent = [[n for n, first in enumerate(firsts) if first == rank] for rank in ranks]
+        places = self._trainer.places
+        own = sent[formed.rank]
+        parts = self._exchange(formed, lambda n: self._sum[places[n]], sent, [own for _ in ranks])
+        totals = {number: parts[0][number].copy() for number in own}
+        for part in parts[1:]:  # always in the order of ranks
+            for number in own:
+                totals[number] += part[number]
+        return totals
+
+    def _at_other_owners(
+        self, formed: Formed, owners: Sequence[Sequence[int]], totals: Mapping[int, Vector]
+    ) -> dict[int, Vector]:
+        """The sums of slices that this owns as well."""
+        if all(len(ranks) == 1 for ranks in owners):
+            return {}
+        ranks, own = range(len(formed.members)), formed.rank
+        sent = [[n for n in totals if rank in owners[n][1:]] for rank in ranks]
+        received = [
+            [n for n, each in enumerate(owners) if each[0] == rank and own in each[1:]]
+            for rank in ranks
+        ]
+        parts = self._exchange(formed, totals, sent, received)
+        return {number: total.copy() for part in parts for number, total in part.items()}
+
+    def _gather(self, formed: Formed, vector: Vector, lengths: Sequence[int]) -> None:
+        if len(formed.members) > 1:
+            formed.group.gather(vector, lengths)
+
+    def _gather_weights(self, formed: Formed, firsts: Sequence[int]) -> None:
+        """Each first owner sends the next weights of its slices to all."""
+        following, places = self._trainer.following, self._trainer.places
+        order = sorted(range(len(places)), key=lambda n: (firsts[n], n))
+        arranged = np.concatenate([following[places[n]] for n in order])
+        lengths = [0] * len(formed.members)
+        for number, first in enumerate(firsts):
+            lengths[first] += places[number].stop - places[number].start
+        self._gather(formed, arranged, lengths)
+        start = 0
+        for number in order:
+            place = places[number]
+            end = start + place.stop - place.start
+            following[place], start = arranged[start:end], end
+
+    def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
+        """The digest of the next weights: the same bits everywhere, whatever the machines."""
+        return digest(self._trainer.following) >> 1, self._square if reduce.measured else UNSET
+
+    def apply(self) -> None:
+        """What was prepared counts."""
+        self._trainer.commit(self._owned)
+
+    def settle(self) -> None:
+        """There is nothing to look at: all have the same bits."""
+
+    def _numbers(self, slices: Slices) -> tuple[int, ...]:
+        return tuple(range(len(self._trainer.places))) if slices is UNSET else slices
+
+    def snapshot(self, slices: Slices) -> bytes:
+        """Copy the weights and slices."""
+        return self._trainer.snapshot(self._numbers(slices))
+
+    def stored(self, slices: Slices) -> bytes:
+        """Copy slices with their weights."""
+        return self._trainer.snapshot(self._numbers(slices), whole=False)
+
+    def model(self) -> bytes:
+        """Copy the weights alone."""
+        return self._trainer.model()
+
+    def restore(self, data: bytes, slices: Slices) -> None:
+        """Take over the weights and slices."""
+        self._trainer.restore(data, self._numbers(slices))
+
+    def adopt(self, other: Held, slices: Slices) -> None:
+        """Take over slices of the version that is held."""
+        if isinstance(other, HeldSlices):
+            self._trainer.adopt(other._trainer, self._numbers(slices))  # noqa: SLF001 -- of its kind

@@ -1,0 +1,140 @@
+"""Slices with owners: members in memory come to the weights that one process finds alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from msgspec import UNSET
+
+from common.core.messages import AttemptId, Member, Membership, Reduce, WorkerId
+from common.errors import CorruptError
+from common.learning.errors import NotFiniteError
+from common.learning.optimizers import OptimizerSettings
+from common.learning.sliced_trainer import SlicedTrainer, whole_of
+from common.learning.slices import BLOCK
+from common.learning.trainer import Trainer
+from common.ports.group import Peer
+from common.testing.group import MemoryNetwork
+from services.worker.held import Formed, HeldSlices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from common.core.messages import Vector
+
+PARAMETERS, BUFFERS, COUNT = 5 * BLOCK - 7, 30, 4
+NUMBERS = PARAMETERS + BUFFERS
+ADAM = OptimizerSettings("adam", 0.01, clip_norm=0.5)
+
+
+def drawn(seed: int) -> Vector:
+    return np.random.default_rng(seed).normal(size=NUMBERS).astype(np.float32)
+
+
+def numbers() -> SlicedTrainer:
+    return SlicedTrainer(drawn(0), PARAMETERS, ADAM, count=COUNT)
+
+
+class _Members:
+    """Some that hold slices; each update is of one gradient of each."""
+
+    def __init__(self, count: int) -> None:
+        self.held = [HeldSlices(numbers()) for _ in range(count)]
+        self._network = MemoryNetwork()
+        self._groups = [self._network.groups() for _ in range(count)]
+        self._updates = 0
+
+    def update(self, *owners: tuple[int, ...], gradients: Sequence[Vector]) -> set[int]:
+        """Enter and apply; returns the digests."""
+        self._updates += 1
+        attempt = AttemptId(1, self._updates, self._updates)
+        members = tuple(Member(WorkerId(f"w{n}"), n) for n in range(len(self.held)))
+        membership = Membership(self._updates, members, owners)
+        peers = [Peer(f"w{n}", each.address) for n, each in enumerate(self._groups)]
+        reduce = Reduce(attempt, (), 4 * len(members), measured=True)
+
+        def enter(rank: int) -> int:
+            group = self._groups[rank].group(f"{self._updates}", peers, rank)
+            if len(members) > 1:
+                group.form()
+            formed = Formed((1, self._updates), membership, rank, group)
+            held = self.held[rank]
+            held.add_up(formed, reduce, [(gradients[rank], 4)])
+            found, square = held.result(reduce)
+            total = np.sum(gradients, axis=0)
+            assert square == pytest.approx(float(np.square(total[:PARAMETERS]).sum()), rel=1e-4)
+            held.apply()
+            return found
+
+        with ThreadPoolExecutor(len(members)) as pool:
+            return set(pool.map(enter, range(len(members))))
+
+
+def alone(updates: Iterable[Sequence[Vector]]) -> Trainer:
+    trainer = Trainer(drawn(0), PARAMETERS, ADAM)
+    for gradients in updates:
+        for gradient in gradients:
+            trainer.add(0, gradient, 4)
+        trainer.apply(0)
+    return trainer
+
+
+def weights(held: HeldSlices | Trainer) -> Vector:
+    return np.frombuffer(held.weights(), np.float32)
+
+
+def test_owners_step_their_slices_and_all_have_the_weights_that_one_finds_alone() -> None:
+    # Slices 0 to 3; who owns which is another one in the second update, as far as they hold it.
+    group, updates = _Members(3), [[drawn(10 * n + m) for m in range(3)] for n in range(2)]
+    assert len(group.update((2, 0), (1, 2), (2, 1), (0, 1), gradients=updates[0])) == 1
+    assert len(group.update((0,), (2,), (1,), (1,), gradients=updates[1])) == 1
+
+    expected = weights(alone(updates))
+    assert all(weights(each).tobytes() == weights(group.held[0]).tobytes() for each in group.held)
+    np.testing.assert_allclose(weights(group.held[0]), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_one_alone_owns_everything() -> None:
+    group, updates = _Members(1), [[drawn(1)], [drawn(2)]]
+    for gradients in updates:
+        group.update(*[(0,)] * COUNT, gradients=gradients)
+    np.testing.assert_allclose(weights(group.held[0]), weights(alone(updates)), rtol=1e-5)
+
+
+def test_a_sum_that_is_not_finite_is_told_to_all() -> None:
+    group, gradients = _Members(2), [drawn(1), drawn(2)]
+    gradients[0][3] = np.inf
+    with pytest.raises(NotFiniteError):
+        group.update((1,), (1,), (1,), (1,), gradients=gradients)
+
+
+def test_another_goes_on_with_slices_that_it_copied_and_with_those_that_were_stored() -> None:
+    group, updates = _Members(2), [[drawn(1), drawn(2)], [drawn(3), drawn(4)]]
+    group.update((0,), (1,), (1,), (0,), gradients=updates[0])
+    first, second = group.held
+    stored = whole_of([first.stored((0, 3)), second.stored((1, 2))])
+    third = HeldSlices(numbers())
+    third.restore(first.snapshot((0,)), (0,))
+    more = HeldSlices(numbers())
+    more.restore(second.snapshot((2, 1)), (1, 2))
+    third.adopt(more, (1, 2))
+    group.held = [HeldSlices(numbers()), third]
+    group.held[0].restore(stored, UNSET)
+    group.update((1,), (1,), (1,), (0,), gradients=updates[1])
+
+    np.testing.assert_allclose(weights(third), weights(alone(updates)), rtol=1e-5, atol=1e-7)
+    trainer = Trainer(drawn(0), PARAMETERS, ADAM)
+    trainer.restore(stored)  # as a checkpoint has it
+    assert weights(trainer).tobytes() != weights(alone(updates)).tobytes()
+    np.testing.assert_allclose(weights(trainer), weights(alone(updates[:1])), rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_missing_of_a_version_is_told() -> None:
+    held = HeldSlices(numbers())
+    with pytest.raises(CorruptError, match=r"slices \[1, 3\] are missing"):
+        whole_of([held.stored((0,)), held.stored((2,))])
+    with pytest.raises(CorruptError, match=r"it lacks slices \[1\]"):
+        held.restore(held.snapshot((0,)), (0, 1))
