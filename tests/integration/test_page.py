@@ -592,6 +592,11 @@ def test_an_operator_submits_changes_and_stops_a_job(site: Site) -> None:
         *("stopped", 6),
         64,
     )
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete it").click()
+    expect(page.get_by_role("link", name="fraud")).to_be_visible()  # the list
+    expect(page.get_by_role("link", name="letters")).to_be_hidden()
+    assert "letters" not in [each["id"] for each in site.get("/v1/jobs")["jobs"]]
 
 
 def test_dead_letters_are_told_by_reason(site: Site) -> None:
@@ -611,7 +616,7 @@ def test_dead_letters_are_told_by_reason(site: Site) -> None:
 def test_a_viewer_is_offered_no_change(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.get_by_role("link", name="newest")).to_be_visible()
-    for name in ("Pause", "Change", "Stop"):
+    for name in ("Pause", "Change", "Stop", "Delete"):
         expect(page.get_by_role("button", name=name)).to_be_hidden()
     page.goto(f"{site.address}/#/")
     page.get_by_role("link", name="fraud").wait_for()

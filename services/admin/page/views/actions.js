@@ -1,4 +1,4 @@
-/** What an operator does to a job: pause, resume, change, stop; and what anybody takes out of it. */
+/** What an operator does to a job: pause, resume, change, stop, delete; and what anybody takes out of it. */
 
 import { ask, jobPath, send } from "../api.js";
 import { copy, h, say, show } from "../dom.js";
@@ -47,6 +47,15 @@ export function actionBar(store, operator) {
     bar.stopping.close();
     want("stop");
   });
+  bar.remove.addEventListener("click", () => bar.removing.showModal());
+  bar.removeNo.addEventListener("click", () => bar.removing.close());
+  bar.removeYes.addEventListener("click", () => {
+    bar.removing.close();
+    tried(async () => {
+      await send("DELETE", path);
+      location.hash = "#/"; // there is nothing to be seen here any more
+    }, "");
+  });
   bar.change.addEventListener("click", () => {
     const { spec } = store.job;
     const now = [spec.group_size, spec.batch_size, spec.optimizer.learning_rate];
@@ -80,6 +89,7 @@ export function actionBar(store, operator) {
       bar.pause.hidden = !operator || !runs;
       bar.resume.hidden = !operator || runs;
       bar.stop.hidden = !operator || over;
+      bar.remove.hidden = !operator || !over;
       bar.change.hidden = !operator;
     },
   };
