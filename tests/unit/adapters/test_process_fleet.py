@@ -291,15 +291,21 @@ def test_a_machine_whose_record_was_deleted_is_ended(provider: Processes) -> Non
         await_that(lambda: not provider.running())
 
 
+@pytest.mark.parametrize(("pool", "tier"), [(SPOT, "spot"), (ON_DEMAND, "reliable")])
+def test_a_machine_knows_whether_it_may_vanish(provider: Processes, pool: str, tier: str) -> None:
+    with closing(provider.fleet()) as fleet:
+        fleet.launch([order(1, pool)])
+        await_that(lambda: 1 in provider.running())
+        await_that(lambda: provider.running()[1].environ().get("DOLL_TIER") == tier)
+
+
 def test_what_a_machine_starts_is_no_machine(provider: Processes) -> None:
     provider.program = DEAF
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
         await_that(lambda: (provider.folder / "w1.log").read_text() == "ready\n")
         main = provider.running()[1]
-        (child,) = main.children()
-        assert child.environ()["DOLL_MACHINE"]
-        assert child.environ()["DOLL_TIER"] == "reliable"  # of a pool on demand
+        assert [child.environ()["DOLL_MACHINE"] for child in main.children()]
         assert len(fleet.machines()) == 1
         main.kill()
         await_that(lambda: machine_of(fleet, 1).cause == "failed")
