@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from services.worker.held import Gradients, Held
 
 LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
-JOIN_S = 2.0  # for threads that were told to end: forming a group cannot be given up at once
+JOIN_S = 1.0  # for threads that were told to end: forming a group cannot be given up at once
 LIFE_BITS = 53
 # Times as long as it took to put the weights on the board: not again before. Large ones make their
 # way as seldom as that, whatever the job's settings say.
