@@ -544,6 +544,18 @@ class ProvisioningSpec(Part):
     """How often the policy is asked; by default as often as it likes."""
     bidbrain: BidBrainSpec | None = None
     """Of `policy: bidbrain`, which bids for machines that work off a backlog."""
+    max_lag_s: Positive | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,  # programs that do not know it may have such a job
+    )
+    """Of `policy: pools` with `on_preemption: hold`: how long records may wait for their stream's
+    machine; by default streams are served as steadily as the deadline asks. Where spot machines are
+    lost, one on demand is started in time, so it is of use above a start-up."""
+    spot_up_to: float = Field(default=1.5, ge=1, le=10, exclude_if=lambda value: value == 1.5)
+    """Of `policy: pools` with `on_preemption: hold`: spot machines at most, times `workers`. More
+    than 1: a stream passes to a spare when its machine is lost."""
+    reliable: int = Field(default=0, ge=0, exclude_if=lambda value: value == 0)
+    """Of `policy: pools` with `on_preemption: hold`: machines that are always on demand."""
     update_mb: float | None = Field(default=None, ge=0)
     """Megabytes that a machine sends and receives for an update, as measured, where its traffic is
     paid for (`transfer_usd_per_gb` of the market file); by default what the weights of a built-in
@@ -983,6 +995,7 @@ class JobSpec(Part):
                 f"evaluation.stream: the job learns from {test!r} itself: name a topic of records"
                 " that it never sees"
             )
+        self._counts_machines()
         self._bids_for_a_backlog()
         if self.policy == "reassign" and self.on_preemption == "hold":
             raise ValueError(
@@ -999,6 +1012,25 @@ class JobSpec(Part):
                 " or momentum, and `reduction: mean`: other steps leave topics below zero"
             )
         return self
+
+    def _counts_machines(self) -> None:
+        asked = self.provisioning
+        if asked is None:
+            return
+        for name in ("max_lag_s", "spot_up_to", "reliable"):
+            given = getattr(asked, name)
+            if given == ProvisioningSpec.model_fields[name].default:
+                continue
+            if (self.policy, self.on_preemption) != ("pools", "hold"):
+                raise ValueError(
+                    f"provisioning.{name}: is for policy: pools with on_preemption: hold, and this"
+                    f" is {self.policy} with {self.on_preemption}"
+                )
+        if asked.reliable > asked.workers:
+            raise ValueError(
+                f"provisioning.reliable: {asked.reliable} machines are always on demand, and there"
+                f" are {asked.workers} workers: at most so many"
+            )
 
     def _bids_for_a_backlog(self) -> None:
         asked = self.provisioning

@@ -89,6 +89,8 @@ class Situation:
     machines: Mapping[Offer, MachineCount] = field(default_factory=dict)
     hours: Mapping[Offer, Hour] = field(default_factory=dict)  # of those, the first that end
     refusing: frozenset[str] = frozenset()  # pools that have just refused a machine
+    # (N_tot,) for how long a slot's stream has had no machine; 0: it has one. None: nobody knows.
+    unserved_s: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

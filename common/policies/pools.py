@@ -28,7 +28,7 @@ from common.policies.fixed import OnDemandOnly
 from common.policies.policy import NOWHERE, ON_DEMAND, Decision, MachineCount, by_slot
 from common.policies.reassign import Computing, machines_for_stability
 from common.ports.machines import Offer
-from common.theory.errors import ParameterError, positive
+from common.theory.errors import ParameterError, not_negative, positive
 from common.theory.preemption import effective_availability
 from common.theory.provisioning import Plan
 from common.theory.updates import partial_batches_s
@@ -307,6 +307,8 @@ class Pools:
     watches_outages: ClassVar[bool] = True
     on_preemption: Literal["hold", "reassign"] = "hold"
     spot_up_to: float = 1.5  # spot machines, times the streams
+    max_lag_s: float | None = None  # records may wait so long; None: served as steadily as can be
+    reliable: int = 0  # machines that are always on demand
     review_s: float = 10.0  # a reserve is kept for it
     moved: float = 0.05
 
@@ -314,6 +316,9 @@ class Pools:
         positive("review_s", self.review_s)
         if not self.spot_up_to >= 1:
             raise ParameterError("spot_up_to", f"must be at least 1, got {self.spot_up_to:g}")
+        not_negative("reliable", self.reliable)
+        if self.max_lag_s is not None:
+            positive("max_lag_s", self.max_lag_s)
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Decide anew, or return `last` where nothing that matters has changed.
@@ -329,12 +334,16 @@ class Pools:
         need = self._need(situation, spot)
         if not spot.pools:
             return self._decided(situation, last, {}, need.streams, "no spot machine pays")
-        spots = _least(
-            lambda machines: expected_serving(machines, spot.share, need.streams),
-            need.serving,
-            (need.streams, int(self.spot_up_to * need.streams)),  # fewer cost as much a record
-        )
-        alone = self._on_demand(situation, last, spot, need, spots)
+        if self.max_lag_s is not None and situation.unserved_s is not None:
+            spots = need.streams
+            alone = self._bounding_lag(situation, self.max_lag_s, spot, need)
+        else:
+            spots = _least(
+                lambda machines: expected_serving(machines, spot.share, need.streams),
+                need.serving,
+                (need.streams, int(self.spot_up_to * need.streams)),  # fewer cost as much a record
+            )
+            alone = self._on_demand(situation, last, spot, need, spots)
         named = {
             Offer(spot.pools[index].name): count for index, count in spot.counts(spots).items()
         }
@@ -399,6 +408,22 @@ class Pools:
         alone = max(alone, missing, need.certain)
         return before if 0 < alone < before <= alone + SPARES else alone
 
+    def _bounding_lag(self, situation: Situation, max_lag_s: float, spot: Spot, need: _Need) -> int:
+        """Count machines on demand where records wait for their machine, and not for too long.
+
+        Streams that wait longest are served first, each by a machine of its own, which stays until
+        spot machines are ready for all.
+        """
+        alone = situation.pools[ON_DEMAND]
+        there = situation.machines.get(Offer(alone.name), MachineCount())
+        ahead_s = alone.start_up_s + self.review_s
+        wait_s = situation.unserved_s
+        if wait_s is None or need.time_s <= ahead_s + self.review_s:
+            return max(need.streams - int(spot.ready.sum()), 0)
+        late = int(np.count_nonzero(wait_s + ahead_s + self.review_s > max_lag_s))
+        late = min(late, int(np.count_nonzero(wait_s)))
+        return min(there.ready, max(need.streams - int(spot.ready.sum()), 0)) + late
+
     def _decided(
         self,
         situation: Situation,
@@ -408,6 +433,7 @@ class Pools:
         reason: str,
     ) -> Decision:
         pools = situation.pools
+        alone = max(alone, self.reliable)
         machines = spots | ({Offer(pools[ON_DEMAND].name): alone} if alone else {})
         there = situation.machines.get(Offer(pools[ON_DEMAND].name), MachineCount())
         refused = last is not None and sum(there) < min(last.on_demand, alone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from common.policies.adaptive import Adaptive
 from common.policies.backfill import Backfill
@@ -20,8 +20,7 @@ def policy_of(
     name: PolicyName,
     probability: float = 0.95,
     spot: int | None = None,
-    on_preemption: Literal["hold", "reassign"] = "hold",
-    spot_up_to: float = 1.5,
+    pools: Pools | None = None,
     bidding: Bidding | None = None,
 ) -> Policy:
     """Make a policy.
@@ -30,8 +29,7 @@ def policy_of(
         name: Which.
         probability: Of meeting the deadline, where a policy promises one.
         spot: N_s, static only: as given instead of the optimum.
-        on_preemption: Pools only: what becomes of a preempted worker's stream.
-        spot_up_to: Pools only: spot machines at most, times the streams.
+        pools: As it is to count machines.
         bidding: Of `bidbrain`.
     """
     policies: dict[PolicyName, Policy] = {
@@ -41,7 +39,7 @@ def policy_of(
         "chance": Chance(probability),
         "backfill": Backfill(),
         "reassign": Reassign(probability),
-        "pools": Pools(on_preemption, spot_up_to),
+        "pools": pools or Pools(),
         "bidbrain": bidding or Bidding(),
     }
     return policies[name]

@@ -15,6 +15,7 @@ import numpy as np
 
 from common.policies.bidding import Bidding, odds_of
 from common.policies.policy import NOWHERE, ON_DEMAND, MachineCount, Situation, renewal_s
+from common.policies.pools import Pools
 from common.policies.reassign import waiting_told
 from common.policies.registry import policy_of
 from common.ports.machines import Offer
@@ -33,6 +34,8 @@ from common.theory.errors import ParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    import numpy.typing as npt
 
     from common.policies.bidbrain import EvictionOdds
     from common.policies.policy import Decision, Flags, Policy
@@ -150,6 +153,7 @@ class PolicyRunner:
             gradient_s=gradient_s,
             up=self._up(),
             stands_in_s=stands_in_s,
+            unserved_s=self._unserved_s(now_s),
             waiting=waiting,
             machines=self._machines(now_s),
             hours={
@@ -329,6 +333,16 @@ class PolicyRunner:
             up[slot] |= own and (instance.running or coming)
         return up
 
+    def _unserved_s(self, now_s: float) -> npt.NDArray[np.float64]:
+        """Say for how long each slot has had no seat, as far back as the job."""
+        since_s = np.full(self._settings.workers, self._settings.submitted_s)
+        for slot, at_s in self._ledger.vacated_s.items():
+            since_s[slot : slot + 1] = at_s
+        for instance in self._ledger.open:
+            if instance.has_seat and instance.slot is not None:
+                since_s[instance.slot : instance.slot + 1] = now_s
+        return np.maximum(now_s - since_s, 0.0)
+
     def _machines(self, now_s: float) -> dict[Offer, MachineCount]:
         """Count what there is, by what was asked for."""
         ready = readiness(self._settings.pools, now_s)
@@ -358,7 +372,9 @@ def _policy(settings: ProvisionerSettings, odds: EvictionOdds | None) -> Policy:
     return policy_of(
         name,
         settings.probability,
-        on_preemption=settings.on_preemption,
+        pools=Pools(
+            settings.on_preemption, settings.spot_up_to, settings.max_lag_s, settings.reliable
+        ),
         bidding=Bidding(settings.bidding, odds),
     )
 
@@ -370,6 +386,7 @@ def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
         for field in (
             *("policy", "probability", "review_s", "workers", "group_size", "batch_size"),
             *("updates", "loss", "deadline_at_s", "on_preemption", "bidding"),
+            *("max_lag_s", "spot_up_to", "reliable"),
         )
         if getattr(before, field) != getattr(after, field)
     ]

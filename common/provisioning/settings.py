@@ -37,6 +37,10 @@ class ProvisionerSettings:
     probability: float = 0.95  # of the deadline, where a policy promises one
     review_s: float | None = None  # how often the policy is asked; None: as it likes
     bidding: BidSettings = field(default_factory=BidSettings)  # of `bidbrain`
+    # Of `pools`, see `Pools`:
+    max_lag_s: float | None = None
+    spot_up_to: float = 1.5
+    reliable: int = 0
     update_mb: float = 0.0  # megabytes that a machine moves for an update
     balanced: bool = False  # ask it for fewer workers where time x cost is less: see `sizing`
 

@@ -126,6 +126,8 @@ class _Streams:
         self._most = givens.batch_size / givens.gradient_s * conditions.step_s
         self._waiting = np.zeros(shape) if conditions.stream == "keep" else None
         self._update_records = givens.group_size * givens.batch_size
+        self._rates_per_s = np.maximum(givens.rates_per_s, LEAST)
+        self.worst_lag_s = np.zeros(givens.runs)
         self._heard_steps = np.zeros(shape, np.int32)  # in which records could come
         self.records = Records(shape, conditions.variation, rng)
 
@@ -143,6 +145,12 @@ class _Streams:
         come = np.minimum(self._waiting, fleet.speeds * self._most)
         self._waiting -= come
         return come
+
+    def note_lag(self, going: Flags) -> None:
+        """Note for how long the records of the slowest stream wait, as arrivals go on average."""
+        if self._waiting is not None:
+            lag_s = (self._waiting / self._rates_per_s).max(axis=1)
+            np.maximum(self.worst_lag_s, lag_s, out=self.worst_lag_s, where=going)
 
     def unread(self) -> Array | float:
         """(R,) updates of records that wait for their worker."""
@@ -266,6 +274,7 @@ def simulate_analytically(
         if lost.size:
             going[lost] = False
             fleet.stop(lost, runtimes_s[lost] - now_s)
+        streams.note_lag(going)
         before_s = now_s
         steps += 1
         now_s = steps * step_s
@@ -285,6 +294,7 @@ def simulate_analytically(
             on_demand_only_usd=float(givens.on_demand_only_usd[run]),
             pools=pool_uses(fleet, run),
             history=tuple(driver.history[run]),
+            worst_lag_s=float(streams.worst_lag_s[run]),
         )
         for run in range(givens.runs)
     )

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.learning.torch_here import need_torch
+from common.policies.pools import Pools
 from common.policies.reassign import update_capacity_per_s
 from common.policies.registry import policy_of
 from common.simulation.experiments.analytic import Conditions, Pace, simulate_analytically
@@ -136,8 +137,8 @@ def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
 
 def _policy(experiment: Experiment) -> Policy:
     spec = experiment.policy
-    on_preemption = experiment.on_preemption
-    return policy_of(spec.name, spec.probability, spec.spot, on_preemption, spec.spot_up_to)
+    pools = Pools(experiment.on_preemption, spec.spot_up_to, spec.max_lag_s)
+    return policy_of(spec.name, spec.probability, spec.spot, pools)
 
 
 def _beliefs(draws: Draws) -> Priors | None:

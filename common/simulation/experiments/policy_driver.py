@@ -180,6 +180,7 @@ class PolicyDriver:
             known[:, runs] = now[:, runs]
         up = self._known_up[runs]
         stands_in_s = fleet.stands_in_s(runs, now_s)
+        unserved_s = fleet.unserved_s(runs, now_s) if waiting is not None else None
         rates_per_s = self._rates_per_s(runs)
         deadlines_s = np.maximum(givens.deadline_s[runs] - now_s, 0.0).tolist()
         lefts = updates_left[runs].tolist()
@@ -205,6 +206,7 @@ class PolicyDriver:
                 stands_in_s[row],
                 told,
                 machines,
+                unserved_s=None if unserved_s is None else unserved_s[row],
             )
             self._ask(run, situation)
 

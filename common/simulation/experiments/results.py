@@ -104,6 +104,7 @@ class Run:
     pools: tuple[PoolUse, ...]  # on-demand first
     history: tuple[Change, ...] = field(default=(), repr=False)
     throughput: Throughput | None = None
+    worst_lag_s: float = 0.0  # of records that wait for their stream's machine
 
     @property
     def met(self) -> bool:

@@ -135,6 +135,10 @@ class PolicySpec(Part):
         description="Machines that a spot pool has at a time, over streams; more than 1 is of use"
         " to policies that count machines.",
     )
+    max_lag_s: Positive | None = Field(
+        default=None,
+        description="pools, where records wait (while_preempted: keep): for so long at most.",
+    )
 
 
 class LearningSpec(Part):

@@ -262,8 +262,40 @@ def test_without_any_pool_it_says_so() -> None:
         plan_machines(work([1.0]), (), 0.1)
 
 
+def test_where_records_may_wait_a_stream_gets_a_machine_on_demand_in_time_and_not_before() -> None:
+    pools = replace(ON_DEMAND_POOL, start_up_s=69.0), A
+    policy, job = Pools(max_lag_s=300.0), hours(3600, 7200)
+
+    def on_demand(waits_s: list[float], alone: tuple[int, int] = (0, 0), left: Work = job) -> int:
+        served = STREAMS - len(waits_s)
+        there = {"a": (served - alone[0], 0), "on-demand": alone}
+        waits = np.array([*waits_s, *[0.0] * served])
+        situation = replace(seen(left, pools, 0.0, there), unserved_s=waits)
+        decision = policy.reconsider(situation, first)
+        assert asked(decision)["a"] == STREAMS
+        return decision.on_demand
+
+    first = policy.reconsider(replace(seen(job, pools), unserved_s=np.zeros(STREAMS)), None)
+    assert first.on_demand == 0
+    assert on_demand([200.0, 100.0]) == 0
+    assert on_demand([215.0, 100.0]) == 1
+    assert on_demand([215.0, 100.0], (0, 1)) == 1
+    assert on_demand([215.0, 100.0], (1, 0)) == 2  # it serves another, and stays
+    assert on_demand([], (1, 0)) == 1
+    assert on_demand([100.0, 100.0], left=hours(60, 80)) == 2  # the deadline bounds it, too
+
+
+def test_reliable_machines_are_always_on_demand() -> None:
+    situation = seen(PLENTY, (ON_DEMAND_POOL, A))
+    assert asked(Pools(reliable=2).reconsider(situation, None)) == {"a": 10, "on-demand": 2}
+
+
 def test_numbers_out_of_range_are_named() -> None:
     with pytest.raises(ParameterError, match="spot_up_to"):
         Pools(spot_up_to=0.9)
+    with pytest.raises(ParameterError, match="max_lag_s"):
+        Pools(max_lag_s=0.0)
+    with pytest.raises(ParameterError, match="reliable"):
+        Pools(reliable=-1)
     with pytest.raises(ParameterError, match="review_s"):
         Pools(review_s=0.0)

@@ -78,6 +78,29 @@ def test_what_a_machine_moves_is_twice_the_model_unless_the_job_says() -> None:
     assert provisioner_settings(record(measured), MARKET).update_mb == 0.5
 
 
+def test_what_a_job_says_to_pools_is_what_the_policy_goes_by() -> None:
+    asked = "workers: 3, policy: pools, max_lag_s: 300, spot_up_to: 2, reliable: 1"
+    settings = provisioner_settings(
+        record(f"{JOB}on_preemption: hold\nprovisioning: {{{asked}}}\n"), MARKET
+    )
+    assert (settings.max_lag_s, settings.spot_up_to, settings.reliable) == (300.0, 2.0, 1)
+
+
+@pytest.mark.parametrize("field", ["max_lag_s: 300", "spot_up_to: 2", "reliable: 1"])
+@pytest.mark.parametrize("other", ["policy: backfill", "policy: pools"])
+def test_what_only_pools_with_hold_understands_is_refused_elsewhere(field: str, other: str) -> None:
+    preemption = "hold" if other == "policy: backfill" else "reassign"
+    asked = f"{JOB}on_preemption: {preemption}\nprovisioning: {{workers: 3, {other}, {field}}}\n"
+    with pytest.raises(UserError, match="is for policy: pools with on_preemption: hold, and this"):
+        parse_job(asked)
+
+
+def test_no_more_machines_are_reliable_than_there_are_workers() -> None:
+    asked = "workers: 3, policy: pools, reliable: 4"
+    with pytest.raises(UserError, match="reliable: 4 machines are always on demand, and there are"):
+        parse_job(f"{JOB}on_preemption: hold\nprovisioning: {{{asked}}}\n")
+
+
 def test_a_job_without_provisioning_is_not_rented_for() -> None:
     with pytest.raises(UserError, match="its workers start by hand"):
         provisioner_settings(record(JOB), MARKET)
