@@ -16,10 +16,13 @@ import msgspec
 import uvicorn
 
 from common.api.keys import KeyStore
+from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.config.servers import Outside
 from common.config.settings import Settings
-from common.core.messages import UpdateApplied, WorkerId
+from common.core.messages import ModelId, UpdateApplied, WorkerId
+from common.core.snapshots import Snapshot
 from common.core.spans import Partition
+from common.jobs.build import trainer_of
 from common.jobs.progress import Look
 from common.jobs.store import JobStore, encode_job
 from common.ports.servers import NewTopic
@@ -100,6 +103,17 @@ class PageService:
         with closing(self._log.writer()) as writer:
             writer.append(letter.topic, letter.value, key=letter.key, headers=letter.headers)
             writer.flush(_PATIENCE_S)
+
+    def leave_model(self, job: str) -> None:
+        """The job's leader has put its last version on the board."""
+        world = self.worlds[job]
+        last = next(r for _, r in reversed(world.updates) if isinstance(r, UpdateApplied))
+        position = self._log.bounds(Partition(topics.updates_topic(job), 0)).end
+        made = ModelId(last.epoch, last.version)
+        snapshot = Snapshot(last.epoch, made, position, 0, dict(world.record.first), poison=())
+        trainer = trainer_of(world.record.spec, (), 1)().snapshot()
+        saved = to_bytes(SnapshotFile(snapshot, trainer))
+        self._board(job).put_snapshot(last.epoch, saved, "c1")
 
     def next_update(self, job: str, **changed: float | Synchrony) -> UpdateApplied:
         """Make the update that comes next, like one of late."""

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -25,6 +26,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
+from common.learning.checkpoint import unpack
 from common.provisioning.records import LaunchRequested, Planned, Started
 from common.topics.dead_letters import letter_of
 from load.page.pictures import browser, chromium
@@ -611,6 +613,17 @@ def test_dead_letters_are_told_by_reason(site: Site) -> None:
     expect(rows.nth(0)).to_contain_text("too short")
     expect(rows.nth(0)).to_contain_text("0@19, 0@18")
     expect(rows.nth(1)).to_contain_text(HOSTILE)
+
+
+def test_a_model_is_downloaded(site: Site) -> None:
+    site.service.leave_model("fraud")
+    page = site.open("/jobs/fraud")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="newest").click()
+    weights, about = unpack(Path(download.value.path()).read_bytes())
+    assert download.value.suggested_filename.endswith(".safetensors")
+    assert about["job"] == "fraud"
+    assert weights
 
 
 def test_a_viewer_is_offered_no_change(site: Site) -> None:
