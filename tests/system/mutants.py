@@ -945,7 +945,7 @@ GROUP_MUTANTS = (
 SLICES_MUTANTS = (
     Mutant(
         "only who holds the optimizer's state of a slice owns it",
-        20,
+        80,
         (
             Edit(
                 GROUP + "leading.py",
@@ -957,6 +957,7 @@ SLICES_MUTANTS = (
                 "able = self.whole and self._holds(self._owned)",
                 "able = self.whole",
             ),
+            Edit(GROUP + "leading.py", "self._stranded or self._waits(now)", "self._stranded"),
         ),
     ),
     Mutant(
