@@ -100,11 +100,6 @@ class CompactedTable(Generic[T]):
             self._catch_up()
             return dict(self._entries)
 
-    def known(self) -> dict[str, T]:
-        """All entries as last read, by name."""
-        with self.lock:
-            return dict(self._entries)
-
     @property
     def unreadable(self) -> dict[str, Unreadable]:
         """Names whose newest record, as last read, does not parse."""
