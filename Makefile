@@ -37,7 +37,7 @@ lint: $(INSTALLED)  ## style, types, architecture
 	$(BIN)/ruff format --check .
 	nice $(BIN)/mypy
 
-unit: $(INSTALLED)  ## the pure parts, and the protocol under 1,000 seeded fault schedules
+unit: $(INSTALLED)  ## the pure parts, and the protocol under seeded schedules of faults
 	nice -n 5 $(TESTS) -n 2 -m "not nightly" tests/system tests/unit tests/test_architecture.py  # while servers wait
 
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
