@@ -554,7 +554,7 @@ class ProvisioningSpec(Part):
     spot_up_to: float = Field(default=1.5, ge=1, le=10, exclude_if=lambda value: value == 1.5)
     """Of `policy: pools` with `on_preemption: hold`: spot machines at most, times `workers`. More
     than 1: a stream passes to a spare when its machine is lost."""
-    reliable: int = Field(default=0, ge=0, exclude_if=lambda value: value == 0)
+    reliable: int = Field(default=0, ge=0, le=MOST, exclude_if=lambda value: value == 0)
     """Of `policy: pools` with `on_preemption: hold`: machines that are always on demand."""
     update_mb: float | None = Field(default=None, ge=0)
     """Megabytes that a machine sends and receives for an update, as measured, where its traffic is
