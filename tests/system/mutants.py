@@ -908,7 +908,7 @@ GROUP_MUTANTS = (
     ),
     Mutant(
         "where claims were lost, only what a snapshot contains is believed",
-        20,
+        80,
         (
             Edit(
                 CORE + "coordinator.py",
