@@ -408,7 +408,8 @@ def main() -> int:
         "--aggregation",
         choices=get_args(Aggregation),
         default="board",
-        help="replicas: workers hold the weights and add up among themselves; default %(default)s",
+        help="replicas, slices: workers hold the weights and add up among themselves; default"
+        " %(default)s",
     )
     parser.add_argument("--logs", type=Path, help="keep data and logs here; default: if it fails")
     given = parser.parse_args()

@@ -21,7 +21,7 @@ import sys
 import time
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
@@ -32,6 +32,7 @@ from common.embedded.process import free_port
 from common.embedded.services import Service, environment_of
 from load.harness import report
 from load.harness.asking import Address, connect, in_turn
+from load.harness.counting import Aggregation
 from load.harness.processor import used_s
 from load.harness.stack import NotMeasuredError, await_until, servers
 from load.predictions.asker import Came, request
@@ -87,13 +88,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="a run (120)")
     parser.add_argument("--rate", type=float, default=200.0, metavar="N", help="per second (200)")
     parser.add_argument("--pairs", type=int, default=8, metavar="N", help="of blocks (8)")
+    parser.add_argument(
+        "--aggregation",
+        choices=get_args(Aggregation),
+        default="board",
+        help="who holds the weights; default %(default)s",
+    )
     given = parser.parse_args()
     machine, cores = report.machine(), sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
         stack.callback(os.sched_setaffinity, 0, cores)
         os.sched_setaffinity(0, cores[:1])  # and whatever is started from now on
         on = stack.enter_context(servers(given.kafka))
-        trained = stack.enter_context(closing(Trained(on, JOB)))
+        trained = stack.enter_context(closing(Trained(on, JOB, given.aggregation)))
         with _on(cores[-1]):
             port = free_port()
             own = on.settings.model_copy(update={"api_port": port})

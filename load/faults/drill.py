@@ -20,7 +20,7 @@ from common.runtime.connect import open_board, open_log
 from common.topics.names import control_topic, updates_topic
 from common.topics.read import read_decoded
 from common.wire import messages as wire
-from load.harness.counting import counting_spec
+from load.harness.counting import aggregated, counting_spec
 from load.harness.stack import await_until, check
 from load.harness.witness import SeenRound, Witness
 from load.throughput.backlog import check_left, produce
@@ -68,7 +68,7 @@ class Conditions:
             group_size=self.group_size,
             waiting_batches=_WAITING_GROUPS * self.group_size,
             deadline_floor_s=self.deadline_floor_s,
-            aggregation=None if self.aggregation == "board" else {"mode": "group"},
+            aggregation=aggregated(self.aggregation),
         )
 
     def records_in(self, seconds: float) -> int:

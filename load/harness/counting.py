@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.ports.servers import Log
 
-Aggregation: TypeAlias = Literal["board", "replicas"]
+Aggregation: TypeAlias = Literal["board", "replicas", "slices"]
 BATCH_SIZE = 8  # b of `counting_job`
 _SNAPSHOT_S = 60.0
 _GROW_S = 30.0
@@ -90,10 +90,17 @@ def counting_job(
         hot_snapshot={"every_s": 0.3},
         checkpoint={"every_updates": 25} | ({} if aggregation == "board" else {"every_s": 5}),
         # Not as long as by default: the shortest notice is over after 3 s.
-        aggregation=None if aggregation == "board" else {"mode": "group", "leave_s": 2},
+        aggregation=aggregated(aggregation, leave_s=2),
         strikes=1000,  # no batch is poison here, however many hold it when they die
         synchronisation=synchronised(mode),
     )
+
+
+def aggregated(aggregation: Aggregation, **options: Value) -> Value:
+    """The block of a layout; those of slices have two owners, as by default."""
+    if aggregation == "board":
+        return None
+    return {"mode": "group", "layout": aggregation, **options}
 
 
 def synchronised(mode: SynchronisationMode) -> Value:

@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.checkpoints.find import heads_on_board
+from common.config.aggregation import AggregationSpec
 from common.core.history import History
 from common.embedded.services import stop_all
 from common.errors import UnavailableError
@@ -20,6 +21,7 @@ from common.runtime.connect import open_board, open_log
 from common.topics.names import updates_topic
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
+from load.harness.counting import aggregated
 from load.harness.stack import NotMeasuredError, await_until, check, events
 from load.throughput.cases import CASES, find_records
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import ModelId
     from common.embedded.services import Service
+    from load.harness.counting import Aggregation
     from load.harness.stack import Servers
 
 HOT_S = 0.2
@@ -76,19 +79,21 @@ class Trained:
     Args:
         on: The servers.
         name: Of the job.
+        aggregation: Who holds the weights: with workers that do there are two of them.
     """
 
-    def __init__(self, on: Servers, name: str) -> None:
+    def __init__(self, on: Servers, name: str, aggregation: Aggregation = "board") -> None:
         self.job = name
         self._log = open_log(on.settings, "load")
         self.board = open_board(on.settings, name)
-        topic = f"{name}-records"
+        topic, among = f"{name}-records", aggregated(aggregation)
         self._log.create_topics([NewTopic(topic, 4)])
         self._spec = _CASE.job(name, topic).model_copy(
             update={
                 "batch_size": 32,
                 "hot_snapshot": HotSnapshotSpec(every_s=HOT_S),
                 "checkpoint": CheckpointSpec(every_s=5.0),
+                "aggregation": AggregationSpec.model_validate(among) if among else None,
             }
         )
         with closing(JobStore(self._log)) as book:
@@ -103,7 +108,13 @@ class Trained:
         for thread in self._threads:
             thread.start()
         self.coordinators = [on.start("coordinator", f"{name}-c{n}") for n in range(2)]
-        self.services = [*self.coordinators, on.start("worker", f"{name}-w", "--job", name)]
+        self.services = [
+            *self.coordinators,
+            *(
+                on.start("worker", f"{name}-w{n}", "--job", name)
+                for n in range(1 if aggregation == "board" else 2)
+            ),
+        ]
         await_until(lambda: self._check() and len(self.seen) > 1, _START_S, "snapshots")
 
     def kill_leader(self, before: Callable[[], object] | None = None) -> None:
