@@ -6,11 +6,41 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.config.billing import BillingRules, BillingSpec
+
 MOST_WORKERS = 1_000_000  # a slip of the finger shall not ask for all memory
 MOST_POINTS = 10_000
+MOST_POOLS = 100
 
 Rate = Annotated[float, Field(ge=0, le=1e12)]
 Usd = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class SpotPoolAsked(BaseModel):
+    """One kind of spot machines."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    usd_per_hour: Usd = Field(description="Of one machine.")
+    availability: Annotated[float, Field(ge=0, le=1)] = Field(
+        description="Share of the time that a machine is there."
+    )
+    cycle_s: Annotated[float, Field(gt=0, le=1e12)] = Field(
+        default=1000.0, description="Mean time from one preemption of a machine to its next."
+    )
+    capacity: Annotated[int, Field(ge=0, le=MOST_WORKERS)] | None = Field(
+        default=None, description="Machines; null: as many as asked."
+    )
+    start_up_s: Annotated[float, Field(ge=0, le=1e6)] = Field(
+        default=0.0, description="From the order until the worker works."
+    )
+    billing: BillingSpec = Field(
+        default=BillingRules(), description="What a machine is paid for, as in a market file."
+    )
+    transfer_usd_per_gb: Usd = Field(
+        default=0.0, description="Of what machines and servers send each other, see update_mb."
+    )
 
 
 class PlanRequest(BaseModel):
@@ -72,6 +102,18 @@ class PlanRequest(BaseModel):
     cycle_s: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
         default=None,
         description="Mean time from one preemption of a machine to its next; null: 1000.",
+    )
+    pools: Annotated[list[SpotPoolAsked], Field(min_length=1, max_length=MOST_POOLS)] | None = (
+        Field(
+            default=None,
+            description="Several kinds of spot machines instead of `availability`, `cycle_s` and"
+            " `spot_usd_per_hour`: each is planned for, and the cheapest is the plan.",
+        )
+    )
+    update_mb: Annotated[float, Field(ge=0, le=1e9)] = Field(
+        default=0.0,
+        description="Megabytes that a machine sends and receives for an update, for pools with a"
+        " price of transfer.",
     )
     probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="Meet the deadline with this probability, not only on average."
