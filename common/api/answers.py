@@ -609,6 +609,16 @@ class ToldPoolPlan(Answer):
     deadline_probability: float = Field(ge=0, le=1, description="To meet the deadline.")
 
 
+class ToldBid(Answer):
+    """Machines that would be asked for now."""
+
+    pool: str = Field(description="Of which pool.")
+    machines: int = Field(ge=0, description="How many.")
+    at_most_usd_per_hour: float | None = Field(
+        description="What one may cost before it is taken away; null: on demand."
+    )
+
+
 class ToldPlan(Answer):
     """How many workers shall run on spot machines, and what to expect of it."""
 
@@ -644,6 +654,7 @@ class ToldPlan(Answer):
     pools: tuple[ToldPoolPlan, ...] = Field(
         default=(), description="What each of several would come to."
     )
+    bids: tuple[ToldBid, ...] = Field(default=(), description="Of bidbrain.")
 
 
 # --- events ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from common.traces.files import read_once, traced
 from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from common.config.market_file import SpotPool
@@ -35,6 +36,8 @@ class Rentable(NamedTuple):
     pools: tuple[Pool, ...]  # spot
     on_demand_usd_per_hour: float | None  # None: no market file says it
     notes: tuple[str, ...]
+    # By pool, where its prices were recorded: each from so many seconds on, until the last.
+    past_usd_per_hour: Mapping[str, Sequence[tuple[float, float]]]
 
 
 @read_once()
@@ -65,7 +68,7 @@ def rentable(
             _on_average(f"--traces: {one.name}: availability", one, traces, workers)
             for one in specs
         )
-        return Rentable(pools, None, (TOGETHER,))
+        return Rentable(pools, None, (TOGETHER,), {})
     found = load_market(market)
     names = [pool.name for pool in found.spot]
     if not names:
@@ -81,7 +84,21 @@ def rentable(
         for one, pool in zip(average, found.spot, strict=True)
     )
     together = any(isinstance(spec.availability, TraceSpec) for spec in told)
-    return Rentable(pools, found.on_demand.least_usd_per_hour, (TOGETHER,) * together)
+    past = {
+        one.name: _past(one.usd_per_hour, market.parent)
+        for one in told
+        if isinstance(one.usd_per_hour, TraceSpec)
+    }
+    alone_usd = found.on_demand.least_usd_per_hour
+    return Rentable(pools, alone_usd, (TOGETHER,) * together, past)
+
+
+def _past(spec: TraceSpec, folder: Path) -> list[tuple[float, float]]:
+    trace = traced(spec, folder)
+    times_s, usd_per_hour = trace.times_s.tolist(), trace.values.tolist()
+    if trace.end_s > times_s[-1]:  # until when the last price held
+        times_s, usd_per_hour = [*times_s, trace.end_s], [*usd_per_hour, usd_per_hour[-1]]
+    return list(zip(times_s, usd_per_hour, strict=True))
 
 
 def _recordings(folder: Path) -> dict[str, TraceSpec]:
@@ -102,14 +119,17 @@ def _recordings(folder: Path) -> dict[str, TraceSpec]:
 
 def _on_average(where: str, spec: SpotSpec, folder: Path, workers: int | None) -> Pool:
     try:
-        recorded = spec.availability
-        if workers is None and isinstance(recorded, TraceSpec):
-            most = traced(recorded, folder).values.max()
-            if most > 1:
-                raise UserError(f"counts up to {most:g} machines: say how many workers want one")
-        return spot_on_average(spec, folder, workers or 1)
+        return spot_on_average(spec, folder, workers or _least_workers(spec, folder))
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def _least_workers(spec: SpotSpec, folder: Path) -> int:
+    recorded = spec.availability
+    most = traced(recorded, folder).values.max() if isinstance(recorded, TraceSpec) else 1
+    if most > 1:
+        raise UserError(f"counts up to {most:g} machines: say how many --workers want one")
+    return 1
 
 
 def _spec(pool: SpotPool, recorded: TraceSpec | None, market: Path) -> SpotSpec:

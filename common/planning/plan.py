@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from common.api.answers import ToldCurve, ToldPlan, ToldPoolPlan
+from common.api.answers import ToldBid, ToldCurve, ToldPlan, ToldPoolPlan
 from common.errors import GivenError
+from common.planning.bids import bids, check_bids, computed_per_s
 from common.planning.remaining import Remaining, arriving, remaining
 from common.policies.chance import deadline_probability, plan_with_probability
 from common.theory.errors import ParameterError
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from common.ports.servers import Log
     from common.theory.provisioning import Plan
 
+BIDS = (
+    "cost and runtime are those of the first bids, if their machines went on as they are; what"
+    " evictions and new prices come to is what `doll simulate` says"
+)
 _FIELDS = {  # what the theory calls a number, where a request calls it otherwise
     "spot.availability": "availability",
     "spot.cycle_s": "cycle_s",
@@ -71,7 +76,10 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
         NotFoundError: If there is no such job.
         UnavailableError: If Kafka is unavailable and a job is named.
     """
-    _check_rates(given)
+    if given.policy == "bidbrain":
+        check_bids(given, open_log)
+    else:
+        _check_rates(given)
     _check_pools(given)
     log = open_log() if given.job else None
     told = remaining(given.job, log, now_s) if log else Remaining()
@@ -96,7 +104,12 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
         silent = f", and the job {given.job} does not say" if given.job else ""
         raise GivenError(lacking, f"must be given{silent}")
     names, notes = tuple[str, ...](), told.notes
-    if given.rates_per_s is not None:
+    if given.policy == "bidbrain":
+        sizes = int(found["group_size"]), int(found["batch_size"])
+        workers, gradient_s = given.workers or 1, given.gradient_s or 1.0
+        rate_per_s = computed_per_s(workers, *sizes, gradient_s)
+        rates_per_s, source = np.full(workers, rate_per_s), "gradient_s"
+    elif given.rates_per_s is not None:
         rates_per_s, source = np.array(given.rates_per_s, np.float64), "rates_per_s"
     elif given.workers is not None and given.rate_per_s is not None:
         rates_per_s, source = np.full(given.workers, given.rate_per_s, np.float64), "rate_per_s"
@@ -172,6 +185,8 @@ def plan_told(request: PlanRequest, open_log: Callable[[], Log], now_s: float) -
         UnavailableError: If Kafka is unavailable and a job is named.
     """
     asked = gather(request, open_log, now_s)
+    if request.policy == "bidbrain":
+        return _bids_told(asked, request)
     found = answers(asked, probability=request.probability, spot=request.spot)
     return tell(found, list_workers=request.list_workers, points=request.curve)
 
@@ -215,6 +230,46 @@ def tell(answers: Sequence[Answer], *, list_workers: bool, points: int) -> ToldP
         cycle_s=prices.spot.cycle_s,
         pool=prices.spot.name if several else "",
         pools=tuple(map(_of_pool, answers)) if several else (),
+    )
+
+
+def _bids_told(asked: Asked, request: PlanRequest) -> ToldPlan:
+    """Tell bids: what they come to depends on prices alone, so nothing is said of a chance."""
+    work, first = asked.work, asked.markets[0]
+    with named("gradient_s"), np.errstate(all="ignore"):
+        pools = (first.on_demand, *(market.spot for market in asked.markets))
+        decision = bids(work, pools, request)
+    plan = decision.plan
+    return ToldPlan(
+        feasible=plan.feasible,
+        spot=plan.spot,
+        on_demand=plan.on_demand,
+        expected_cost_usd=_finite(plan.expected_cost_usd),
+        expected_runtime_s=_finite(plan.expected_runtime_s),
+        cost_ratio_to_on_demand=_finite(plan.cost_ratio_to_on_demand),
+        binding=plan.binding,
+        reason=plan.reason,
+        deadline_probability=float(plan.feasible),
+        spot_workers=None,
+        names=(),
+        curve=None,
+        notes=(*asked.notes, BIDS),
+        workers=work.workers,
+        arrivals_per_s=0.0,
+        group_size=work.group_size,
+        batch_size=work.batch_size,
+        updates=work.updates,
+        deadline_s=work.deadline_s,
+        undisturbed_s=_finite(work.undisturbed_s),
+        availability=first.spot.availability,
+        spot_usd_per_hour=first.spot.usd_per_hour,
+        on_demand_usd_per_hour=first.on_demand.usd_per_hour,
+        on_demand_only_usd=_finite(work.on_demand_only_usd(first.on_demand)),
+        cycle_s=first.spot.cycle_s,
+        bids=tuple(
+            ToldBid(pool=offer.pool, machines=count, at_most_usd_per_hour=offer.bid_usd_per_hour)
+            for offer, count in decision.machines.items()
+        ),
     )
 
 
@@ -274,7 +329,7 @@ def _check_pools(given: PlanRequest) -> None:
 
 
 def _pool(asked: SpotPoolAsked, gb_per_hour: float) -> Pool:
-    told = asked.model_dump(exclude={"billing"})
+    told = asked.model_dump(exclude={"billing", "past_usd_per_hour"})
     return Pool(**told, billing=asked.billing.rules(), gb_per_hour=gb_per_hour)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,8 +11,10 @@ from common.config.billing import BillingRules, BillingSpec
 MOST_WORKERS = 1_000_000  # a slip of the finger shall not ask for all memory
 MOST_POINTS = 10_000
 MOST_POOLS = 100
+MOST_PRICES = 200_000  # two minutes apart, most of a year
 
 Rate = Annotated[float, Field(ge=0, le=1e12)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Usd = Annotated[float, Field(ge=0, le=1e6)]
 
 
@@ -37,6 +39,13 @@ class SpotPoolAsked(BaseModel):
     )
     billing: BillingSpec = Field(
         default=BillingRules(), description="What a machine is paid for, as in a market file."
+    )
+    past_usd_per_hour: (
+        Annotated[list[tuple[Seconds, Usd]], Field(min_length=2, max_length=MOST_PRICES)] | None
+    ) = Field(
+        default=None,
+        description="For bidbrain: what a machine has cost, each price from so many seconds on,"
+        " until now; null: it has always been `usd_per_hour`.",
     )
     transfer_usd_per_gb: Usd = Field(
         default=0.0, description="Of what machines and servers send each other, see update_mb."
@@ -65,6 +74,14 @@ class PlanRequest(BaseModel):
         },
     )
 
+    policy: Literal["bidbrain"] | None = Field(
+        default=None,
+        description="bidbrain: what it would bid now, to work off a backlog with `workers` machines"
+        " at most; null: the paper's plan.",
+    )
+    gradient_s: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+        default=None, description="For bidbrain: mean time of one gradient on demand."
+    )
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
         default=None, description="N_tot, all of the same `rate_per_s`."
     )

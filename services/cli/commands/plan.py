@@ -37,6 +37,7 @@ _OPTIONS = {  # where an option is not called as its field
     "rate_per_s": "--rate",
     "rates_per_s": "--rates",
     "deadline_s": "--deadline",
+    "gradient_s": "--gradient",
     "spot_usd_per_hour": "--spot-price",
     "on_demand_usd_per_hour": "--on-demand-price",
     "cycle_s": "--cycle",
@@ -104,6 +105,17 @@ def plan(  # noqa: PLR0913 -- the options of a command
             " with a price of transfer."
         ),
     ] = 0.0,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bidbrain",
+            help="Say what bidbrain would bid now, at what machines of --market cost last, to work"
+            " off a backlog with --workers machines at most: no rates, but --gradient.",
+        ),
+    ] = None,
+    gradient: Annotated[
+        float | None, typer.Option(help="bidbrain: mean seconds of one gradient on demand.")
+    ] = None,
     probability: Annotated[
         float | None,
         typer.Option(help="Meet the deadline with this probability, not only on average."),
@@ -155,6 +167,8 @@ def plan(  # noqa: PLR0913 -- the options of a command
         "probability": probability,
         "spot": spot,
         "update_mb": update_mb,
+        "policy": policy,
+        "gradient_s": gradient,
         "list_workers": list_workers or not as_json,
         "curve": _PLOTTED if plot is not None else 0 if as_json else _POINTS,
     }
@@ -171,13 +185,17 @@ def plan(  # noqa: PLR0913 -- the options of a command
 
         there = rentable(market, traces, spot_price, workers or len(listed or ()) or None)
         notes = there.notes
-        given |= {"pools": [_asked(pool) for pool in there.pools], "spot_usd_per_hour": None}
+        past = there.past_usd_per_hour if policy else {}
+        pools = [_asked(each) | {"past_usd_per_hour": past.get(each.name)} for each in there.pools]
+        given |= {"pools": pools, "spot_usd_per_hour": None}
         if there.on_demand_usd_per_hour is not None:
             given["on_demand_usd_per_hour"] = there.on_demand_usd_per_hour
     with complaints_by(_option_of):
         found = system_of(context).plan(PlanRequest.model_validate(given))
     for note in (*found.notes, *notes):
         typer.echo(f"note: {note}", err=True)
+    if plot is not None and found.curve is None:
+        raise UserError("--plot: bidbrain has no curve of N_s: leave out one of both")
     if plot is not None:
         plots.save(plots.plan_figure(found), plot)
     if as_json:
@@ -268,6 +286,8 @@ def as_data(plan: ToldPlan, *, with_workers: bool, with_probability: bool) -> di
     data: dict[str, Any] = {name: getattr(plan, name) for name in _TOLD}
     if with_probability:
         data["deadline_probability"] = plan.deadline_probability
+    if plan.bids:
+        data["bids"] = [one.model_dump() for one in plan.bids]
     if plan.pools:
         data |= {"pool": plan.pool, "pools": [one.model_dump() for one in plan.pools]}
     if with_workers:
@@ -293,6 +313,10 @@ def draw(plan: ToldPlan, *, all_workers: bool = False) -> Group:
         "limited by": plan.binding,
         "because": plan.reason,
     }
+    if plan.bids:
+        for name in ("spot workers", "in time", "limited by"):
+            del rows[name]
+        rows["plan"] = f"{plan.spot} machines under bids, {plan.on_demand} on demand"
     if not plan.feasible:
         rows = {"feasible": "no; what comes nearest:" if not plan.spot else "no", **rows}
     if plan.pools:

@@ -336,7 +336,9 @@ def test_recorded_availability_is_that_of_the_pool_its_file_is_called_after(
     (folder / "south.csv").write_text("seconds,n\n0,1\n1000,1\n")
     alone = options("--availability", traces=folder)
     assert [one["name"] for one in planned(world, *alone)["pools"]] == ["south", "east"]
-    stray = world.run("plan", *options(*UNSAID, market=market_file, traces=folder), code=exits.REFUSED)
+    stray = world.run(
+        "plan", *options(*UNSAID, market=market_file, traces=folder), code=exits.REFUSED
+    )
     assert "south is none of the market's spot pools (east, west)" in stray.stderr
 
 
@@ -361,13 +363,59 @@ def test_a_file_that_makes_no_sense_is_told_by_pool_row_and_what_is_expected(
         (folder / "east.csv").write_text(broken["traces"])
     else:
         (folder / "east.csv").unlink()
-    refused = world.run("plan", *options(*UNSAID, market=market_file, traces=folder), code=exits.REFUSED)
+    refused = world.run(
+        "plan", *options(*UNSAID, market=market_file, traces=folder), code=exits.REFUSED
+    )
     assert problem in refused.stderr
 
 
 def test_what_a_market_file_says_is_not_said_again(world: World, market_file: Path) -> None:
     refused = world.run("plan", *options(market=market_file), code=exits.REFUSED)
     assert "--availability: --market says it: leave one of both out" in refused.stderr
+
+
+BACKLOG = ("--rate", "--availability", "--spot-price", "--on-demand-price")
+
+
+def test_bids_for_a_backlog_are_told_with_what_past_prices_say_of_them(
+    world: World, tmp_path: Path
+) -> None:
+    # Ten days at $0.10, but every third hour twice as much for five minutes.
+    prices = [0.2 if step % 36 == 35 else 0.1 for step in range(2880)]
+    rows = "\n".join(f"{300 * step},{usd}" for step, usd in enumerate([*prices, 0.1]))
+    (tmp_path / "prices.csv").write_text(f"seconds,usd\n{rows}\n")
+    market = tmp_path / "market.yaml"
+    market.write_text(
+        "on_demand: {usd_per_hour: 0.3}\n"
+        "spot: [{name: old, usd_per_hour: {file: prices.csv}, billing: ec2-2017}]\n"
+    )
+    line = options(*BACKLOG, policy="bidbrain", gradient=0.2, market=market, workers=20)
+    found = planned(world, *line)
+    (bid,) = found["bids"]
+    assert (bid["pool"], bid["machines"], found["spot"], found["on_demand"]) == ("old", 20, 20, 0)
+    # An update takes 20 machines one gradient; of what may be refunded nothing is expected to be.
+    assert found["expected_runtime_s"] == pytest.approx(2000)
+    share = 1 - found["expected_cost_usd"] / (20 * 0.1 * 2000 / 3600)
+    assert share == pytest.approx(1 / 3 if bid["at_most_usd_per_hour"] < 0.2 else 0, abs=0.02)
+    shown = world.run("plan", *line)
+    assert "20 of old at up to $" in shown.stdout
+    assert "`doll simulate`" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("without", "changed", "problem"),
+    [
+        (BACKLOG[1:], {"gradient": 0.2}, "--rate: a stream cannot go faster than it arrives"),
+        (BACKLOG[:1], {}, "--gradient: must be given for bidbrain"),
+        (BACKLOG[:1], {"gradient": 0.2, "spot": 3}, "--spot: bidbrain looks at what work costs"),
+    ],
+    ids=["live stream", "no gradient", "a number"],
+)
+def test_bids_for_what_is_no_backlog_are_refused_with_the_reason(
+    world: World, without: tuple[str, ...], changed: dict[str, object], problem: str
+) -> None:
+    line = options(*without, policy="bidbrain", **changed)
+    assert problem in world.run("plan", *line, code=exits.REFUSED).stderr
 
 
 def test_help_has_an_example_and_says_that_infeasible_is_an_answer(world: World) -> None:
