@@ -111,8 +111,13 @@ class GroupAggregation:
         self._made = snapshot.made  # read back, so that members may apply it
         self._by = snapshot.attempt or None
         self._origin = 0
-        stored = snapshot.stored or ()
-        self._stored = tuple(made for made in stored if made.version <= snapshot.made.version)
+        # This leader takes none of these back; of old ones the history may know nothing any more.
+        path, newest = history.path, snapshot.made.version
+        self._stored = tuple(
+            made
+            for made in snapshot.stored or ()
+            if made.version <= newest and (made in path or made.version < path[0].version)
+        )
         self._reports = StateReports()
         self._accusations = Accusations()
         self._membership = Membership(0)
@@ -452,9 +457,8 @@ class GroupAggregation:
             self._origin = 0
         elif self._made not in self._stored:
             if not patient:
-                path = set(self._history.path)
-                held = self._reports.versions(self._there, self._count) & path
-                versions = [GENESIS, *held, *(made for made in self._stored if made in path)]
+                held = self._reports.versions(self._there, self._count) & {*self._history.path}
+                versions = [GENESIS, *held, *self._stored]
                 self.fallback = max(versions, key=lambda made: made.version)
             return
         if patient and unknown:

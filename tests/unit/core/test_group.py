@@ -194,6 +194,15 @@ class _Group:
         self.bench.read_updates()
         self.settle()
 
+    def fall_back(self) -> str:
+        """Let time pass until the leader gives the newest update up; returns why it steps down."""
+        for _ in range(40):
+            self.see()
+            if said := of_kind(self.bench.tick(self.bench.now + 0.1), do.StepDown):
+                return said[0].reason
+            self.settle()
+        raise AssertionError("it waits")
+
     @property
     def weights(self) -> dict[WorkerId, tuple[int, ...] | None]:
         return {worker: process.weights for worker, process in self.of.items()}
@@ -615,12 +624,30 @@ def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_who
     group.finish(A, B, C)
     group.read_back()
     group.kill(B)
-    for _ in range(40):
-        group.see()
-        if said := of_kind(group.bench.tick(group.bench.now + 0.1), do.StepDown):
-            break
-        group.settle()
-    assert f"back to version {stored.version}" in said[0].reason
+    assert f"back to version {stored.version}" in group.fall_back()
+
+
+def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_read() -> None:
+    #  version     1        2         | the next leader       | B dies
+    #  in storage  ██                 | begins at version 2   | back to 1, and not to 0
+    group = begun(A, B, C, bench=Bench(sliced()))
+    group.finish(A, B, C)
+    group.read_back()
+    group.deaf.update((A, B))
+    group.bench.announce(A, B, C)
+    group.settle()
+    group.finish(A, B, C)
+    group.read_back()
+    before = group.bench
+    group.bench.see()  # and nobody is heard of any more
+    hot = before.published[-1]
+    assert hot.made.version == 2
+
+    later = group.bench = Bench(sliced(), updates=before.updates, name="c2")
+    group.heard = 0
+    later.lead(hot)
+    group.kill(A, B)
+    assert "back to version 1" in group.fall_back()
 
 
 def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:
