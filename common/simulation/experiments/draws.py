@@ -14,7 +14,7 @@ from common.simulation.experiments.policy_driver import Givens
 from common.simulation.experiments.preemption import offers_of
 from common.simulation.experiments.prices import ConstantPrices, prices_of
 from common.theory.work import Pool, gb_per_hour
-from common.traces.files import common_starts_s, traced
+from common.traces.files import common_starts_s, read_once, traced
 from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Draws:
     rng: np.random.Generator  # for what happens in the runs
 
 
+@read_once()
 def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draws:
     """Draw everything that does not depend on what a policy decides.
 
