@@ -348,6 +348,8 @@ class GroupLoop:
             raise AssertionError("a result in hand is one upon what is held")
         started = perf_counter()
         self._held.apply()
+        for vector, _ in self._vectors.values():  # its attempt is over: nobody adds them any more
+            self._compute.computer.model.give_back(vector)
         self._vectors.clear()
         self._tasks.put(self._held.settle)
         self._compute.times.add("apply", started)
