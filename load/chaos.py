@@ -328,6 +328,7 @@ class Run:
             self._watch.check()
             if self._owner:
                 self._owner.look()
+            self._tiers.look()
             self._tell()
             time.sleep(_LOOK_S)
         return True

@@ -70,7 +70,7 @@ LOSSES = (
 TIERS = (
     Kind("spot machines lost", "tiers", 5, 0.5, 3.0, recovers_s=3.0),
     Kind("reliable machines lost", "tiers", 3, 0.5, 3.0, recovers_s=3.0),
-    Kind("owners killed", "tiers", 2, 0.5, 3.0, recovers_s=3.0),
+    Kind("owners killed", "tiers", 2, 2.0, 4.0, recovers_s=3.0),  # until then, who they are
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from load.harness.updates import Fallback
 
 _RELIABLE = 3  # one of so many machines is
+_LOOK_S = 0.1  # between looks at who owns slices
 _WHOLE_S = 180.0  # a run that is shorter must reach less, in proportion
 # At least so many of each, in a run that is long enough.
 BARS = {
@@ -68,20 +70,32 @@ class Tiers:
         self._job = job
         self._lost = list["Slot"]()  # until they are brought back
         self._spot_lost = self._owners_lost = 0
+        self._awaits_owners = False
+        self._look_at = 0.0
 
     def lose(self, tier: Tier) -> None:
         """Let all machines of a tier vanish at once."""
         self._kill([slot for slot in self._workers.slots if self._tier(slot) == tier])
 
     def lose_owners(self) -> None:
-        """Let all vanish that own slices, as far as the leader says who they are."""
+        """Let all vanish that own slices, as soon as the leader says who they are."""
+        self._awaits_owners = True
+        self.look()
+
+    def look(self) -> None:
+        """Do what is due; to be called often."""
+        if not self._awaits_owners or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_S
         owners = self._owners()
-        lost = [slot for slot in self._workers.slots if slot.name in owners]
-        self._owners_lost += bool(lost)
-        self._kill(lost)
+        if lost := [slot for slot in self._workers.slots if slot.name in owners]:
+            self._awaits_owners = False
+            self._owners_lost += 1
+            self._kill(lost)
 
     def bring_back(self) -> None:
         """Replace what was lost."""
+        self._awaits_owners = False
         lost, self._lost = self._lost, []
         for slot in lost:
             slot.bring_back()

@@ -81,6 +81,9 @@ def test_owners_are_those_that_the_leader_names() -> None:
 
     job.owners = None
     tiers.lose_owners()
+    tiers.bring_back()
+    job.owners = ("w3",)
+    tiers.look()  # the fault is over
     assert gone(machines) == []
     assert tiers.reached(60.0, 0, []).found["times all owners were killed"] == 1
 
