@@ -78,7 +78,7 @@ class JobEvaluator:
         self._last: ModelId | None = None  # judged last
         self._look_at = 0.0  # when to look at the board again
         self._writer: Writer | None = None  # until there is something to tell
-        self._judge: EvaluationRunner | None = None
+        self._runner: EvaluationRunner | None = None
         self._metrics.follow(self._job, record.spec.streams)
 
     def turn(self) -> float | None:
@@ -103,8 +103,8 @@ class JobEvaluator:
     def close(self) -> None:
         """Let go of everything; what was told is delivered."""
         self._metrics.forget(self._job)
-        if self._judge is not None:
-            self._judge.close()
+        if self._runner is not None:
+            self._runner.close()
         self._updates.close()
         self._board.close()
         if self._writer is not None:
@@ -120,7 +120,7 @@ class JobEvaluator:
             UnavailableError: If a server is unavailable.
         """
         over = self._look(stopped=stopped)
-        if over and self._offer is None and self._judge is None:
+        if over and self._offer is None and self._runner is None:
             return None  # it was over before we came, or nothing was ever offered
         records = self._updates.read()
         for offset, _, record in records:
@@ -133,7 +133,7 @@ class JobEvaluator:
         over = over and self._updates.at_end
         self._consider_offer(over=over)
         self._go_on(last=over)
-        done = self._offer is None and (self._judge is None or self._judge.name is None)
+        done = self._offer is None and (self._runner is None or self._runner.name is None)
         return None if over and done else read
 
     def _look(self, *, stopped: bool) -> bool:
@@ -186,14 +186,14 @@ class JobEvaluator:
             predicts = False  # there is nothing to predict, and will not be
         if name == self._last or not (tests or predicts):
             return  # a new leader offers what it began with, or it was judged before we came
-        if self._judge is None:  # no sooner: there may be many jobs that are over
+        if self._runner is None:  # no sooner: there may be many jobs that are over
             spec, process = self._record.spec, self._process
-            self._judge = EvaluationRunner(
+            self._runner = EvaluationRunner(
                 spec, self._record.id, self._evaluation, process, self._tell, self._log
             )
         self._go_on(last=True)
         try:
-            self._judge.begin(name, weights, tests=tests, predicts=predicts)
+            self._runner.begin(name, weights, tests=tests, predicts=predicts)
         except CorruptError as error:
             self._log.warning("offer_unreadable", version=name.version, reason=str(error))
             self._metrics.skipped(self._job, 1)
@@ -205,10 +205,10 @@ class JobEvaluator:
 
     def _go_on(self, *, last: bool) -> None:
         """With the version in hand, if there is one and it still counts."""
-        judge = self._judge
-        if judge is None or judge.name is None:
+        runner = self._runner
+        if runner is None or runner.name is None:
             return
-        if self._track.name(judge.name) is None:
-            judge.drop_version()
+        if self._track.name(runner.name) is None:
+            runner.drop_version()
         else:
-            judge.go_on(self._track.after(judge.name), last=last)
+            runner.go_on(self._track.after(runner.name), last=last)
