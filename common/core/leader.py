@@ -495,7 +495,7 @@ class Leader:
             return
         yield from self._order(now)
         kind = self._publisher.consider(now, self._progress, self._ledger.position)
-        last = self._aggregation.expiring and not self._checkpoint_waits
+        last = self._aggregation.wants_checkpoint and not self._checkpoint_waits
         if last or kind is not None:
             yield from self._take_snapshot(now, checkpoint=last or kind == "checkpoint")
 

@@ -338,8 +338,9 @@ class Pools:
             spots = need.streams
             alone = self._bounding_lag(situation, self.max_lag_s, spot, need)
         else:
+            share = spot.share
             spots = _least(
-                lambda machines: expected_serving(machines, spot.share, need.streams),
+                lambda machines: expected_serving(machines, share, need.streams),
                 need.serving,
                 (need.streams, int(self.spot_up_to * need.streams)),  # fewer cost as much a record
             )
@@ -398,8 +399,9 @@ class Pools:
             missing = streams - int(spot.had.sum())
         alone = 0
         if not spot.gone:
+            share = spot.share
             alone = _least(
-                lambda machines: expected_serving(spots, spot.share, streams, machines),
+                lambda machines: expected_serving(spots, share, streams, machines),
                 need.serving,
                 (0, streams),
             )
@@ -437,10 +439,10 @@ class Pools:
         machines = spots | ({Offer(pools[ON_DEMAND].name): alone} if alone else {})
         there = situation.machines.get(Offer(pools[ON_DEMAND].name), MachineCount())
         refused = last is not None and sum(there) < min(last.on_demand, alone)
-        plan = _counted_plan(situation, machines, alone, refused=refused)
-        same = last is not None and last.machines == machines
-        if last is not None and same and last.plan.feasible == plan.feasible:
+        feasible = not (refused or situation.work.undisturbed_s > situation.work.deadline_s)
+        if last is not None and last.machines == machines and last.plan.feasible == feasible:
             return last
+        plan = _counted_plan(situation, machines, alone, refused=refused)
         return Decision(machines, plan, f"{reason}: {plan.reason}", situation)
 
     def _reassigned(self, situation: Situation, last: Decision | None) -> Decision:

@@ -402,9 +402,11 @@ def _check_group(group: GroupOrders, model: ModelId) -> None:
     _check_membership(group.membership)
     for member in group.stores:
         _check_member("group.stores", member)
+    if group.stores_of is not UNSET:
+        check_model("group.stores_of", group.stores_of)
     if group.by is not None:
         _check_attempt("group.by", group.by)
-    for field in ("store", "hot", "offer"):
+    for field in ("hot", "offer"):
         if (asked := getattr(group, field)) is not None:
             _check_member(f"group.{field}", asked)
     for copy in group.copies:

@@ -104,15 +104,7 @@ class KafkaTail:
     # --- for whoever reads -----------------------------------------------------------------------
 
     def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
-        """See the port.
-
-        Raises:
-            ExpiredError: If the position is below the log's start.
-            TruncatedError: If the log ends below the position, or has lost records below it.
-            RecreatedError: If it is another topic's.
-            UnknownTopicError: If there is no such partition, or it was deleted.
-            UnavailableError: If the broker is unavailable; call again.
-        """
+        """See the port."""
         if timeout_s <= 0 and self._is_idle():
             return []
         deadline = time.monotonic() + timeout_s

@@ -21,11 +21,12 @@ from common.api.answers import (
 )
 from common.api.jobs import progress_answer, update_answers
 from common.core.messages import Drifted, Evaluated, UpdateApplied
+from common.core.thinned import Thinned
 from common.jobs.progress import KEPT, JobProgress
 from common.provisioning.ledger import FleetLedger
 from services.admin.live.answers import lives_of, workers_of
 from services.admin.live.evaluations import Evaluations
-from services.admin.live.loss_curve import LossCurve, Thinned
+from services.admin.live.loss_curve import POINTS, LossCurve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +64,7 @@ class JobView:
         self.job = JobProgress(record, updates_start, control_start, kept)
         self.ledger = FleetLedger(billing)
         self._course = LossCurve()
-        self._lags = Thinned[tuple[float, list[int | None]]]()  # of all streams, at a time
+        self._lags = Thinned[tuple[float, list[int | None]]](POINTS)  # of all streams, at a time
         self._evaluations = Evaluations(record.spec.streams)
 
     # --- what happens ----------------------------------------------------------------------------
@@ -129,9 +130,7 @@ class JobView:
     def curves(self, now: float) -> CurvesAnswer:
         """Everything over time, thinned."""
         lags = self._lags.samples()
-        reviews = list(self.ledger.reviews)
-        if self.ledger.review is not None and self.ledger.review not in reviews[-1:]:
-            reviews.append(self.ledger.review)
+        reviews = self.ledger.reviews.samples()
         return CurvesAnswer(
             now_s=now,
             **self._course.points()._asdict(),

@@ -7,7 +7,6 @@ import json
 import threading
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
@@ -31,7 +30,7 @@ from common.core.messages import (
 )
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition, Span
-from common.errors import UnavailableError, UnknownTopicError
+from common.errors import UnknownTopicError
 from common.jobs.build import optimizer_of, task_of
 from common.jobs.spec import JobSpec, parse_job
 from common.learning.errors import Origin, Raised, TaskError
@@ -129,6 +128,7 @@ class World:
     """A model server and the servers behind it."""
 
     spec: JobSpec = DIGITS
+    model: type[ServedModel] = ServedModel
     alias: Wish = "newest"
     shadow_alias: Wish | None = None
     predictions: str = ""
@@ -143,7 +143,7 @@ class World:
     def models(self) -> list[ServedModel]:
         """What is served, and its shadow."""
         wishes = [self.alias] + [self.shadow_alias] * (self.shadow_alias is not None)
-        return [ServedModel(self.spec, self.settings, wish) for wish in wishes if wish is not None]
+        return [self.model(self.spec, self.settings, wish) for wish in wishes if wish is not None]
 
     @cached_property
     def followers(self) -> list[Follower]:
@@ -282,13 +282,18 @@ def made() -> Iterator[list[World]]:
         world.close()
 
 
+def served(made: list[World], model: type[ServedModel] = ServedModel) -> World:
+    """Version 1 of leader 0 is hot."""
+    world = World(model=model)
+    made.append(world)
+    world.publish(0, 1, seed=1)
+    world.look()
+    return world
+
+
 @pytest.fixture
 def world(made: list[World]) -> World:
-    """Version 1 of leader 0 is hot."""
-    made.append(World())
-    made[0].publish(0, 1, seed=1)
-    made[0].look()
-    return made[0]
+    return served(made)
 
 
 def expected(spec: JobSpec, seed: int, columns: dict[str, np.ndarray[Any, Any]]) -> list[float]:
@@ -476,21 +481,20 @@ def test_an_alias_is_found_among_checkpoints(made: list[World], alias: Wish, ver
 
 
 def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    made: list[World],
 ) -> None:
-    model, passes = world.models[0], list[int]()
-    whole = model.predict
-    entered, go = threading.Event(), threading.Event()
+    passes, entered, go = list[int](), threading.Event(), threading.Event()
 
-    def predict(columns: Columns) -> Predicted:
-        entered.set()
-        go.wait(30.0)
-        passes.append(len(columns["image"]))
-        if (columns["image"] == 255).all(axis=(1, 2, 3)).any():
-            raise TaskError(0, Raised("it raised", Origin("", "", 0, ""), ""))
-        return whole(columns)
+    class Waits(ServedModel):
+        def predict(self, columns: Columns) -> Predicted:
+            entered.set()
+            go.wait(30.0)
+            passes.append(len(columns["image"]))
+            if (columns["image"] == 255).all(axis=(1, 2, 3)).any():
+                raise TaskError(0, Raised("it raised", Origin("", "", 0, ""), ""))
+            return super().predict(columns)
 
-    monkeypatch.setattr(model, "predict", predict)
+    world = served(made, Waits)
     bad = np.full((1, 1, 8, 8), 255, np.uint8)
     bodies: list[object] = [asked(IMAGES[:1], id=str(n)) for n in range(10)]
     bodies[5] = asked(bad)
@@ -541,32 +545,27 @@ def test_the_shadow_answers_the_same_and_is_written_and_not_returned(made: list[
     assert sample("doll_served_version", job) == 2
 
 
-def test_kafka_that_is_away_costs_predictions_in_their_topic_and_no_answer(
-    made: list[World], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_that_is_gone_costs_predictions_and_no_answer(made: list[World]) -> None:
     world = World(predictions="predicted")
     made.append(world)
     world.log.create_topics([NewTopic("predicted")])
     world.publish(0, 1, seed=1)
     world.look()
 
-    def append(*_given: object, **_others: object) -> None:
-        raise UnavailableError("its queue is full")
-
-    monkeypatch.setattr(world.writer, "_writer", SimpleNamespace(append=append, poll=lambda: None))
+    assert world.writer is not None
+    world.log.delete_topics(["predicted"])
     assert world.infer(asked())["model_version"] == "1"
     world.close()
     sample = world.metrics.meters.registry.get_sample_value
     assert sample("doll_predictions_not_written_total", {"job_name": "digits"}) == 3
 
 
-def test_a_fault_in_the_thread_that_computes_ends_the_process(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def predict(_columns: Columns) -> Predicted:
-        raise MemoryError("no more")
+def test_a_fault_in_the_thread_that_computes_ends_the_process(made: list[World]) -> None:
+    class Fails(ServedModel):
+        def predict(self, columns: Columns) -> Predicted:
+            raise MemoryError(f"no more for {columns.keys()}")
 
-    monkeypatch.setattr(world.models[0], "predict", predict)
+    world = served(made, Fails)
 
     async def asked_once() -> None:
         task = asyncio.create_task(world.batches.predict({"image": IMAGES}))

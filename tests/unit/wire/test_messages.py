@@ -234,8 +234,8 @@ def triggers_of_groups(draw: st.DrawFn) -> UpdateTrigger:
         draw(st.booleans()),
         draw(st.none() | members),
         draw(st.none() | members),
-        draw(st.none() | members),
         draw(st.lists(members, max_size=2).map(tuple)),
+        draw(st.just(UNSET) | models),
     )
     return UpdateTrigger(TriggerId(model.epoch, 1), model, (), group=orders)
 
