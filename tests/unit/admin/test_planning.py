@@ -17,6 +17,7 @@ from common.planning.plan import plan_told
 from common.planning.request import PlanRequest
 from common.planning.simulation import SimulateRequest
 from services.admin.routes.provisioning import MOST_WORKERS, PlanBody
+from services.admin.routes.requests import JOB
 from services.admin.simulating import AT_ONCE
 from tests.unit.admin.conftest import SIMULATE_S, World, problem
 
@@ -321,5 +322,21 @@ def test_a_market_file_that_makes_no_sense_is_no_fault_of_whoever_asks(tmp_path:
     world = World(Settings(market=str(market)))
     try:
         assert "on_demand: is missing" in problem(world.ask("GET", PRICES), 502)
+    finally:
+        world.close()
+
+
+def test_a_lag_that_the_market_cannot_keep_is_refused_when_the_job_is_submitted(
+    tmp_path: Path,
+) -> None:
+    market = tmp_path / "market.yaml"
+    market.write_text("on_demand: {usd_per_hour: 0.286, start_up_s: 69}\n")
+    world = World(Settings(market=str(market)))
+    asked = {"workers": 2, "policy": "pools", "max_lag_s": 30}
+    try:
+        refused = world.ask("POST", "/v1/jobs", json={**JOB, "provisioning": asked})
+        assert "69 s to start up" in problem(refused, 422)
+        given = {**JOB, "provisioning": {**asked, "max_lag_s": 69}}
+        assert "there is no topic" in problem(world.ask("POST", "/v1/jobs", json=given), 422)
     finally:
         world.close()
