@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from common.config.billing import BillingRules
-from common.simulation.experiments.experiment import ROUND_OVERHEAD_S, simulate
+from common.simulation.experiments.draws import ROUND_OVERHEAD_S
+from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import PolicySpec
 from common.theory.billing import BY_NAME, HOUR_S
 from common.theory.errors import ParameterError
@@ -292,13 +293,14 @@ def _auctions(runner: Runner) -> Iterator[tuple[str, Case]]:
     folder = asked.prices or _recorded(asked.data, "spot-prices")
     if folder is None:
         return
+    rows = auctions.rows_of(folder)
     works = {
         f"{row.name}, {hours} h": auctions.Work(folder, row.name, hours, asked.runs, asked.seed)
-        for row in auctions.ROWS
+        for row in rows
         for hours in row.most
     }
     found = runner.map("auctions", auctions.measured, works)
-    for row in auctions.ROWS:
+    for row in rows:
         for hours, most in row.most.items():
             one = found[f"{row.name}, {hours} h"]
             job = f"bidbrain, {hours} h"
