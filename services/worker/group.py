@@ -194,6 +194,12 @@ class GroupLoop:
         if said is not None:
             self._send(said, reply_to)
 
+    @property
+    def pinned(self) -> bool:
+        """Whether what it holds keeps it from going to another job; from any thread."""
+        with self._changed:
+            return self._replica.pinned
+
     def close(self) -> None:
         """Wait as long as this member is needed, if it leaves; then let go of everything."""
         until = monotonic() + self._access.leave_s

@@ -779,6 +779,24 @@ def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:
     assert {worker for worker, _ in group.stores} <= {A, B}
 
 
+def test_who_owns_slices_or_is_the_last_goes_to_no_other_job() -> None:
+    group = begun(A, B, C, bench=Bench(sliced()))
+    pinned = [group.of[worker].replica.pinned for worker in (A, B, C)]
+    assert pinned == [False] * 3  # version 0 is made again by anybody
+    group.finish(A, B, C)
+    group.read_back()
+    assert [group.of[worker].replica.pinned for worker in (A, B, C)] == [True, True, False]
+
+    replicas = begun(A, B)
+    replicas.finish(A, B)
+    replicas.read_back()
+    assert [replicas.of[worker].replica.pinned for worker in (A, B)] == [False] * 2
+    replicas.kill(B)
+    replicas.see()
+    replicas.settle()
+    assert replicas.of[A].replica.pinned
+
+
 # --- what members say ----------------------------------------------------------------------------
 
 MADE = ModelId(3, 1)
