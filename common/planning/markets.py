@@ -7,6 +7,7 @@ share of the time and how often machines go.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.config.market_file import load_market
@@ -18,7 +19,6 @@ from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from common.config.market_file import SpotPool
     from common.theory.work import Pool
@@ -65,7 +65,7 @@ def rentable(
             for name, one in recorded.items()
         ]
         pools = tuple(
-            _on_average(f"--traces: {one.name}: availability", one, traces, workers)
+            _on_average(f"--traces: {one.name}: availability", one, Path(), workers)
             for one in specs
         )
         return Rentable(pools, None, (TOGETHER,), {})

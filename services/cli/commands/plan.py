@@ -151,7 +151,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
     if plot is not None:
         plots.check(plot)
     listed = None if rates is None else read_rates(rates)
-    given = {
+    given: dict[str, Any] = {
         "workers": workers,
         "rate_per_s": rate,
         "rates_per_s": listed,
@@ -172,7 +172,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
         "list_workers": list_workers or not as_json,
         "curve": _PLOTTED if plot is not None else 0 if as_json else _POINTS,
     }
-    notes = ()
+    notes = tuple[str, ...]()
     if market is not None or traces is not None:
         _only(
             market,
@@ -323,9 +323,12 @@ def draw(plan: ToldPlan, *, all_workers: bool = False) -> Group:
         rows["plan"] += f", of pool {plan.pool}"
     for name, value in rows.items():
         table.add_row(name, Text(value, "bold red" if name == "feasible" else ""))
-    pools = [_pools(plan), Text()] if plan.pools else []
-    curve = [] if plan.curve is None else [_curve(plan, plan.curve)]
-    return Group(table, Text(), *pools, *curve)
+    shown: list[Table | Text] = [table, Text()]
+    if plan.pools:
+        shown += [_pools(plan), Text()]
+    if plan.curve is not None:
+        shown.append(_curve(plan, plan.curve))
+    return Group(*shown)
 
 
 def _pools(plan: ToldPlan) -> Table:
