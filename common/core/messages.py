@@ -332,6 +332,8 @@ class GroupStatus(msgspec.Struct, frozen=True):
 
     members: tuple[WorkerId, ...]
     left_out: dict[WorkerId, str] = {}  # who lives and cannot be one, and why
+    stage: int = 0  # 1 to 3, where slices have owners; 0: not known yet, or they have none
+    owners: tuple[WorkerId, ...] = ()  # of slices
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):

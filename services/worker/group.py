@@ -419,7 +419,7 @@ class GroupLoop:
     def _copy(self, copy: CopyState, get: Callable[[], tuple[bytes, int]]) -> None:
         started = perf_counter()
         held, made, source, unreachable = self._make_held(), copy.made, copy.source, NOBODY
-        origin, got, slices = 0, False, UNSET if copy.made == GENESIS else copy.slices
+        origin, got, slices = 0, False, copy.slices
         try:
             data, origin = get()
             if data:

@@ -375,7 +375,10 @@ class GroupAggregation:
                 left_out[member.worker] = _apart(
                     member.worker, [m.worker for m in apart], addresses
                 )
-        return GroupStatus(tuple(member.worker for member in members), left_out)
+        ranks = sorted({rank for each in self._membership.owners or () for rank in each})
+        owners = tuple(members[rank].worker for rank in ranks)
+        workers = tuple(member.worker for member in members)
+        return GroupStatus(workers, left_out, self._stage or 0, owners)
 
     # --- who lacks the weights ----------------------------------------------------------------
 

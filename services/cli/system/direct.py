@@ -16,7 +16,13 @@ from common.api.jobs import (
     update_answers,
 )
 from common.api.model import about_model, versions_answer
-from common.api.provisioning import billing_of, market_of, prices_answer, provisioning_answer
+from common.api.provisioning import (
+    billing_of,
+    check_market,
+    market_of,
+    prices_answer,
+    provisioning_answer,
+)
 from common.checkpoints.find import all_kept, find_model
 from common.errors import (
     ExpiredError,
@@ -248,6 +254,7 @@ class Direct:
         check_submission(
             spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
         )
+        check_market(spec, settings)
 
     def _book(self) -> JobStore:
         return JobStore(self._outside.open_log())

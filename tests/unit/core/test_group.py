@@ -32,6 +32,7 @@ from common.core.group.state_reports import StateReports
 from common.core.messages import (
     GENESIS,
     Broken,
+    Copy,
     GradientReady,
     GroupOrders,
     Lead,
@@ -649,6 +650,19 @@ def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_r
     later.lead(hot)
     group.kill(A, B)
     assert "back to version 1" in group.fall_back()
+
+
+def test_whoever_joins_at_version_0_copies_all_slices_whichever_it_is_to_own() -> None:
+    one, other = Member(A, 1), Member(B, 2)
+    told = GroupOrders(GENESIS, Membership(1), origin=1, copies=(Copy(other, one, ()),))
+    trigger = UpdateTrigger(TriggerId(0, 1), GENESIS, (), group=told)
+    replicas = [Replica(each, machine=Machine(each, "spot", 0.0)) for each in (one, other)]
+    replicas[0].hear(replace(trigger, id=TriggerId(0, 0), group=replace(told, copies=())))
+    replicas[0].copied(GENESIS, 1)
+
+    offered, copied = (replica.hear(trigger) for replica in replicas)
+    assert OfferState(other, TriggerId(0, 1)) in offered
+    assert CopyState(one, GENESIS, TriggerId(0, 1)) in copied
 
 
 def checkpoints(group: _Group) -> list[tuple[int, list[int]]]:
