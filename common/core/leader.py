@@ -23,6 +23,7 @@ from common.core.ledger import Ledger
 from common.core.liveness import Liveness
 from common.core.losses import Wish
 from common.core.messages import (
+    Broken,
     Failed,
     Gradient,
     GradientReady,
@@ -365,6 +366,8 @@ class Leader:
             yield do.Drop(reply, OVER)
             return
         yield from self._seen(self._aggregation.hear(reply, now))
+        if isinstance(reply, Broken) and reply.unreachable:
+            yield do.ReadHeartbeats()  # it has died, most likely: seen at once, and not a look late
         for worker in self._aggregation.take_reborn():
             for batch in self._rounds.vanish(worker):
                 yield from self._quarantine(batch, DIED)

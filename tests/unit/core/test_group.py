@@ -266,6 +266,18 @@ def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() ->
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2)}
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_the_leader_looks_for_the_dead_as_soon_as_one_cannot_be_reached(told: bool) -> None:  # noqa: FBT001 -- both ways
+    group = begun(A, B, C)
+    group.kill(C)
+    process = group.of[A]
+    assert process.entered is not None
+    looks = len(of_kind(group.bench.said, do.ReadHeartbeats))
+    lost = (Member(C, 3),) if told else ()
+    group.tell(process, process.replica.failed(process.entered.reduce.attempt, "left", lost))
+    assert len(of_kind(group.bench.said, do.ReadHeartbeats)) - looks == int(told)
+
+
 def test_what_enough_members_have_counts_though_one_died_of_it() -> None:
     group = begun(A, B, C)
     group.kill(C)
