@@ -643,6 +643,7 @@ def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_who
 
 def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
+    group.deaf.update((A, B))  # nothing is in storage
     group.finish(A, B, C)
     group.read_back()
     process = group.of.pop(B)
