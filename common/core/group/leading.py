@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from common.core.settings import AggregationSettings, Stage
     from common.core.snapshots import Snapshot
 
+STILL_S = 1.0  # between looks of a leader whom nothing held up
 REPORT_S = 0.2  # between questions to members of whom nothing is known
 COPY_S = 1.0  # after which a copy that nobody spoke of is ordered again
 AGAIN = 10  # times `heal_s` after which an update waits for the same member once more
@@ -244,6 +245,8 @@ class GroupAggregation:
             rounds: In flight.
             now: The time.
         """
+        # Others may have said something while the leader itself stood still.
+        self._lost_since += max(now - self._looked_at - STILL_S, 0.0) if self._there else 0.0
         self._there, self._live, self._looked_at = there, live, now
         if there:
             self._patient = min(self._patient, now + REPORT_S)

@@ -641,6 +641,22 @@ def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_who
     assert f"back to version {stored.version}" in group.fall_back()
 
 
+def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
+    group = begun(A, B, C, bench=Bench(sliced()))
+    group.deaf.update((A, B))  # nothing is in storage
+    group.finish(A, B, C)
+    group.read_back()
+    process = group.of.pop(B)
+    group.see()  # B is not in sight, and alone has a slice
+    assert not of_kind(group.bench.tick(group.bench.now + 60.0), do.StepDown)
+
+    group.of[B] = process
+    group.see()
+    group.settle()
+    update(group, A, B, C)
+    assert group.weights[B] == (0, 1, 2, 3, 4, 5)
+
+
 def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_read() -> None:
     #  version     1        2         | the next leader       | B dies
     #  in storage  ██                 | begins at version 2   | back to 1, and not to 0
