@@ -153,6 +153,28 @@ class Drill:
         check_left(self._board, self._records)
         return last
 
+    def members(self) -> int:
+        """How many took part in the newest round, where members add up among themselves."""
+        rounds = self.witness.rounds()
+        group = rounds[-1].triggers[-1][1].group if rounds else None
+        return len(group.membership.members) if group else 0
+
+    def await_members(self) -> None:
+        """Wait until all workers are members, and an update was made so; busy ones may lag.
+
+        Raises:
+            NotMeasuredError: If it does not come to that, or the backlog ends.
+        """
+
+        def whole() -> bool:
+            check([*self.coordinators, *self.workers])
+            rounds = self.witness.rounds()[-2:]
+            applied = [each for each in rounds if each.applied_at is not None]
+            return bool(applied) and self.members() == len(self.workers)
+
+        await_until(whole, _TIMEOUT_S, "all workers are members")
+        check_left(self._board, self._records)
+
     def await_order(self, worker: Service) -> SeenRound:
         """Wait for the next round that asks something of a worker."""
         return self.witness.await_begun(
