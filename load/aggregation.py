@@ -265,7 +265,7 @@ def _job_per_s(kafka: str, weights: int) -> float:
     with servers(kafka, tasks=(ENTRYPOINT,)) as on:
         drill = Drill(on, "side", conditions, seconds=_SIDE_S)
         with closing(drill):
-            drill.await_members()
+            drill.await_even()
             first = len(drill.witness.rounds())
             last = first + _UPDATES
             await_until(lambda: len(drill.witness.rounds()) > last, _SIDE_S, "updates")
