@@ -127,6 +127,10 @@ class Coordinator:
     ) -> Iterator[CoordinatorCommand]:
         leader = self._leader
         match event:
+            case events.RepliesRead(replies) if leader is not None:
+                yield from leader.replies_read(replies, now)
+            case events.ControlRead(claims, epoch) if leader is not None:
+                yield from leader.control_read(claims, epoch, now)
             case events.Tick():
                 yield from self._tick(now)
             case events.LeaseAnswered(held):
@@ -160,13 +164,9 @@ class Coordinator:
                     yield from leader.change(settings, now)
             case events.Trouble(reason, detail):
                 yield from self._hold(reason, detail)
-            case events.ControlRead(claims, epoch) if leader is not None:
-                yield from leader.control_read(claims, epoch, now)
             case events.StreamsSeen() if leader is not None:
                 reason = leader.why_lost(event)
                 yield from self._hold(reason, "") if reason else leader.streams_seen(event)
-            case events.RepliesRead(replies) if leader is not None:
-                yield from leader.replies_read(replies, now)
             case events.Summed() if leader is not None:
                 yield from leader.summed(event, now)
             case events.WorkersSeen(statuses) if leader is not None:

@@ -153,8 +153,9 @@ class Pools:
             spots = need.streams
             alone = self._bounding_lag(situation, self.max_lag_s, spot, need)
         else:
+            share = spot.share
             spots = _least(
-                lambda machines: expected_serving(machines, spot.share, need.streams),
+                lambda machines: expected_serving(machines, share, need.streams),
                 need.serving,
                 (need.streams, int(self.spot_up_to * need.streams)),  # fewer cost as much a record
             )
@@ -200,8 +201,9 @@ class Pools:
             missing = streams - int(spot.had.sum())
         alone = 0
         if not spot.gone:
+            share = spot.share
             alone = _least(
-                lambda machines: expected_serving(spots, spot.share, streams, machines),
+                lambda machines: expected_serving(spots, share, streams, machines),
                 need.serving,
                 (0, streams),
             )
@@ -242,10 +244,10 @@ class Pools:
         there = situation.machines.get(Offer(pools[ON_DEMAND].name), MachineCount())
         refused = last is not None and sum(there) < min(last.on_demand, alone)
         prospect = prospect or _seated(situation, machines)
-        plan = _counted_plan(situation, machines, alone, prospect, refused=refused)
-        same = last is not None and last.machines == machines
-        if last is not None and same and last.plan.feasible == plan.feasible:
+        feasible = not refused and prospect.lacks is None
+        if last is not None and last.machines == machines and last.plan.feasible == feasible:
             return last
+        plan = _counted_plan(situation, machines, alone, prospect, refused=refused)
         return Decision(machines, plan, f"{reason}: {plan.reason}", situation)
 
 

@@ -148,13 +148,16 @@ def _work_for(
             logger.info("slot_seated", job=job.spec.name, member=name)
         access = _access(job, settings, boards) if job.spec.grouped else None
         parts = name, job, settings, log, board, observers, logger
-        JobWorker(*parts, access=access).run(look)
+        worker = JobWorker(*parts, access=access)
+        selector.pinned_by(lambda: worker.pinned)
+        worker.run(look)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this job here alone
         again_s = selector.failed(job.spec.name, error)
         if isinstance(error, UserError):  # somebody must see to it
             with suppress(OutsideError):
                 board.put_unable(WORKER + name, str(error), again_s + UNABLE_S)
     finally:
+        selector.pinned_by(None)
         if access is not None:
             access.groups.close()
         board.close()

@@ -195,6 +195,11 @@ class JobWorker:
         if self._fault is not None:
             raise self._fault
 
+    @property
+    def pinned(self) -> bool:
+        """Whether what it holds keeps this worker from going to another job; from any thread."""
+        return isinstance(self._desk, GroupLoop) and self._desk.pinned
+
     def _turn(self) -> None:
         self._observers.watchdog.beat()
         self._stream.turn()

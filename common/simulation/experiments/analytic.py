@@ -64,6 +64,7 @@ class Conditions:
     stream: Literal["pause", "keep", "reassign"] = "pause"  # what becomes of a preempted worker's
     capacity_per_s: Callable[[Array], Array] | None = None  # reassign: (R,) speeds -> updates
     last_round_s: float = 0.0  # from the last batch to the last update
+    backlog: bool = False  # all records are there from the beginning
     step_s: float = STEP_S
     give_up_after: float = 20.0  # deadlines
 
@@ -199,9 +200,26 @@ class _Progress:
         self._looking = np.zeros(givens.runs, np.bool_)
         self._arrived = np.zeros(givens.runs)  # updates whose batches are complete
         self.made = np.zeros(givens.runs)  # updates
+        if conditions.backlog:
+            self._total += givens.records
+            self._arrived += givens.updates
 
     def go_on(self, come: Array, fleet: Fleet, going: Flags) -> tuple[Indexes, Array]:
         """Go through a step; tell which runs made their last update in it, and at which share."""
+        if not self._conditions.backlog:
+            self._arrive(come, going)
+        givens, capacity_per_s = self._givens, self._conditions.capacity_per_s
+        before = self.made
+        self.made = self._arrived
+        if capacity_per_s is not None:
+            most = capacity_per_s(fleet.speeds.sum(axis=1)) * self._conditions.step_s
+            self.made = np.minimum(self.made, before + most)
+        over = np.flatnonzero(going & (self.made >= givens.updates))
+        missing, gained = givens.updates - before[over], self.made[over] - before[over]
+        return over, np.clip(missing / np.maximum(gained, LEAST), 0.0, 1.0)
+
+    def _arrive(self, come: Array, going: Flags) -> None:
+        """Take in what is expected to come in a step."""
         givens, capacity_per_s = self._givens, self._conditions.capacity_per_s
         self._total += come.sum(axis=1)
         begin = np.flatnonzero(going & ~self._looking & (self._total >= self._look_from))
@@ -211,19 +229,11 @@ class _Progress:
             exact = self._arrived[begin]
             behind = np.minimum(self.made[begin], exact)
             self.made[begin] = exact if capacity_per_s is None else behind
-        before = self.made
         self._records.expected += come
         records = np.maximum(self._total - self._left_over, 0.0)
         estimated = records / (givens.group_size * givens.batch_size)
         self._arrived = np.where(self._looking, self._arrived, estimated)
         self._count(np.flatnonzero(self._looking & going & (self._arrived < givens.updates)))
-        self.made = self._arrived
-        if capacity_per_s is not None:
-            most = capacity_per_s(fleet.speeds.sum(axis=1)) * self._conditions.step_s
-            self.made = np.minimum(self.made, before + most)
-        over = np.flatnonzero(going & (self.made >= givens.updates))
-        missing, gained = givens.updates - before[over], self.made[over] - before[over]
-        return over, np.clip(missing / np.maximum(gained, LEAST), 0.0, 1.0)
 
     @property
     def behind(self) -> Array:

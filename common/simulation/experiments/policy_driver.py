@@ -142,7 +142,8 @@ class PolicyDriver:
         self._unknown = unknown
         self._pools = [givens.pools] * givens.runs  # as each run's policy was told last
         self._known_up = np.ones((givens.runs, givens.workers), np.bool_)
-        self._machines: tuple[Indexes, Indexes] = fleet.machines()  # as each run was told last
+        ready, coming = fleet.machines()
+        self._machines = ready.copy(), coming.copy()  # as each run was told last
         self._begun = False
         self._review_at_s = 0.0
         self.last: list[Decision | None] = [None] * givens.runs

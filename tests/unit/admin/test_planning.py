@@ -70,6 +70,24 @@ def refused(world: World, path: str, body: object) -> list[str]:
     return [each["field"] for each in answer.json()["errors"]]
 
 
+def test_several_pools_are_planned_and_each_says_its_own(world: World) -> None:
+    pools = [
+        {"name": "east", "usd_per_hour": 0.158, "availability": 0.9},
+        {"name": "west", "usd_per_hour": 0.12, "availability": 0.9, "cycle_s": 5000},
+    ]
+    no = {"availability": None, "spot_usd_per_hour": None}
+    found = planned(world, **no, pools=pools)
+    assert (found["pool"], [one["name"] for one in found["pools"]]) == ("west", ["west", "east"])
+    assert found["pools"][1]["expected_cost_usd"] == planned(world)["expected_cost_usd"]
+    assert refused(world, PLAN, {**PAPER, "pools": pools}) == ["body.availability"]
+    assert refused(world, PLAN, {**PAPER, **no, "pools": [pools[0]] * 2}) == ["body.pools"]
+    bids = planned(world, **no, pools=pools, policy="bidbrain", gradient_s=0.01, rate_per_s=None)
+    assert bids["bids"] == [
+        {"pool": "west", "machines": 64, "at_most_usd_per_hour": pytest.approx(0.12, abs=1e-4)}
+    ]
+    assert refused(world, PLAN, {**PAPER, "policy": "bidbrain"}) == ["body.rate_per_s"]
+
+
 def simulated(world: World, **asked: object) -> dict[str, Any]:
     answer = world.ask("POST", SIMULATE, key="viewer", json={"experiment": SMALL, **asked})
     assert answer.status_code == 200, answer.text
