@@ -209,6 +209,8 @@ class Lead(msgspec.Struct, frozen=True, tag="lead"):
     loss: str = ""  # what was lost, if some were
     # Counts only if its base is the newest effective update: members hold the weights of no other.
     exact: bool | UnsetType = UNSET
+    # Where members hold the weights: into how many slices with owners; 0: each holds everything.
+    slices: int | UnsetType = UNSET
 
     def epoch_at(self, offset: int) -> int:
         """The epoch that begins with this record: without a number, its own offset."""
@@ -448,6 +450,7 @@ class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
     offer: Member | None = None  # is to offer this version to evaluators
     stores: tuple[Member, ...] = ()  # likewise, by slice
     addresses: dict[WorkerId, str] = {}  # of all who are named above: where others reach them
+    slices: int = 0  # as the leader's `Lead` says
 
 
 class UpdateTrigger(msgspec.Struct, frozen=True):

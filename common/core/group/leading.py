@@ -186,6 +186,7 @@ class GroupAggregation:
             holder if self._offered else None,
             self._stores,
             self._reports.addresses(sorted(named)),
+            self._count,
         )
         self.news = self._report = False
         self._copies, self._store, self._stores = {}, None, ()
@@ -579,7 +580,20 @@ class GroupAggregation:
     def marked(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot, with what is to be known of members."""
         by = self._by if self._pending is None else self._pending.reduce.attempt
-        return replace(snapshot, attempt=by or UNSET, stored=self._stored or UNSET)
+        attempt, stored = by or UNSET, self._stored or UNSET
+        return replace(snapshot, attempt=attempt, stored=stored, slices=self._count)
+
+    def change(self, settings: AggregationSettings | None, *, parts: bool) -> None:
+        """The job was changed; who is to let others hold the weights goes by what was."""
+        if settings is not None and not parts:
+            self._settings, self._slices = settings, settings.slices
+
+    def is_stored(self, made: ModelId) -> bool:
+        """Whether a version is in storage."""
+        return made in self._stored
+
+    def keep(self, made: ModelId) -> None:
+        """It hears that of members alone: see `hear`."""
 
     def _consider_store(self, member: Member, now: float) -> None:
         """Have a version stored, or give that up: a checkpoint's, or one to copy from."""
