@@ -470,6 +470,11 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     sparse: bool | UnsetType = UNSET  # whether its leader reads sparse gradients; else by the task
     group: GroupOrders | UnsetType = UNSET  # where members hold the weights
 
+    @property
+    def slices(self) -> int | UnsetType:
+        """Who holds the weights, as its leader's `Lead` says."""
+        return UNSET if self.group is UNSET else self.group.slices
+
     def continues(self, model: ModelId | None) -> bool:
         """Whether its changes make its model of this one."""
         return model is not None and self.since == model

@@ -139,10 +139,14 @@ def check_drained(world: World) -> None:
 
 
 def _check_switched(world: World) -> None:
-    """Whoever is to hold the weights holds them."""
+    """Whoever is to hold the weights holds them; to come to that took nothing back."""
     history = History()
     for offset, record in enumerate(world.updates):
+        slices, head = history.slices, history.head
         history.feed(offset, record)
+        switched = history.slices != slices and history.head != head
+        if switched and not (world.group.met["fallen back"] or world.topic_losses):
+            raise Violation("taken back", f"{head} by {record}")
     wanted = world.revisions[-1].slices
     if (None if history.slices is UNSET else history.slices) != wanted:
         raise Violation("not switched", f"{history.slices} leads, wanted {wanted}")

@@ -88,23 +88,24 @@ class SimulatedMember(SimulatedWorker):
         if self._up() and not self._redis_away:
             self.orders.listen(self.machine.triggers)
             triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
-            layouts = [UNSET if t.group is UNSET else t.group.slices for t in triggers[-1:]]
-            if any(layout != self._leader_has for layout in layouts):
+            if triggers and triggers[-1].slices != self._slices_of_leader:
                 if not self._busy:
-                    self._close_all()
-                    world = self.world
-                    world.group.members[self.member] = lambda _: Found()
-                    layout = layouts[0]
-                    self._begin_with(world, None if layout is UNSET else layout)
-                    self.orders, self._model = Assignments(self.id), None
-                    world.say(f"{self.id} follows a leader of", layout)
-                    world.later(0.0, self.hear)
+                    self._begin_anew(triggers[-1].slices)
+                    self.world.later(0.0, self.hear)
                 return
         super().hear()
 
     @property
-    def _leader_has(self) -> int | UnsetType:
+    def _slices_of_leader(self) -> int | UnsetType:
         return UNSET if self._layout is None else self._layout
+
+    def _begin_anew(self, slices: int | UnsetType) -> None:
+        """Let go of all that was held: it is in storage."""
+        self.world.say(f"{self.id} follows a leader of", slices)
+        self._close_all()
+        self.world.group.members[self.member] = lambda _: Found()
+        self._begin_with(self.world, None if slices is UNSET else slices)
+        self.orders, self._model = Assignments(self.id), None
 
     # --- gradients ----------------------------------------------------------------------------
 
