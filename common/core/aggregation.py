@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class BoardAggregation:
     """The coordinator holds the weights, adds gradients to sums, and takes each step at once."""
 
-    news = storing = expiring = False
+    news = storing = wants_checkpoint = False
     trouble = ""
     fallback: ModelId | None = None
     status: UnsetType = UNSET

@@ -133,6 +133,10 @@ class Coordinator:
     ) -> Iterator[CoordinatorCommand]:
         leader = self._leader
         match event:
+            case events.RepliesRead(replies) if leader is not None:
+                yield from leader.replies_read(replies, now)
+            case events.ControlRead(claims, epoch) if leader is not None:
+                yield from leader.control_read(claims, epoch, now)
             case events.Tick():
                 yield from self._tick(now)
             case events.LeaseAnswered(held):
@@ -167,13 +171,9 @@ class Coordinator:
                     yield from leader.change(settings, now)
             case events.Trouble(reason, detail):
                 yield from self._hold(reason, detail)
-            case events.ControlRead(claims, epoch) if leader is not None:
-                yield from leader.control_read(claims, epoch, now)
             case events.StreamsSeen() if leader is not None:
                 reason = leader.why_lost(event)
                 yield from self._hold(reason, "") if reason else leader.streams_seen(event)
-            case events.RepliesRead(replies) if leader is not None:
-                yield from leader.replies_read(replies, now)
             case events.StateStored(made) if leader is not None:
                 yield from leader.state_stored(made, now)
             case events.Summed() if leader is not None:

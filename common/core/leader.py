@@ -241,12 +241,11 @@ class Leader:
     @property
     def unsettled(self) -> Unsettled:
         """How much of it waits, as workers are told."""
-        in_flight = self._rounds.batches
-        oldest = [self._ledger.position, *(batch.offset for batch in in_flight)]
-        waiting = len(self._grouper) + len(in_flight)
-        if self._grouper.oldest is not None:
-            oldest.append(self._grouper.oldest)
-        return Unsettled(self._ledger.position, min(oldest), waiting, len(self._liveness.live))
+        position, waiting = self._ledger.position, len(self._grouper) + self._rounds.size
+        oldest = position
+        for each in (self._rounds.oldest, self._grouper.oldest):
+            oldest = oldest if each is None else min(oldest, each)
+        return Unsettled(position, oldest, waiting, len(self._liveness.live))
 
     def begin(self, now: float) -> Iterator[CoordinatorCommand]:
         """The first commands; dead letters that an earlier leader owed are written again."""
@@ -515,7 +514,7 @@ class Leader:
             return
         yield from self._order(now)
         kind = self._publisher.consider(now, self._progress, self._ledger.position)
-        last = self._aggregation.expiring and not self._checkpoint_waits
+        last = self._aggregation.wants_checkpoint and not self._checkpoint_waits
         if last or kind is not None:
             yield from self._take_snapshot(now, checkpoint=last or kind == "checkpoint")
         if self.parting:

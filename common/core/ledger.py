@@ -142,19 +142,19 @@ class Ledger:
         if isinstance(record, Opened):
             reason = self._open(record)
             return Decision(accepted=not reason, reason=reason)
-        for span in record.address:
-            if reason := self._why_not(span):
+        spans = [(span, span.place) for span in record.address]
+        for span, place in spans:
+            if reason := self._why_not(span, place):
                 return Decision(accepted=False, reason=reason)
-        for span in record.address:
-            self._claim(span)
+        for span, place in spans:
+            self._claim(span, place)
         if not isinstance(record, BatchReady) or record.samples == 0:
             return Decision(accepted=True, reason="")
         batch = Batch(offset, record.worker, record.address, record.samples, record.skipped)
         return Decision(accepted=True, reason="", batch=batch)
 
-    def _why_not(self, span: Span) -> str:
+    def _why_not(self, span: Span, place: Partition) -> str:
         """Why a span cannot be claimed; empty where it can."""
-        place = span.place
         claimed = self._claimed.get(place)
         if claimed is None:
             return f"{place} is not of this job"
@@ -168,8 +168,7 @@ class Ledger:
             return f"{span} follows a record of leader epoch {span.before}, not {known.epoch}"
         return ""
 
-    def _claim(self, span: Span) -> None:
-        place = span.place
+    def _claim(self, span: Span, place: Partition) -> None:
         self._claimed[place] = span.end
         before = self._known.get(place)
         if before is not None or span.known >= 0:

@@ -334,6 +334,8 @@ class GroupStatus(msgspec.Struct, frozen=True):
 
     members: tuple[WorkerId, ...]
     left_out: dict[WorkerId, str] = {}  # who lives and cannot be one, and why
+    stage: int = 0  # 1 to 3, where slices have owners; 0: not known yet, or they have none
+    owners: tuple[WorkerId, ...] = ()  # of slices
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
@@ -445,10 +447,10 @@ class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
     reduce: Reduce | None = None
     copies: tuple[Copy, ...] = ()
     report: bool = False  # all are to say what they hold
-    store: Member | None = None  # is to store this version
     hot: Member | None = None  # is to make the hot snapshot of this version whole
     offer: Member | None = None  # is to offer this version to evaluators
-    stores: tuple[Member, ...] = ()  # likewise, by slice
+    stores: tuple[Member, ...] = ()  # are to store a version: where slices have owners, by slice
+    stores_of: ModelId | UnsetType = UNSET  # which; left out: this one
     addresses: dict[WorkerId, str] = {}  # of all who are named above: where others reach them
     slices: int = 0  # as the leader's `Lead` says
 
@@ -571,7 +573,7 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
     model: ModelId
     life: int
     made: ModelId
-    slices: Slices = UNSET  # of it
+    slices: Slices = UNSET  # of it; none: it was asked for some, and has them no more
 
 
 FailedReason: TypeAlias = Literal[

@@ -339,7 +339,23 @@ class Rounds:
 
     def of(self, offset: int) -> Round | None:
         """The round in which a batch waits for its gradient."""
-        return next((r for r in self._rounds.values() if offset in r.todo), None)
+        for round_ in self._rounds.values():
+            if offset in round_.todo:
+                return round_
+        return None
+
+    @property
+    def size(self) -> int:
+        """How many batches that is."""
+        return sum([len(round_) for round_ in self._rounds.values()])
+
+    @property
+    def oldest(self) -> int | None:
+        """Control offset of the one of them that has waited longest."""
+        return min(
+            (o for r in self._rounds.values() for part in (r.todo, r.counted) for o in part),
+            default=None,
+        )
 
     # --- begin, end, and when they may --------------------------------------------------------
 
@@ -418,9 +434,11 @@ class Rounds:
     ) -> tuple[Assignment, ...]:
         """Hand out every batch that is in nobody's hands and can travel now, at this version."""
         awaited = [hand for hand in self._hands if not hand.late]
-        held = {offset for hand in awaited for offset in hand.offsets}
-        if all(held.issuperset(round_.todo) for round_ in self._rounds.values()):
+        # What is awaited of one worker, nobody else is asked for: so counts say whether all is.
+        todo = sum([len(round_.todo) for round_ in self._rounds.values()])
+        if todo == sum([len(hand.offsets) for hand in awaited]):
             return ()  # which is so most of the times
+        held = {offset for hand in awaited for offset in hand.offsets}
         loads = dict.fromkeys(sorted(live), 0)
         free_s = dict.fromkeys(loads, 0.0)  # until each would usually be done with all that it has
         closed = set[WorkerId]()  # has a suspect in hand: nothing may travel with it
@@ -475,7 +493,7 @@ class Rounds:
         offsets = gradient.batches
         if len(set(offsets)) != len(offsets) or not offsets:
             return None, "names a batch twice, or none"
-        round_ = next((found for o in offsets if (found := self.of(o)) is not None), None)
+        round_ = self._of_any(offsets)
         reason = self._why_not(round_, gradient, version)
         if reason or round_ is None:
             # Its order is void. What else was in it goes to somebody else.
@@ -487,6 +505,13 @@ class Rounds:
         self._suspects.clear(offsets)
         self.not_finite.clear()
         return round_, ""
+
+    def _of_any(self, offsets: Iterable[int]) -> Round | None:
+        """The round of the first of these batches that waits for its gradient."""
+        for offset in offsets:
+            if (round_ := self.of(offset)) is not None:
+                return round_
+        return None
 
     def _why_not(
         self, round_: Round | None, gradient: Gradient | GradientReady, version: int
@@ -500,6 +525,8 @@ class Rounds:
             return "has not the batches' samples"
         if (walked := gradient.local_rate or 0.0) != round_.synchrony.local_rate:
             return f"was taken on a walk at rate {walked:g}, not {round_.synchrony.local_rate:g}"
+        if taken_at == version:
+            return ""  # no deadline comes nearer by it
         deadlines = self._deadlines(version, offsets)
         last = taken_at + round_.synchrony.staleness
         deadlines[round_.number] = min(deadlines[round_.number], last)

@@ -21,12 +21,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec.structs import replace as replaced
-
 from common.core import commands as do
 from common.core import events
 from common.core.batching import Batcher
-from common.core.messages import BatchReady, SpanExpired, TriggerStream
+from common.core.messages import BatchReady, SpanExpired, TriggerStream, Unsettled
 from common.core.spans import LogPosition, Partition, address_of
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from common.core.batching import Cut, Run
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
-    from common.core.messages import LeaderStatus, Unsettled, WorkerId
+    from common.core.messages import LeaderStatus, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Address, Span
 
@@ -89,6 +87,7 @@ class Worker:
         self._undecided = deque[_Sent]()
         self._held = deque[_Sent]()  # batches in memory: announced, not below the horizon
         self._seen: LeaderStatus | None = None
+        self._unsettled: Unsettled | None = None  # as that says, or a later trigger
         self._seen_at = float("-inf")
         self._led_since = float("-inf")  # by whose status it is
         self._still_since = float("-inf")  # nothing was decided
@@ -119,7 +118,7 @@ class Worker:
         ever while a group lacks the very batch that it does not read. No more can wait than wait
         in the whole job, and what is not decided yet.
         """
-        waiting = self._seen.waiting if self._seen is not None else 0
+        waiting = self._unsettled.waiting if self._unsettled is not None else 0
         return min(len(self._held), waiting + len(self._undecided))
 
     @property
@@ -150,15 +149,16 @@ class Worker:
 
     def due(self) -> float:
         """When it wants a `Tick` at the latest."""
-        times = [
+        due = min(
             self._beat_at + self._settings.heartbeat_s,
             self._leader_status_at + self._look_every_s(),
-        ]
+        )
+        if self._leaving:
+            return due
+        for _, since in self._ends.values():
+            due = min(due, since + self._settings.end_linger_s)
         linger = self._batcher.due()
-        if not self._leaving:
-            times += [] if linger is None else [linger]
-            times += [since + self._settings.end_linger_s for _, since in self._ends.values()]
-        return min(times)
+        return due if linger is None else min(due, linger)
 
     def _on(  # noqa: C901, PLR0912 -- one case per event, each a few lines
         self, event: WorkerEvent, now: float
@@ -169,6 +169,8 @@ class Worker:
                     yield do.DropRows(run.partition)
                 else:
                     yield from self._take(run, now)
+            case events.RoundBegan(epoch, unsettled):
+                yield from self._hear_of_room(epoch, unsettled)
             case events.Tick():
                 yield from self._tick(now)
             case events.Assigned(partitions):
@@ -191,8 +193,6 @@ class Worker:
             case events.LeaderStatusSeen(leader_status):
                 if leader_status is not None:
                     yield from self._stand(leader_status, now)
-            case events.RoundBegan(epoch, unsettled):
-                yield from self._hear_of_room(epoch, unsettled)
             case events.SizesChanged(batch_size, bound, group_size) if not self._leaving:
                 self._settings = replace(
                     self._settings, batch_size=batch_size, bound=bound, group_size=group_size
@@ -245,6 +245,12 @@ class Worker:
         ):
             self._still_since, self._patience_s = now, UNDECIDED_S
         self._seen, self._seen_at = leader_status, now
+        self._unsettled = Unsettled(
+            leader_status.control_position,
+            leader_status.oldest_unsettled,
+            leader_status.waiting,
+            leader_status.live,
+        )
         self._decide(leader_status.control_position)
         yield from self._forget(leader_status.oldest_unsettled)
         yield from self._give_up(now)
@@ -262,7 +268,7 @@ class Worker:
         if unsettled is None or seen is None or epoch != seen.epoch:
             self._news = True
         elif unsettled.control_position >= seen.control_position:
-            self._seen = replaced(seen, waiting=unsettled.waiting, live=unsettled.live)
+            self._unsettled = unsettled
             yield from self._forget(unsettled.oldest_unsettled)
 
     def _place(self, leader_status: LeaderStatus, now: float) -> Iterator[WorkerCommand]:
@@ -324,9 +330,13 @@ class Worker:
         # Mostly the oldest come first; not where the control topic was created anew meanwhile.
         gone = [s for s in self._held if (at := s.offset) is not None and at < oldest_unsettled]
         if gone:
-            self._held = deque(
-                s for s in self._held if s.offset is None or s.offset >= oldest_unsettled
-            )
+            if gone[-1] is self._held[len(gone) - 1]:
+                for _ in gone:
+                    self._held.popleft()
+            else:
+                self._held = deque(
+                    s for s in self._held if s.offset is None or s.offset >= oldest_unsettled
+                )
             yield do.Forget(tuple(sent.address for sent in gone))
 
     def _give_up(self, now: float) -> Iterator[WorkerCommand]:
@@ -425,7 +435,8 @@ class Worker:
         """Why nothing may be read now; empty where it may."""
         if self._leaving:
             return "leaving"
-        if self._seen is None:
+        unsettled = self._unsettled
+        if unsettled is None:
             return "no leader has taken a stand yet"
         # Once it is full it waits for room that is worth a look at Kafka; as long as a group can be
         # made of what waits here alone, nobody waits for it meanwhile.
@@ -433,7 +444,7 @@ class Worker:
         enough = bound if self._reading else max(self._settings.group_size, bound - bound // 4)
         if self._waiting >= enough:
             return "enough batches wait here"
-        if self._seen.waiting > (self._seen.live + 1) * self._settings.bound:
+        if unsettled.waiting > (unsettled.live + 1) * self._settings.bound:
             return "enough batches wait in the whole job"
         return ""
 

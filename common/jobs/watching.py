@@ -14,12 +14,11 @@ from common.errors import (
     OutsideError,
     TruncatedError,
     UnknownTopicError,
-    WireError,
 )
 from common.jobs.progress import JobProgress, Look, partitions_of
 from common.telemetry.logging import Outage
 from common.topics import names as topics
-from common.topics.read import identified
+from common.topics import read
 from common.wire.messages import decode_audit, decode_claim
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ class HistoryReader:
         else:  # claims cannot be decided from the middle on: none of them is read
             self.control_start = control_bounds.end
             self.updates_start = max(updates_bounds.start, updates_bounds.end - most)
-        self._control = log.tail(control, identified(log, control, self.control_start))
-        self._updates = log.tail(updates, identified(log, updates, self.updates_start))
+        self._control = log.tail(control, read.identified(log, control, self.control_start))
+        self._updates = log.tail(updates, read.identified(log, updates, self.updates_start))
 
     @property
     def caught_up(self) -> bool:
@@ -117,14 +116,12 @@ def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
     """What a record says; None: it does not parse.
 
     Raises:
-        OutsideError: If a newer program wrote it.
+        OutsideError: If a newer program wrote it: no fault of what looks at the job.
     """
     try:
-        return None if record.value is None else decode(record.value)
+        return read.decoded(decode, record)
     except FutureFormatError as error:
-        raise OutsideError(f"offset {record.offset} is {error}; run a newer program") from error
-    except WireError:
-        return None
+        raise OutsideError(str(error)) from error
 
 
 def read_history(

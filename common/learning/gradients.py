@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.backends import cudnn
 
@@ -20,13 +18,14 @@ from common.errors import UserError
 from common.learning.errors import NotFiniteError, TaskError, what_was_raised
 from common.learning.fields import concatenate
 from common.learning.outputs import check_losses, check_metrics, check_outputs, check_same_metrics
-from common.learning.parameters import FlatModel
+from common.learning.parameters import FlatModel, is_finite
 from common.learning.scores import count_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    import numpy.typing as npt
     from torch import Tensor, nn
 
     from common.core.messages import Vector
@@ -186,7 +185,7 @@ class GradientComputer:
                 batches if apart else _joined(batches, self._together_bytes), local_rate
             )
             numbers = numbers_in(vector)
-            finite = all(map(math.isfinite, chain(*sums))) and bool(np.isfinite(numbers).all())
+            finite = all(map(math.isfinite, chain(*sums))) and is_finite(numbers)
         if not torch.equal(before, _generator(self._device).get_state()):
             self._draws = True
             _generator(self._device).set_state(before)
@@ -201,7 +200,7 @@ class GradientComputer:
         for index, row in enumerate(sums):
             if not all(map(math.isfinite, row)):
                 raise NotFiniteError("a loss or metric", index)
-        if not np.isfinite(numbers_in(vector)).all():
+        if not is_finite(numbers_in(vector)):
             raise NotFiniteError("the gradient", 0 if len(batches) == 1 else None)
         return names, sums, vector
 

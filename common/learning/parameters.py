@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     from common.learning.checkpoint import Layout
 
 
+# From so many numbers on a gradient is given away with its memory rather than copied: it takes as
+# long as to tell some hundreds of parameters where theirs is then.
+GIVEN_AWAY = 1 << 20
+
+
 @dataclass(slots=True)
 class _Part:
     """Where the gradient of one parameter may be anything but zero."""
 
+    parameter: Tensor
     place: slice
     gradient: Tensor  # (rows, width) view: rows by the parameter's first dimension
     everywhere: bool
@@ -75,6 +81,7 @@ class FlatModel:
         module: The network itself, usable as always.
         state: (P + B,) float32 parameters, then buffers, on the module's device.
         gradient: (P + B,) float32; backward passes add to the first P, the rest is the caller's.
+            Once it was read it may be other memory, from the next `clear_gradient` on.
         parameter_count: P
         buffer_count: B
     """
@@ -104,12 +111,13 @@ class FlatModel:
             tensor.data = view
             if tensor.requires_grad:
                 tensor.grad = self.gradient[place].view(tensor.shape)
-                rows = tensor.grad.flatten(1) if tensor.ndim > 1 else tensor.grad.view(-1, 1)
-                part = _Part(place, rows, everywhere=not on_host)
+                part = _Part(tensor, place, _rows(tensor.grad), everywhere=not on_host)
                 self._parts.append(part)
                 if on_host:
                     tensor.register_hook(part.take)  # type: ignore[no-untyped-call] # torch's
         self._host = self.state if on_host else torch.empty(size, pin_memory=True)
+        self._given = False  # whether somebody has the gradient's memory now
+        self._spare: list[Tensor] = []  # that was given, and is of no use to anybody any more
 
     @property
     def vector(self) -> Vector:
@@ -158,18 +166,37 @@ class FlatModel:
 
     def clear_gradient(self) -> None:
         """Let it be zero, as it must be before the first backward pass."""
+        if self._given:
+            self._take_memory()
+            return
         for part in self._parts:
             part.clear()
         self.gradient[self.parameter_count :].zero_()
 
+    def _take_memory(self) -> None:
+        """Let the gradient be elsewhere, and zero."""
+        self.gradient = self._spare.pop().zero_() if self._spare else torch.zeros_like(self.state)
+        for part in self._parts:
+            part.parameter.grad = self.gradient[part.place].view(part.parameter.shape)
+            part.gradient = _rows(part.parameter.grad)
+        self._given = False
+
     def read_gradient(self) -> Vector | SparseVector:
-        """A copy on the host: of what may be anything but zero, if that is not most of it."""
+        """The caller's own, on the host: what may be anything but zero, if that is not most."""
         if all(part.everywhere for part in self._parts):
+            if self._host is self.state and len(self.gradient) >= GIVEN_AWAY:
+                self._given = True
+                return cast("Vector", self.gradient.numpy())
             return cast("Vector", self.gradient.to("cpu", copy=True).numpy())
         buffers = np.arange(self.parameter_count, len(self.gradient))
         indices = np.concatenate([*(part.indices() for part in self._parts), buffers])
         values = self.gradient.numpy()[indices]
         return SparseVector(len(self.gradient), indices, values[:, None])
+
+    def give_back(self, gradient: Vector) -> None:
+        """Let go of a gradient that was read: its memory may become another one's; any thread."""
+        if self._host is self.state and GIVEN_AWAY <= len(gradient) == len(self.state):
+            self._spare[:] = [torch.from_numpy(gradient)]
 
     @property
     def buffers(self) -> Tensor:
@@ -188,6 +215,21 @@ class FlatModel:
                     f"buffer {name!r} was replaced by a new tensor, so its changes would be lost: "
                     "write into it with copy_() or another in-place operation"
                 )
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether all numbers of a vector are, in the time that it takes to read them.
+
+    A sum is not finite where one of its numbers is not; where they alone are too large together,
+    each is looked at.
+    """
+    total = torch.from_numpy(vector).sum()
+    return bool(total.isfinite()) or bool(np.isfinite(vector).all())
+
+
+def _rows(gradient: Tensor) -> Tensor:
+    """(rows, width) view: rows by the first dimension."""
+    return gradient.flatten(1) if gradient.ndim > 1 else gradient.view(-1, 1)
 
 
 def training_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from common.learning.gradients import Reduction
 
 
+EVERYWHERE = slice(None)
 _SCATTERED = 1 / 8  # of a vector: numbers here and there take as long as all of them in a row
 
 
@@ -77,7 +78,7 @@ class _Sum:
 
     def where(self) -> slice | npt.NDArray[np.integer[Any]]:
         """What of the vector may be anything but zero; the same number may be there twice."""
-        return slice(None) if self.indices is None else np.concatenate(self.indices)
+        return EVERYWHERE if self.indices is None else np.concatenate(self.indices)
 
 
 class Trainer:
@@ -168,17 +169,39 @@ class Trainer:
         if round_ not in self._sums:
             raise ValueError("an update needs at least one sample")
         part = self._sums[round_]
+        self.step(part.vector, part.samples, learning_rate, scale, part.where())
+        self.discard(round_)
+
+    def step(
+        self,
+        total: Vector,
+        samples: int,
+        learning_rate: float | None = None,
+        scale: float = 1.0,
+        where: slice | npt.NDArray[np.integer[Any]] = EVERYWHERE,
+    ) -> None:
+        """Make one update by a sum that was made elsewhere.
+
+        Args:
+            total: (P + B,) float32, as in `GradientSum`; finite. Overwritten.
+            samples: How many it sums.
+            learning_rate: Of this update; None: as the optimizer's settings say.
+            scale: Of that rate.
+            where: What of it may be anything but zero.
+
+        Raises:
+            UserError: If the rate is not above zero and finite.
+        """
         rate = self._settings.learning_rate if learning_rate is None else learning_rate
         set_learning_rate(self._optimizer, rate * scale)
-        moved = part.vector[self._split :] / part.samples
+        moved = total[self._split :] / samples
         if self._reduction == "mean":
-            part.vector[part.where()] /= part.samples
-        self._parameter.grad = torch.from_numpy(part.vector[: self._split])
+            total[where] /= samples
+        self._parameter.grad = torch.from_numpy(total[: self._split])
         if self._settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameter, self._settings.clip_norm)
         self._optimizer.step()
         self._weights[self._split :] += moved
-        self.discard(round_)
 
     @property
     def parameter_count(self) -> int:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from common.policies.policy import StreamPolicyName
+    from common.policies.policy import PolicyName
     from common.simulation.experiments.spec import Experiment
 
 
@@ -41,9 +41,7 @@ class Result(NamedTuple):
     curves: tuple[tuple[Point, ...], ...] = ()  # one per run, where something was learned
 
 
-def with_policies(
-    experiment: Experiment, names: Sequence[StreamPolicyName]
-) -> dict[str, Experiment]:
+def with_policies(experiment: Experiment, names: Sequence[PolicyName]) -> dict[str, Experiment]:
     """Give an experiment each of these policies; its own where none is named.
 
     The policy `reassign` makes sense only where streams move to the survivors: it changes that,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.errors import GivenError
-from common.policies.policy import StreamPolicyName  # noqa: TC001 -- pydantic reads both when run
-from common.simulation.experiments.spec import Experiment  # noqa: TC001 -- see below
+from common.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads both when run
+from common.simulation.experiments.spec import LIVE_STREAMS, Experiment
 from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
@@ -59,9 +59,15 @@ class SimulateRequest(BaseModel):
         int, Field(ge=0, lt=2**63, description="Of rates, arrivals, prices and preemptions.")
     ] = 0
     policies: Annotated[
-        tuple[StreamPolicyName, ...],
+        tuple[PolicyName, ...],
         Field(max_length=16, description="To compare, instead of the experiment's own."),
     ] = ()
+
+    @model_validator(mode="after")
+    def _bids_for_a_backlog(self) -> SimulateRequest:
+        if "bidbrain" in self.policies and self.experiment.arrivals.process != "backlog":
+            raise ValueError(f"policies: {LIVE_STREAMS}")
+        return self
 
 
 def check_size(request: SimulateRequest) -> None:

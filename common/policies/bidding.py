@@ -92,6 +92,7 @@ class Bidding:
     odds: EvictionOdds | None = None  # of the pools of all situations; None: not known yet
     name: ClassVar[str] = "bidbrain"
     watches_outages: ClassVar[bool] = True
+    plans_backlog: ClassVar[bool] = True
 
     @property
     def review_s(self) -> float | None:
@@ -121,7 +122,9 @@ class Bidding:
                 price_usd = float(prices[each.market])
                 footprint[offer] = replace(each, price_usd=price_usd, ends_s=ends_s)
         while more := brain.acquire([*footprint.values()], now_s, prices, room):
-            footprint[_offer(situation, more, footprint)] = more
+            offer = _offer(situation, more, footprint)
+            has = footprint[offer].machines if offer in footprint else 0  # on demand
+            footprint[offer] = replace(more, machines=has + more.machines)
             room[more.market] -= more.machines
         machines = {offer: each.machines for offer, each in footprint.items()}
         if last is not None and machines == last.machines:

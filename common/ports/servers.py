@@ -342,7 +342,12 @@ class Log(Protocol):
         """
 
     def delete_groups(self, groups: Collection[str]) -> None:
-        """Delete consumer groups, likewise; one that has members is refused."""
+        """Delete consumer groups, likewise.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+            OutsideError: If it refuses one, which has members.
+        """
 
     def topics(self) -> list[str]:
         """The names of all topics that the broker tells us of.
@@ -365,10 +370,16 @@ class Log(Protocol):
 
         Raises:
             UnknownTopicError: If there is no such topic. It is never created by asking.
+            UnavailableError: If the broker is unavailable.
         """
 
     def bounds(self, partition: Partition) -> Bounds:
-        """What the log of a partition holds now."""
+        """What the log of a partition holds now.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+            UnavailableError: If the broker is unavailable.
+        """
 
     def ends(self, partitions: Collection[Partition]) -> Positions:
         """The offset after the last record that a reader may see, of all partitions at once.
@@ -426,7 +437,12 @@ class Log(Protocol):
         """
 
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
-        """The first offset whose record is not older than `timestamp_s`; the end if none is."""
+        """The first offset whose record is not older than `timestamp_s`; the end if none is.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+            UnavailableError: If the broker is unavailable.
+        """
 
     def stream(
         self, group: str, topics: Sequence[str], member: str, *, hold: bool = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from common.core.thinned import Thinned
 from common.policies.policy import Hour
 from common.ports.machines import Offer
 from common.provisioning.costs import Bill
@@ -31,7 +32,7 @@ from common.provisioning.records import (
 from common.theory.billing import BY_THE_SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from common.provisioning.records import EndedBecause, PlanRecord
     from common.theory.billing import Billing
@@ -98,29 +99,6 @@ class Instance:
         return self.started_s is not None and self.ended_s is None
 
 
-class Thinned:
-    """Reviews over all time, as many as are wanted: where they get too many, every second goes."""
-
-    def __init__(self, limit: int = REVIEWS_KEPT) -> None:
-        self._limit = limit
-        self._apart_s = 0.0
-        self._kept: list[Reviewed] = []
-
-    def add(self, review: Reviewed) -> None:
-        """Keep it, if it is far enough from the last one that was kept."""
-        if self._kept and review.at_s - self._kept[-1].at_s < self._apart_s:
-            return
-        self._kept.append(review)
-        if len(self._kept) > self._limit:
-            self._kept = self._kept[::2]
-            length_s = self._kept[-1].at_s - self._kept[0].at_s
-            self._apart_s = max(length_s / (self._limit / 2), 0.0)
-
-    def __iter__(self) -> Iterator[Reviewed]:
-        """Oldest first."""
-        return iter(self._kept)
-
-
 class FleetLedger:
     """The fold: feed it every record of the plans topic, in order.
 
@@ -144,7 +122,7 @@ class FleetLedger:
         ended: How many of them are gone, or never came, by cause.
         prices: USD per hour by pool, as told last.
         offers: Likewise of types and zones.
-        reviews: Thinned, oldest first.
+        reviews: Over all time.
         review: The last one.
         replans: By offset, those that no plan has answered yet.
         gone_bids: Machines that were ordered under a bid since the last plan, and are no more.
@@ -164,7 +142,7 @@ class FleetLedger:
         self.ended = Counter["EndedBecause"]()
         self.prices: dict[str, float] = {}
         self.offers: dict[Offer, float] = {}
-        self.reviews = Thinned()
+        self.reviews = Thinned[Reviewed](REVIEWS_KEPT)
         self.review: Reviewed | None = None
         self.replans: dict[int, ReplanAsked] = {}
         self.gone_bids = Counter[Offer]()

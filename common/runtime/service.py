@@ -38,6 +38,16 @@ END_S = 10.0  # for all jobs to end in order
 SWITCH_S = 0.0005
 
 
+def open_servers(settings: Settings, client_id: str) -> tuple[Log, Boards]:
+    """Open Kafka and Redis.
+
+    Raises:
+        UserError: If the settings make no sense.
+        UnavailableError: If they name an embedded broker that is gone.
+    """
+    return open_log(settings, client_id), open_boards(settings)
+
+
 class ServiceProcess(NamedTuple):
     """What a service has once its process has started."""
 
@@ -47,6 +57,7 @@ class ServiceProcess(NamedTuple):
     stopping: threading.Event  # set once the process is to end
     watchdogs: Watchdogs
     logger: EventLogger
+    open_servers: Callable[[Settings, str], tuple[Log, Boards]] = open_servers
 
     def serve_metrics(self, meters: Meters) -> None:
         """Answer scrapes and questions for health, where the settings name a port.
@@ -141,10 +152,11 @@ def follow_jobs(
     @contextmanager
     def opened() -> Iterator[tuple[list[Jobs], JobStore]]:
         with ExitStack() as stack:
-            log = stack.enter_context(closing(open_log(process.settings, process.name)))
+            log, boards = process.open_servers(process.settings, process.name)
+            stack.enter_context(closing(boards))
+            stack.enter_context(closing(log))
             book = stack.enter_context(closing(JobStore(log)))
             book.read()  # all of it: by its first records alone, a stopped job seems to run
-            boards = stack.enter_context(closing(open_boards(process.settings)))
             jobs = list[Jobs]()
             metrics: SupervisionMetrics | None = SupervisionMetrics(meters)
             for make, begin in filter(None, ((make_parts, begins), beside)):

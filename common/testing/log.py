@@ -132,12 +132,7 @@ class MemoryStreamReader:
     def poll(
         self, max_records: int, timeout_s: float, run: int | None = None
     ) -> tuple[StreamEvent, ...]:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable; call again.
-            OutsideError: If another static member of its name has taken its place.
-        """
+        """See the port."""
         with self._log.here():
             wanted = 0 if self._paused else max_records
             self._rejoin()
@@ -357,11 +352,7 @@ class MemoryLog:
                 self.delete_topic(topic)
 
     def delete_groups(self, groups: Collection[str]) -> None:
-        """See the port.
-
-        Raises:
-            OutsideError: If one has members.
-        """
+        """See the port."""
         with self.here():
             for name in self._groups.keys() & groups:
                 if self._groups[name].members:
@@ -379,20 +370,12 @@ class MemoryLog:
             return {topic: dict(self._settings[topic]) for topic in topics if topic in self._topics}
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
-        """See the port.
-
-        Raises:
-            UnknownTopicError: If there is no such topic.
-        """
+        """See the port."""
         with self.here():
             return self.partitions_of(topic)
 
     def bounds(self, partition: Partition) -> Bounds:
-        """See the port.
-
-        Raises:
-            UnknownTopicError: If there is no such partition.
-        """
+        """See the port."""
         with self.here():
             stored = self.stored(partition)
             return Bounds(stored.start, stored.end)
@@ -440,22 +423,14 @@ class MemoryLog:
         positions: Mapping[Partition, LogPosition],
         ends: Mapping[Partition, LogPosition] | None = None,
     ) -> dict[Partition, int]:
-        """See the port.
-
-        Raises:
-            UnknownTopicError: If there is no such partition.
-        """
+        """See the port."""
         del ends  # known at once
         with self.here():
             found = {place: self.loss(place, known) for place, known in positions.items()}
         return {place: loss.divergent_offset for place, loss in found.items() if loss is not None}
 
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
-        """See the port.
-
-        Raises:
-            UnknownTopicError: If there is no such partition.
-        """
+        """See the port."""
         with self.here():
             stored = self.stored(partition)
             young = (each.offset for each in stored.records if each.arrival_s >= timestamp_s)
@@ -502,11 +477,7 @@ class MemoryLog:
         return writer
 
     def transactions(self, name: str) -> MemoryTransactions:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         with self.here():
             self._names[name] = MemoryTransactions(self, name)
             return self._names[name]
@@ -727,14 +698,7 @@ class MemoryTransactions:
         self._name = name
 
     def write(self, records: Sequence[NewRecord]) -> None:
-        """See the port.
-
-        Raises:
-            UnknownTopicError: If there is no such topic; none was written.
-            RecordTooLargeError: If no topic takes so large a record; none was written.
-            DeliveryError: If somebody else has the name now.
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         with self._log.here():
             for record in records:
                 self._log.partitions_of(record.topic)
@@ -779,12 +743,7 @@ class MemorySpanReader:
         self._log = log
 
     def read(self, span: Span, timeout_s: float) -> Fetched:
-        """See the port.
-
-        Raises:
-            ExpiredError: If the log starts above `span.start`.
-            UnavailableError: If the records did not come within `timeout_s`.
-        """
+        """See the port."""
         with self._log.here():
             stored = self._log.stored(span.place)
             self._log.wait_until(lambda: stored.end >= span.end, timeout_s)
@@ -815,14 +774,7 @@ class MemoryTail:
         self._on_ready = on_ready
 
     def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
-        """See the port.
-
-        Raises:
-            ExpiredError: If the position is below the log's start.
-            TruncatedError: If the log lost records below the position.
-            RecreatedError: If it is another topic's.
-            UnknownTopicError: If there is no such partition.
-        """
+        """See the port."""
         with self._log.here():
             self._log.wait_until(self._is_ready, timeout_s)
             at, stored = self._position, self._log.stored(self._partition)
@@ -908,14 +860,7 @@ class MemoryWriter:
         on_delivered: Callable[[int | None], None] | None = None,
         on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
-        """See the port.
-
-        Raises:
-            RecordTooLargeError: If no topic takes so large a record.
-            DeliveryError: If an earlier record can not be delivered.
-            UnknownTopicError: If there is no such topic.
-            UnavailableError: If the queue is full, and this writer does not wait.
-        """
+        """See the port."""
         self._raise_failure()
         if value is not None and len(value) > MAX_RECORD_BYTES:
             raise RecordTooLargeError(f"{topic} refuses a record of {len(value)} bytes")
@@ -934,22 +879,14 @@ class MemoryWriter:
         self._send()
 
     def poll(self) -> None:
-        """See the port.
-
-        Raises:
-            DeliveryError: If a record could not be delivered.
-        """
+        """See the port."""
         self._send()
         while self._due:
             self._due.popleft()()
         self._raise_failure()
 
     def flush(self, timeout_s: float) -> bool:
-        """See the port.
-
-        Raises:
-            DeliveryError: If a record could not be delivered.
-        """
+        """See the port."""
         self._log.await_here(timeout_s)
         self.poll()
         return not self._queue

@@ -37,17 +37,31 @@ def read_decoded(
         UnavailableError: If Kafka stops answering.
         ExpiredError: If retention deletes what is being read.
     """
-    decoded = list[tuple[int, T | None]]()
+    found = list[tuple[int, T | None]]()
     for record in records_of(log, Partition(topic, 0), last, start):
         try:
-            decoded.append((record.offset, decode(record.value or b"")))
+            found.append((record.offset, decoded(decode, record)))
         except FutureFormatError as error:
-            raise FutureFormatError(
-                f"{topic}, offset {record.offset}: {error}; run a newer doll"
-            ) from error
-        except WireError:
-            decoded.append((record.offset, None))
-    return decoded
+            raise FutureFormatError(f"{topic}, {error}") from error
+    return found
+
+
+def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
+    """What a record says; None: it does not parse, or is a tombstone.
+
+    Args:
+        decode: Raises WireError on what does not parse.
+        record: Which.
+
+    Raises:
+        FutureFormatError: If a newer program wrote it.
+    """
+    try:
+        return None if record.value is None else decode(record.value)
+    except FutureFormatError as error:
+        raise FutureFormatError(f"offset {record.offset}: {error}; run a newer doll") from error
+    except WireError:
+        return None
 
 
 def identified(log: Log, partition: Partition, offset: int) -> LogPosition:

@@ -22,6 +22,8 @@ import csv
 import io
 import json
 import math
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -34,7 +36,7 @@ from common.errors import UserError
 from common.traces.trace import trace_from_rows, usual_gap_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from common.traces.spec import TraceSpec
@@ -49,6 +51,10 @@ _SHOWN = 6  # choices in a message; a list of hundreds hides what it lists
 class _Row:
     number: int  # in the file, as an editor counts
     cells: list[str]
+
+
+_contents: ContextVar[dict[Path, dict[str, object] | list[_Row]] | None]
+_contents = ContextVar("contents", default=None)  # of files, while they are read once
 
 
 def traced(spec: TraceSpec, folder: Path) -> Trace:
@@ -116,6 +122,38 @@ def common_starts_s(
     return np.random.default_rng(seed).uniform(0, min(ends_s, default=0.0), count)
 
 
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Read each file once meanwhile, however many of its series are asked for.
+
+    They are kept in memory for so long: some hundred bytes for each row.
+    """
+    token = _contents.set({})
+    try:
+        yield
+    finally:
+        _contents.reset(token)
+
+
+def _content(path: Path) -> dict[str, object] | list[_Row]:
+    kept = _contents.get()
+    if kept is not None and path in kept:
+        return kept[path]
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+        found: dict[str, object] | list[_Row]
+        if text.lstrip().startswith("{"):
+            found = json.loads(text)
+        else:
+            reader = csv.reader(io.StringIO(text, newline=""))
+            found = [_Row(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+        raise UserError(f"{path.name}: is neither CSV nor JSON in UTF-8: {error}") from error
+    if kept is not None:
+        kept[path] = found
+    return found
+
+
 def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str = "") -> Trace:
     """Read one series of a file; its format is told by what is in it.
 
@@ -128,15 +166,11 @@ def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str 
         UserError: If it is no such file, has no such series or more than one, or makes no trace.
     """
     source = path.name
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-        if text.lstrip().startswith("{"):
-            _no_series(series, source)
-            return _json_trace(json.loads(text), column or "data", source)
-        reader = csv.reader(io.StringIO(text, newline=""))
-        rows = [_Row(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except (UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
-        raise UserError(f"{source}: is neither CSV nor JSON in UTF-8: {error}") from error
+    there = _content(path)
+    if isinstance(there, dict):
+        _no_series(series, source)
+        return _json_trace(there, column or "data", source)
+    rows = there
     if not rows:
         raise UserError(f"{source}: holds no rows")
     first = rows[0].cells

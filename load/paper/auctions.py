@@ -25,8 +25,8 @@ from common.simulation.experiments.auction import (
     run_auction,
 )
 from common.theory.billing import HOUR_S
-from common.traces.files import read_trace
-from load.paper.series import rows
+from common.traces.files import read_once, read_trace
+from load.paper.series import header, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,14 +190,15 @@ def _cores(name: str, folder: Path) -> int:
     return UNUSUAL_CORES.get(name, CORES.get(size, 0))
 
 
+@read_once()
 def _tables(folder: Path) -> tuple[list[str], list[Floats], float]:
     """Read tables, one type each; all end where the shortest series does."""
     found: dict[str, Floats] = {}
     for path in sorted(folder.glob("*.csv*")):
-        table = rows(path)
-        if table and next(iter(table[0])) == "step":
+        first, *zones = header(path)
+        if first == "step":
             kind = path.name.partition(".csv")[0].rpartition("-")[2]
-            for zone in list(table[0])[1:]:
+            for zone in zones:
                 trace = read_trace(path, column=zone)
                 found[f"{kind} {zone}"] = trace.values
     shortest = min((len(series) for series in found.values()), default=0)
@@ -208,9 +209,9 @@ def _records(folder: Path) -> tuple[list[str], list[Floats], float]:
     """Read price records of the old market; from when all series have begun to when one ends."""
     series = defaultdict[str, list[tuple[float, float]]](list)
     for path in sorted(folder.glob("*.csv*")):
+        if not {"timestamp", "availability_zone", "price_usd_per_hour"} <= {*header(path)}:
+            continue
         for row in rows(path):
-            if not {"timestamp", "availability_zone", "price_usd_per_hour"} <= row.keys():
-                break
             at = datetime.fromisoformat(row["timestamp"])
             if at > OLD_MARKET_ENDS:
                 break

@@ -246,6 +246,12 @@ def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
+def header(path: Path) -> list[str]:
+    """Read the names of the columns of a CSV file, compressed or not; one of no name if empty."""
+    text = read_bytes(path).decode()
+    return next(csv.reader(io.StringIO(text, newline="")), [""])
+
+
 def split(
     path: Path, folder: Path, columns: Sequence[str], *, least: int = 1, scale: float = 1.0
 ) -> dict[tuple[str, ...], Path]:

@@ -167,6 +167,7 @@ class Effects:
         self._changes = Changes()
         self._times = StageTimes()
         self._stated = False  # whether this leader has put its status
+        self._stage = 0  # of those who own slices, in this leadership
         self._orders_lost = False  # a model or a trigger of its could not be put
         self._leader_status: LeaderStatus | None = None  # what it says
         self._triggers = ""  # the stream that its triggers are in
@@ -299,6 +300,7 @@ class Effects:
                     self._offer()
             case do.PutLeaderStatus(leader_status):
                 self._leader_status = leader_status
+                self._tell_stage(leader_status)
                 self._put_leader_status(leader_status)
             case do.ReadHeartbeats():
                 self._exchange.alive(self._job, self._told(events.WorkersSeen), soon=not self.calm)
@@ -423,6 +425,15 @@ class Effects:
     def _put_leader_status(self, leader_status: LeaderStatus) -> None:
         said = msgspec.structs.replace(leader_status, triggers=self._triggers)
         self._exchange.put_leader_status(self._job, said, self._told(Stood), soon=not self.calm)
+
+    def _tell_stage(self, leader_status: LeaderStatus) -> None:
+        """Log that other machines are to own slices of the weights than did."""
+        group = leader_status.group
+        if group is UNSET or group.stage == 0:
+            return
+        before, self._stage = self._stage, group.stage
+        if before not in (0, group.stage):
+            self._log.info("stage_switched", before=before, stage=group.stage)
 
     @property
     def trainer(self) -> Trainer:
@@ -552,6 +563,7 @@ class Effects:
         self._log = self._log.bind(epoch=epoch)
         self._log.info("leader_elected", version=snapshot.made.version)
         self._stated, self._leader_status, self._triggers = False, None, ""
+        self._stage = 0
         self._orders_lost = False
         self._view, self._copy = None, b""
         if not self._members:

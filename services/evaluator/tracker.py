@@ -16,28 +16,24 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.spans import Partition
-from common.errors import DollError, ExpiredError, NotFoundError, TruncatedError, UserError
+from common.errors import DollError, NotFoundError, UserError
 from common.ports.tracking import Metric
 from common.telemetry.logging import Outage
-from common.topics.names import updates_topic
-from common.topics.read import identified
-from services.evaluator.loop import decoded
 from services.evaluator.registered_checkpoints import RegisteredCheckpoints
 from services.evaluator.tracked_metrics import TrackedMetrics
+from services.evaluator.updates_reader import READ_RECORDS, UpdatesReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.config.settings import Settings
     from common.jobs.store import JobRecord
-    from common.ports.servers import Blobs, Board, Log, Tail
+    from common.ports.servers import Blobs, Board, Log
     from common.ports.tracking import Run, RunStatus, Tracking
     from common.runtime.supervisor import Fault
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.evaluator import EvaluatorMetrics
 
-READ_RECORDS = 1000
 FETCH_S = 0.25  # between looks while Kafka is asked
 POSITION = "doll.position"  # tag of a run: all of the updates topic below it was sent
 PARAMETERS_LEFT_OUT = {"name", "tracking"}
@@ -69,11 +65,7 @@ class JobTracker:
     """Tells a tracker of one job: an actor of a supervisor.
 
     Args:
-        process: What it shares with others.
-        wanted: The job as its owner wants it now; None where it was deleted. One that was submitted
-            at another time is another.
-        wake: Lets it have a turn soon; it looks now and then by itself.
-        fault: What ended the one before; it has been told.
+        process: What it shares with others; the rest is as of a `JobEvaluator`.
 
     Raises:
         NotFoundError: If the job was deleted, or has no `tracking`.
@@ -100,8 +92,9 @@ class JobTracker:
         self._board = process.board(record.id)
         self._tracking = process.open_tracking(spec.mlflow)
         self._metrics = process.metrics
-        self._outage = Outage(process.logger.bind(job=self._job), "tracking")
-        self._place = Partition(updates_topic(record.id), 0)
+        logger = process.logger.bind(job=self._job)
+        self._outage = Outage(logger, "tracking")
+        self._updates = UpdatesReader(process.log, record.id, self._read_from, logger)
         self._identity = {
             "doll.job": self._job,
             "doll.incarnation": str(record.incarnation),
@@ -112,7 +105,6 @@ class JobTracker:
         self._sent = 0  # all of the updates topic below was sent
         self._tagged = 0  # as the tracker has it, which is told with the next points
         self._pending = list[Metric]()  # of what was read: no more is read before these are sent
-        self._tail: Tail | None = None
         self._history = TrackedMetrics(spec.every_updates)
         self._checkpoints: RegisteredCheckpoints | None = None
         self._quiet_since = monotonic()
@@ -139,8 +131,7 @@ class JobTracker:
     def close(self) -> None:
         """Let go of everything; what is not sent waits in Kafka."""
         self._metrics.untrack(self._job)
-        if self._tail is not None:
-            self._tail.close()
+        self._updates.close()
         self._board.close()
         self._tracking.close()
 
@@ -152,7 +143,7 @@ class JobTracker:
         """
         # Asked before the topic is read: a leader gives the lease back when all is written.
         over = self._record.wanted == "stopped" and not self._board.is_leased()
-        end = self._process.log.bounds(self._place).end
+        end = self._process.log.bounds(self._updates.partition).end
         self._metrics.waiting(self._job, max(end - self._sent, 0))
         run = self._begun(end)
         if over and self._status != "RUNNING" and self._sent >= end:
@@ -185,35 +176,23 @@ class JobTracker:
             # Beyond the end: Kafka lost records that it acknowledged; others come in their stead.
             sent = min(int(told) if told.isdigit() else 0, end)
             if sent < self._tagged:  # somebody deleted the run
-                self._read_anew()
+                self._updates.close()
+                self._pending = []
             self._sent = self._tagged = sent
             self._status = self._run.status
         return self._run
 
-    def _read_anew(self) -> None:
-        if self._tail is not None:
-            self._tail.close()
-        self._tail, self._pending = None, []
+    def _read_from(self, start: int) -> None:
+        self._history, self._pending = TrackedMetrics(self._spec.every_updates, start), []
 
     def _read(self) -> tuple[int, int]:
         """Read on, once what was read is sent; how many records that was, and up to where."""
-        if self._tail is None:
-            bounds = self._process.log.bounds(self._place)
-            begin = identified(self._process.log, self._place, bounds.start)
-            self._tail = self._process.log.tail(self._place, begin)
-            self._history = TrackedMetrics(self._spec.every_updates, bounds.start)
-        if self._pending:
-            return 0, self._tail.position()
-        try:
-            records = self._tail.read(READ_RECORDS, 0.0)
-        except (ExpiredError, TruncatedError):  # what counts is what is there
-            self._read_anew()
-            return 0, 0
-        for record in records:
-            found = self._history.feed(record.offset, record.timestamp_s, decoded(record))
-            if record.offset >= self._sent:
+        records = [] if self._pending else self._updates.read()
+        for offset, at_s, record in records:
+            found = self._history.feed(offset, at_s, record)
+            if offset >= self._sent:
                 self._pending += found
-        return len(records), self._tail.position()
+        return len(records), self._updates.position
 
     def _send(self, run: str, position: int) -> None:
         """Send what was read up to this position; it is settled only once it is there."""

@@ -6,11 +6,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from common.core.spans import Partition
-from common.errors import ExpiredError, FutureFormatError, WireError
+from common.errors import ExpiredError
 from common.ports.servers import NewTopic
 from common.provisioning import events
 from common.topics.names import control_topic, plans_topic, updates_topic
-from common.topics.read import identified
+from common.topics.read import decoded, identified
 from common.wire import messages as wire
 from common.wire.plans import decode_plan
 
@@ -57,7 +57,7 @@ class Topic:
             self._tail = self._opened(self._log.bounds(self.partition).start)
             return ()
         self.drained = not records
-        return tuple((record.offset, _decoded(decode, record.value)) for record in records)
+        return tuple((record.offset, decoded(decode, record)) for record in records)
 
     def _opened(self, start: int) -> Tail:
         position = identified(self._log, self.partition, start)
@@ -141,12 +141,3 @@ class JobTopics:
         """Let go of the connections."""
         for topic in (self._plans, self._updates, self._claims):
             topic.close()
-
-
-def _decoded(decode: Callable[[bytes], T], value: bytes | None) -> T | None:
-    try:
-        return None if value is None else decode(value)
-    except FutureFormatError:
-        raise
-    except WireError:
-        return None

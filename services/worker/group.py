@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from services.worker.compute import OrderComputer, Shell
     from services.worker.held import Gradients, Held
 
+STORE_S = 1.0  # between attempts to reach storage
 LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
 JOIN_S = 1.0  # for threads that were told to end: forming a group cannot be given up at once
 LIFE_BITS = 53
@@ -131,6 +132,7 @@ class GroupLoop:
         self._held: Held | None = None  # what the replica says
         self._vectors = dict[tuple[tuple[int, ...], float], tuple["Vector", int]]()  # and samples
         self._formed: Formed | None = None
+        self._to_store: tuple[ModelId, Slices, bytes] | None = None
         self._storing = False
         self._sharing = False
         self._due: ShareWeights | None = None
@@ -143,6 +145,7 @@ class GroupLoop:
         self._over = threading.Event()
         self._tasks = SimpleQueue["Callable[[], None] | None"]()  # of the collective thread
         self._board_outage = Outage(self._log, "board")
+        self._storage_outage = Outage(self._log, "checkpoints")
         self._threads = [
             threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
             for name, body in (("group-control", self._control), ("group", self._collective))
@@ -354,6 +357,8 @@ class GroupLoop:
             raise AssertionError("a result in hand is one upon what is held")
         started = perf_counter()
         self._held.apply()
+        for vector, _ in self._vectors.values():  # its attempt is over: nobody adds them any more
+            self._compute.computer.model.give_back(vector)
         self._vectors.clear()
         self._tasks.put(self._held.settle)
         self._compute.times.add("apply", started)
@@ -423,7 +428,7 @@ class GroupLoop:
     def _copy(self, copy: CopyState, get: Callable[[], tuple[bytes, int]]) -> None:
         started = perf_counter()
         held, made, source, unreachable = self._make_held(), copy.made, copy.source, NOBODY
-        origin, got, slices = 0, False, UNSET if copy.made == GENESIS else copy.slices
+        origin, got, slices = 0, False, copy.slices
         try:
             data, origin = get()
             if data:
@@ -487,24 +492,37 @@ class GroupLoop:
             self._changed.notify_all()
 
     def _store(self, made: ModelId, slices: Slices) -> None:
-        if self._held is not None and not self._storing:
-            self._storing = True
-            self._aside(partial(self._upload, made, slices, self._held.stored(slices)))
+        """Copy it now, and store it in place of what was to be stored before."""
+        if self._held is not None:
+            self._to_store = made, slices, self._held.stored(slices)
+            if not self._storing:
+                self._storing = True
+                self._aside(self._upload)
 
-    def _upload(self, made: ModelId, slices: Slices, data: bytes) -> None:
-        said: tuple[Say, ...] = ()
-        try:
-            if slices is UNSET:
-                self._access.checkpoints.put_state(made, data)
-            else:
-                self._access.checkpoints.put_slices(made, slices, data)
+    def _upload(self) -> None:
+        """Store what is newest, and go on trying until it is there."""
+        while True:
             with self._changed:
+                waiting = self._to_store
+                if waiting is None or self._over.is_set():
+                    self._storing = False
+                    return
+            made, slices, data = waiting
+            try:
+                if slices is UNSET:
+                    self._access.checkpoints.put_state(made, data)
+                else:
+                    self._access.checkpoints.put_slices(made, slices, data)
+                self._storage_outage.over()
+            except OutsideError as error:
+                self._storage_outage.met(error)
+                self._over.wait(STORE_S)
+                continue
+            with self._changed:
+                if self._to_store is waiting:
+                    self._to_store = None
                 said = self._replica.stored(made, slices)
-        except OutsideError as error:
-            self._log.warning("weights_not_stored", version=made.version, reason=str(error))
-        finally:
-            self._storing = False
-        self._say(said)
+            self._say(said)
 
     def _share(self) -> None:
         """Leave weights on the board, once those before are there and that is some time ago."""

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 from msgspec import UNSET
 
+from common.core.vectors import squared_norm
 from common.errors import GroupError
 from common.learning.errors import NotFiniteError
+from common.learning.parameters import is_finite
 from common.learning.slices import digest
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from common.ports.group import Group
 
 Gradients: TypeAlias = Sequence[tuple["Vector", int]]  # and their samples
-_RESULT = 0  # the round by which a trainer knows the result of an attempt
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ class HeldWhole:
         self._trainer = trainer
         self._sum = np.empty(0, np.float32)  # (P + B + 2,) of gradients, samples and members
         self._digest = 0  # of the weights
-        self._reduce: Reduce | None = None  # whose result the trainer has, too
+        self._reduce: Reduce | None = None  # whose result the sum is
 
     def weights(self) -> memoryview:
         """The weights' bytes, not copied."""
@@ -139,18 +140,22 @@ class HeldWhole:
 
     def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
         """The digest of the sum, and of the weights that it is to be applied to."""
-        total, trainer = self._sum[:-2], self._trainer
-        found = (digest(total) ^ self._digest) >> 1  # what is written of it are 63 bits
-        trainer.discard(_RESULT)
-        trainer.add(_RESULT, total, reduce.samples)
+        total = self._sum[:-2]
+        if not is_finite(total):
+            raise NotFiniteError("the gradient", None)
         self._reduce = reduce
-        return found, trainer.square(_RESULT) if reduce.measured else UNSET
+        found = (digest(total) ^ self._digest) >> 1  # what is written of it are 63 bits
+        if not reduce.measured:
+            return found, UNSET
+        return found, squared_norm(total, self._trainer.parameter_count)
 
     def apply(self) -> None:
         """Take the step."""
         if self._reduce is None:
             raise AssertionError("a result in hand is one of an attempt")
-        self._trainer.apply(_RESULT, self._reduce.learning_rate, self._reduce.scale)
+        reduce, self._reduce = self._reduce, None  # the sum is none any more
+        rates = reduce.learning_rate, reduce.scale
+        self._trainer.step(self._sum[:-2], reduce.samples, *rates)
 
     def settle(self) -> None:
         """Know the weights by their bits."""
@@ -196,7 +201,7 @@ class HeldSlices:
         totals = self._at_first_owners(formed, firsts)
         # By rank: samples, whether some of its slices' sums are not finite, |them|^2.
         facts = np.zeros((len(formed.members), 3))
-        finite = all(np.isfinite(total).all() for total in totals.values())
+        finite = all(map(is_finite, totals.values()))
         facts[rank] = samples, not finite, trainer.square(totals)
         totals |= self._at_other_owners(formed, owners, totals)
         self._gather(formed, facts.view(np.float32).reshape(-1), [6] * len(facts))

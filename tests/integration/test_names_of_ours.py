@@ -22,9 +22,11 @@ from importlib import import_module
 module, _, function = {entry!r}.partition(":")
 sys.exit(getattr(import_module(module), function)())
 """
+OURS = ["common", "services"]
 CHILD = """
 import sys, time
-import services
+from doll.distribution import load
+load("services")
 from pathlib import Path
 from common.config.settings import Settings
 from common.embedded.services import Service
@@ -79,25 +81,40 @@ def said(command: Sequence[object], place: str, folder: Path, packages: Sequence
     return done.stdout + done.stderr
 
 
-def test_a_module_and_the_command_find_our_common(
+def test_a_module_finds_our_common(installed: Path, place: str, tmp_path: Path) -> None:
+    module = [installed / "python", "-m", "services.provisioner", "--help"]
+    assert "Rents machines for jobs" in said(module, place, tmp_path, ["common"])
+
+
+def test_the_command_finds_all_of_ours(installed: Path, place: str, tmp_path: Path) -> None:
+    command = [installed / "python", installed / "doll", "--help"]
+    assert "Train PyTorch models" in said(command, place, tmp_path, OURS)
+
+
+def test_what_users_import_finds_our_common(installed: Path, place: str, tmp_path: Path) -> None:
+    asks = "import doll; print(doll.JobSpec.__name__)"
+    assert said([installed / "python", "-c", asks], place, tmp_path, OURS) == "JobSpec\n"
+
+
+def test_a_package_of_a_user_s_that_was_imported_before_is_named(
     installed: Path, place: str, tmp_path: Path
 ) -> None:
-    module = [installed / "python", "-m", "services.provisioner", "--help"]
-    assert "Rents machines for jobs" in said(module, place, tmp_path / "module", ["common"])
-    command = [installed / "python", installed / "doll", "--help"]
-    assert "Train PyTorch models" in said(command, place, tmp_path / "command", ["common"])
+    (tmp_path / "of_a_user").mkdir()
+    (tmp_path / "of_a_user/common.py").touch()
+    asks = "import common, doll; doll.JobSpec"
+    (*_, last) = said([installed / "python", "-c", asks], place, tmp_path, []).splitlines()
+    assert last.startswith("ImportError: doll.JobSpec: 'common' is DOLL's own package, and ")
+    assert last.endswith("of_a_user/common.py was imported by that name: rename yours")
 
 
 def test_services_that_the_command_becomes_or_starts_find_all_of_ours(
     installed: Path, place: str, tmp_path: Path
 ) -> None:
-    # Of a `services` on PYTHONPATH the command itself would be one.
-    theirs = ["common", "services"][: 2 if place == "in the working directory" else 1]
     becomes = [installed / "python", installed / "doll", "provisioner", "--help"]
-    assert "Rents machines for jobs" in said(becomes, place, tmp_path / "becomes", theirs)
+    assert "Rents machines for jobs" in said(becomes, place, tmp_path / "becomes", OURS)
     (tmp_path / "logs").mkdir()
     starts = [installed / "python", "-P", "-c", CHILD, tmp_path / "logs"]
-    told = said(starts, place, tmp_path / "starts", theirs)
+    told = said(starts, place, tmp_path / "starts", OURS)
     assert "provisioner: DOLL_MARKET: must name the file" in told
 
 

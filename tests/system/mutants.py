@@ -277,8 +277,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "ledger.py",
-                "        for span in record.address:\n            if reason",
-                "        for span in record.address[:1]:\n            if reason",
+                "        for span, place in spans:\n            if reason",
+                "        for span, place in spans[:1]:\n            if reason",
             ),
         ),
     ),
@@ -326,8 +326,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "worker.py",
-                "        if gone:\n            self._held",
-                "        if False:\n            self._held",
+                "        if gone:\n            if gone[-1]",
+                "        if False:\n            if gone[-1]",
             ),
         ),
     ),

@@ -102,12 +102,7 @@ class KafkaLog:
         self._producer: SharedProducer | None = None
 
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-            OutsideError: If the broker refuses, or does not let us in.
-        """
+        """See the port."""
         admin = self._admin  # finds its brokers meanwhile
         if all(self._exists(topic.name) for topic in wanted):
             return
@@ -120,12 +115,7 @@ class KafkaLog:
         self._await_topics({topic.name for topic in made})
 
     def delete_topics(self, topics: Collection[str]) -> None:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-            OutsideError: If it refuses one.
-        """
+        """See the port."""
         if not topics:
             return
         if self._settings.topic_maker is not None:
@@ -138,12 +128,7 @@ class KafkaLog:
         _all_deleted("topic", answers)
 
     def delete_groups(self, groups: Collection[str]) -> None:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-            OutsideError: If it refuses one.
-        """
+        """See the port."""
         if not groups or self._settings.topic_maker is not None:  # that one's go with it
             return
         timeout_s = self._settings.request_timeout_s
@@ -153,19 +138,11 @@ class KafkaLog:
         )
 
     def topics(self) -> list[str]:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         return sorted(self._listed(None, "all topics"))
 
     def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         if self._settings.topic_maker is not None or not topics:
             return {}
         self._meet_admin(topics)
@@ -186,12 +163,7 @@ class KafkaLog:
         return found
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
-        """See the port.
-
-        Raises:
-            UnknownTopicError: If there is no such topic. It is never created by asking.
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         doing = f"partitions of {topic}"
         found = self._metadata(topic, doing)
         if found.error is not None:
@@ -199,12 +171,7 @@ class KafkaLog:
         return tuple(Partition(topic, index) for index in sorted(found.partitions))
 
     def bounds(self, partition: Partition) -> Bounds:
-        """See the port.
-
-        Raises:
-            UnknownTopicError: If there is no such partition.
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         until = time.monotonic() + _ELECTION_S
         while True:
             # The client only knows partitions of topics that it has asked about lately.
@@ -223,12 +190,7 @@ class KafkaLog:
                 time.sleep(_METADATA_RETRY_S)
 
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
-        """See the port.
-
-        Raises:
-            UnknownTopicError: If there is no such partition.
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         bounds = self.bounds(partition)
         if not self._settings.time_index:
             return self._search_time(partition, bounds, timestamp_s)
@@ -244,21 +206,13 @@ class KafkaLog:
         return found.offset if found.offset >= 0 else bounds.end
 
     def ends(self, partitions: Collection[Partition]) -> Positions:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         return {place: found.offset for place, found in self._offsets("end", partitions).items()}
 
     def end_positions(
         self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
     ) -> dict[Partition, LogPosition]:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         # Ids first: of a topic that is created anew meanwhile, ends do not agree with its old id.
         asked = self.describe({each.topic for each in partitions}) if topics is None else topics
         positions: dict[Partition, LogPosition] = {}
@@ -270,19 +224,11 @@ class KafkaLog:
         return positions
 
     def starts(self, partitions: Collection[Partition]) -> Positions:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         return {place: found.offset for place, found in self._offsets("start", partitions).items()}
 
     def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-        """
+        """See the port."""
         if not topics:
             return {}
         found = dict[str, FoundTopic]()
@@ -305,12 +251,7 @@ class KafkaLog:
         positions: Mapping[Partition, LogPosition],
         ends: Mapping[Partition, LogPosition] | None = None,
     ) -> dict[Partition, int]:
-        """See the port.
-
-        Raises:
-            UnknownTopicError: If there is no such partition.
-            UnavailableError: If it cannot be told now of all of them.
-        """
+        """See the port."""
         ends = self.end_positions(positions) if ends is None else ends
         parted, left = dict[Partition, int](), dict[Partition, LogPosition]()
         for place, known in positions.items():
@@ -374,12 +315,7 @@ class KafkaLog:
                 self._producer = None  # it is over
 
     def transactions(self, name: str) -> KafkaTransactions:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-            OutsideError: If it refuses.
-        """
+        """See the port."""
         return KafkaTransactions(self._settings, name, self.partitions)
 
     def close(self) -> None:

@@ -56,13 +56,7 @@ class KafkaSpanReader:
         self._met = set[str]()  # topics that the client knows
 
     def read(self, span: Span, timeout_s: float) -> Fetched:
-        """See the port.
-
-        Raises:
-            ExpiredError: If the log starts above `span.start`.
-            UnavailableError: If the records did not come within `timeout_s`.
-            UnknownTopicError: If there is no such partition.
-        """
+        """See the port."""
         self._complaints.raise_fatal(f"reading {span}")
         deadline = time.monotonic() + timeout_s
         cursor = Cursor(span.place, span.start)

@@ -120,12 +120,7 @@ class KafkaStreamReader:
     def poll(
         self, max_records: int, timeout_s: float, run: int | None = None
     ) -> tuple[StreamEvent, ...]:
-        """See the port.
-
-        Raises:
-            UnavailableError: If the broker is unavailable; call again.
-            OutsideError: If this member cannot go on (fenced by another of its name, refused).
-        """
+        """See the port."""
         self._complaints.raise_fatal(self._name)
         wanted = 0 if self._paused else max_records
         deadline = time.monotonic() + timeout_s

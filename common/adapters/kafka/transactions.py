@@ -61,14 +61,7 @@ class KafkaTransactions:
             raise as_ours(cause_of(raised), f"writing as {name}") from raised
 
     def write(self, records: Sequence[NewRecord]) -> None:
-        """See the port.
-
-        Raises:
-            UnknownTopicError: If there is no such topic; none was written.
-            RecordTooLargeError: If no topic takes so large a record; none was written.
-            DeliveryError: If they cannot be written, or somebody else has the name now.
-            UnavailableError: If the broker is unavailable; all may have been written, or none.
-        """
+        """See the port."""
         for topic in {record.topic for record in records}:
             self._check_topic(topic)
         self._refused = None

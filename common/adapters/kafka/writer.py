@@ -191,15 +191,7 @@ class KafkaWriter:
         on_delivered: Callable[[int | None], None] | None = None,
         on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
-        """See the port.
-
-        Raises:
-            RecordTooLargeError: If no topic takes so large a record.
-            DeliveryError: If an earlier record can not be delivered.
-            UnknownTopicError: If there is no such topic.
-            UnavailableError: If the broker is unavailable and the topic has never been seen, or if
-                there is no room and this writer does not wait.
-        """
+        """See the port."""
         self._raise_failure()
         if topic not in self._checked:
             self._check_topic(topic)
@@ -233,11 +225,7 @@ class KafkaWriter:
         self._raise_failure()
 
     def flush(self, timeout_s: float) -> bool:
-        """See the port.
-
-        Raises:
-            DeliveryError: If a record's delivery failed for good.
-        """
+        """See the port."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._news.clear()

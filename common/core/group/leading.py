@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from common.core import commands as do
 from common.core.group.attempts import Attempt, AttemptTimes
+from common.core.group.backups import Backups
 from common.core.group.membership import Accusations
 from common.core.group.stages import servers_of, stage_of, wanted_owners
 from common.core.group.state_reports import StateReports
@@ -61,14 +62,11 @@ if TYPE_CHECKING:
 REPORT_S = 0.2  # between questions to members of whom nothing is known
 COPY_S = 1.0  # after which a copy that nobody spoke of is ordered again
 AGAIN = 10  # times `heal_s` after which an update waits for the same member once more
-STORE_S = 30.0  # after which a version that was to be stored is given up
 # Where the job's owner names no times: connections are made, and numbers sent, at least as fast.
 HEAL_S, HEALED_PER_S = 1.0, 25_000_000
 FORM_S, ADDED_PER_S = 2.5, 5_000_000
 _LOOPBACK = ("127.", "[::1]")
 LAST: Stage = 3  # in which reliable machines compute no gradients
-STORED = 3  # newest versions that are remembered to be in storage
-
 
 DIVERGED = (
     "diverged: a sum of finite gradients is not finite; lower the learning rate and start again"
@@ -111,8 +109,13 @@ class GroupAggregation:
         self._made = snapshot.made  # read back, so that members may apply it
         self._by = snapshot.attempt or None
         self._origin = 0
-        stored = snapshot.stored or ()
-        self._stored = tuple(made for made in stored if made.version <= snapshot.made.version)
+        # This leader takes none of these back; of old ones the history may know nothing any more.
+        path, newest = history.path, snapshot.made.version
+        self._backups = Backups(
+            made
+            for made in snapshot.stored or ()
+            if made.version <= newest and (made in path or made.version < path[0].version)
+        )
         self._reports = StateReports()
         self._accusations = Accusations()
         self._membership = Membership(0)
@@ -124,24 +127,18 @@ class GroupAggregation:
         self._copying = dict[Member, tuple[float, float]]()  # since when; last ordered
         self._asked_at = float("-inf")
         self._lost_since = float("inf")  # nobody in sight holds the newest update
-        self._storing: Snapshot | None = None
-        self._following: Snapshot | None = None  # to be stored after it
-        self._store_of = GENESIS  # the version that members were asked to store
-        self._store_at: float | None = None  # when
-        self._saved = set[int]()  # slices of it that are in storage
         self._stranded = False  # some slices are held by none that could pass them on
         self._looked_at = float("-inf")
         # Until then all are to say what they hold, before the first who does is asked for all.
         self._patient = float("inf")
-        self.expiring = False  # all who hold it, or a slice of it, leave, and it is not in storage
+        self._expiring = False  # all who hold it, or a slice of it, leave, and it is not in storage
         self._live = frozenset["WorkerId"]()
         self._there = frozenset["WorkerId"]()
         # For the next trigger.
         self.news = True
         self._report = True
         self._copies = dict[Member, Copy]()
-        self._store: Member | None = None
-        self._stores: tuple[Member, ...] = ()
+        self._stores = tuple[Member, ...]()
         self._progress = snapshot.progress
         self._hot: ModelId | None = None  # the version of the newest hot snapshot
         self._offered = False  # whether this version is for evaluators
@@ -161,7 +158,12 @@ class GroupAggregation:
     @property
     def storing(self) -> bool:
         """Whether a checkpoint waits for a member to store its version."""
-        return self._storing is not None
+        return self._backups.waits
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether one must be taken now, whatever the schedule."""
+        return self._expiring or self._backups.overdue
 
     # --- what is told -------------------------------------------------------------------------
 
@@ -181,15 +183,15 @@ class GroupAggregation:
             None if self._attempt is None else self._attempt.reduce,
             copies,
             self._report,
-            self._store,
             holder if self._hot == self._made else None,
             holder if self._offered else None,
             self._stores,
+            self._backups.made if self._stores and self._backups.made != self._made else UNSET,
             self._reports.addresses(sorted(named)),
             self._count,
         )
         self.news = self._report = False
-        self._copies, self._store, self._stores = {}, None, ()
+        self._copies, self._stores = {}, ()
         if holder is not None:
             self._hot, self._offered = None, False
         return orders
@@ -217,11 +219,10 @@ class GroupAggregation:
                 self._accusations.add(member, reply.unreachable, now)
                 if reply.reason == "lacks":
                     self._reports.forget([reply.worker])
-            case Stored(made=made, slices=slices):
-                if made == self._store_of:
-                    self._saved.update(slices or ())
-                if slices is UNSET or len(self._saved) == self._count:
-                    return tuple(self._keep(made))
+            case Stored():
+                if reply.made == self._made and reply.slices == ():
+                    self._reports.forget([reply.worker])
+                return tuple(self._backups.hear(reply))
             case _:
                 return (do.Drop(reply, "of an attempt that is over"),)
         return ()
@@ -230,14 +231,6 @@ class GroupAggregation:
         """Workers of whom another process came back under the name, since this was last asked."""
         reborn, self._reborn = self._reborn, frozenset()
         return reborn
-
-    def _keep(self, made: ModelId) -> Iterator[do.PublishSnapshot]:
-        if made not in self._stored and made in self._history.path:
-            self._stored = (*self._stored, made)[-STORED:]
-        while self._storing is not None and self._storing.made in self._stored:
-            checkpoint = self._storing
-            self._storing, self._following, self._store_at = self._following, None, None
-            yield do.PublishSnapshot(replace(checkpoint, stored=self._stored), checkpoint=True)
 
     # --- who may take part --------------------------------------------------------------------
 
@@ -272,7 +265,7 @@ class GroupAggregation:
             self._lost_since = float("inf")
             every = (whole, *self._holders)
             stay = all(any(m.worker in live for m in each) for each in every)
-            self.expiring = not (stay or self._made in {GENESIS, *self._stored})
+            self._expiring = not (stay or self._made in {GENESIS, *self._backups.stored})
         else:
             self._seek(whole, lost, now)
             whole = self._reports.whole(there, self._made, self._origin)
@@ -281,7 +274,7 @@ class GroupAggregation:
         wanted = self._wanted(members)
         if found:
             self._heal(whole, wanted, now)
-            self._consider_store(min(whole), now)
+            self._ask_to_store(min(whole), now)
         if self._membership.number or not self._reports.unknown(there) or now > self._patient:
             self._choose(members, wanted, rounds)
 
@@ -308,7 +301,7 @@ class GroupAggregation:
         needed |= self._sole_holders()
         idle = rounds.idle(self._there)
         stays = self._live | (self._there - idle)
-        wanted = [m for m in whole if self.expiring or m.worker in stays or m in needed]
+        wanted = [m for m in whole if self._expiring or m.worker in stays or m in needed]
         return tuple(sorted(self._accusations.clique(wanted, needed, now)))
 
     def _choose(
@@ -383,7 +376,10 @@ class GroupAggregation:
                 left_out[member.worker] = _apart(
                     member.worker, [m.worker for m in apart], addresses
                 )
-        return GroupStatus(tuple(member.worker for member in members), left_out)
+        ranks = sorted({rank for each in self._membership.owners or () for rank in each})
+        owners = tuple(members[rank].worker for rank in ranks)
+        workers = tuple(member.worker for member in members)
+        return GroupStatus(workers, left_out, self._stage or 0, owners)
 
     # --- who lacks the weights ----------------------------------------------------------------
 
@@ -400,7 +396,7 @@ class GroupAggregation:
             slices = lacking[member]
             have = {m for n in slices for m in self._holders[n]} if slices else whole
             sources = [m for m in have if not self._accusations.between(member, m, now)]
-            if not sources and self._made not in self._stored:
+            if not sources and self._made not in self._backups.stored:
                 continue
             source = min(sorted(sources), key=lambda m: m in busy, default=None)
             busy.add(source)
@@ -451,11 +447,10 @@ class GroupAggregation:
                 self._origin, self.news = min(origins), True
                 return
             self._origin = 0
-        elif self._made not in self._stored:
+        elif self._made not in self._backups.stored:
             if not patient:
-                path = set(self._history.path)
-                held = self._reports.versions(self._there, self._count) & path
-                versions = [GENESIS, *held, *(made for made in self._stored if made in path)]
+                held = self._reports.versions(self._there, self._count) & {*self._history.path}
+                versions = [GENESIS, *held, *self._backups.stored]
                 self.fallback = max(versions, key=lambda made: made.version)
             return
         if patient and unknown:
@@ -570,17 +565,13 @@ class GroupAggregation:
             if isinstance(command, do.PublishSnapshot):
                 yield replace(command, checkpoint=False)
                 self._hot, self.news = command.snapshot.made, True  # whose weights are to be there
-                if command.checkpoint and self._storing and self._store_at and self._slices:
-                    self._following = command.snapshot  # all owners would have to begin anew
-                elif command.checkpoint:
-                    self._storing, self._store_at = command.snapshot, None
-                    if command.snapshot.made in self._stored:
-                        yield from self._keep(command.snapshot.made)
+                if command.checkpoint:
+                    yield from self._backups.take(command.snapshot)
 
     def marked(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot, with what is to be known of members."""
         by = self._by if self._pending is None else self._pending.reduce.attempt
-        attempt, stored = by or UNSET, self._stored or UNSET
+        attempt, stored = by or UNSET, self._backups.stored or UNSET
         return replace(snapshot, attempt=attempt, stored=stored, slices=self._count)
 
     def change(self, settings: AggregationSettings | None, *, parts: bool) -> None:
@@ -590,32 +581,22 @@ class GroupAggregation:
 
     def is_stored(self, made: ModelId) -> bool:
         """Whether a version is in storage."""
-        return made in self._stored
+        return made in self._backups.stored
 
     def keep(self, made: ModelId) -> None:
         """It hears that of members alone: see `hear`."""
 
-    def _consider_store(self, member: Member, now: float) -> None:
-        """Have a version stored, or give that up: a checkpoint's, or one to copy from."""
-        asked = self._store_at is not None and now < self._store_at + self._store_s
-        if asked and self._store_of not in self._stored:
-            return
-        # Of older versions nobody holds all any more.
-        waiting = [s for s in (self._following, self._storing) if s and s.made == self._made]
-        self._storing, self._following = waiting[0] if waiting else None, None
-        if self._made in self._stored or not (self._storing or self._stranded):
-            return
-        if self._store_of != self._made:
-            self._store_of, self._saved = self._made, set()
-        self._store_at, self.news = now, True
-        if self._slices is None:
-            self._store = member
-        else:
-            self._stores = tuple(holders[0] for holders in self._holders)
-
-    @property
-    def _store_s(self) -> float:
-        return STORE_S if self._slices is None else max(self._heal_s, COPY_S)
+    def _ask_to_store(self, member: Member, now: float) -> None:
+        """Have a version stored: a checkpoint's, or one to copy from."""
+        stores = self._backups.ask(
+            self._made,
+            lambda: [holders[0] for holders in self._holders] or [member],
+            self._reports.is_gone(self._there),
+            now,
+            needed=self._stranded,
+        )
+        if stores:
+            self._stores, self.news = tuple(stores), True
 
     def due(self) -> float:
         """When it wants to look again."""
@@ -628,8 +609,7 @@ class GroupAggregation:
         times += [since + self._heal_s for since, _ in self._copying.values()]
         if self._lost_since < float("inf"):
             times += [self._lost_since + self._grace_s, self._lost_since + 2 * self._grace_s]
-        if self._store_at is not None:
-            times.append(self._store_at + self._store_s)
+        times.append(self._backups.due())
         return min((time for time in times if time > self._looked_at), default=float("inf"))
 
 

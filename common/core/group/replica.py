@@ -142,6 +142,8 @@ class Replica:
         self._last: AttemptId | None = None  # that it entered or broke off
         self._broken: tuple[int, int] | None = None  # the membership that it has broken off in
         self._copying: Copy | None = None
+        self._asked: tuple[ModelId, Slices] | None = None  # to store this, last
+        self._stored = False  # that is done
         self._gradients = dict[Gradient, GradientReady]()  # at the version that it holds
 
     @property
@@ -196,11 +198,7 @@ class Replica:
         if orders.reduce is not None and self._member in orders.membership.members:
             yield from self._enter(orders.membership, orders.reduce)
         yield from self._hear_copies(trigger.id, orders)
-        if orders.store == self._member and self.whole:
-            yield StoreState(orders.made)
-        stores = tuple(n for n, each in enumerate(orders.stores) if each == self._member)
-        if stores and self.whole and self._holds(stores):
-            yield StoreState(orders.made, stores)
+        yield from self._hear_stores(orders)
         hot, offered = orders.hot == self._member, orders.offer == self._member
         if (hot or offered) and self.whole:
             yield ShareWeights(orders.made, trigger.id.epoch, hot, offered)
@@ -209,14 +207,31 @@ class Replica:
 
     def _hear_copies(self, ordered: TriggerId, orders: GroupOrders) -> Iterator[ReplicaCommand]:
         for copy in orders.copies:
+            # Of version 0 each has all slices, or none: see `_hold`.
+            slices = UNSET if orders.made == GENESIS else copy.slices
             if copy.member == self._member and self._copying is None:
-                if self.whole and self._holds(copy.slices):
+                if self.whole and self._holds(slices):
                     yield self._report()
                 else:
                     self._copying = copy
-                    yield CopyState(copy.source, orders.made, ordered, copy.slices)
-            elif copy.source == self._member and self.whole and self._holds(copy.slices):
-                yield OfferState(copy.member, ordered, copy.slices)
+                    yield CopyState(copy.source, orders.made, ordered, slices)
+            elif copy.source == self._member and self.whole and self._holds(slices):
+                yield OfferState(copy.member, ordered, slices)
+
+    def _hear_stores(self, orders: GroupOrders) -> Iterator[StoreState | Say]:
+        mine = tuple(n for n, each in enumerate(orders.stores) if each == self._member)
+        if not mine:
+            return
+        made = orders.made if orders.stores_of is UNSET else orders.stores_of
+        slices = UNSET if self._machine is None else mine
+        if self._asked == (made, slices):
+            if self._stored:
+                yield from self.stored(made, slices)
+        elif made == orders.made and self.whole and self._holds(slices):
+            self._asked, self._stored = (made, slices), False
+            yield StoreState(made, slices)
+        else:
+            yield from self.stored(made, ())
 
     def _holds(self, slices: Slices) -> bool:
         """Whether it holds the optimizer's state of these, too."""
@@ -331,5 +346,6 @@ class Replica:
         return (self._report(unreachable),)
 
     def stored(self, made: ModelId, slices: Slices = UNSET) -> tuple[Say, ...]:
-        """A version is in storage, or slices of it."""
+        """A version is in storage, or slices of it; none: they are not here."""
+        self._stored |= (made, slices) == self._asked
         return (Say(Stored(self._member.worker, self._model, self._member.life, made, slices)),)

@@ -101,6 +101,11 @@ class StateReports:
         """Of whom nothing is known."""
         return frozenset(workers) - self._of.keys()
 
+    def is_gone(self, there: Collection[WorkerId]) -> Callable[[Member], bool]:
+        """Tells of a member whether it lives no more, where these workers do."""
+        known = {worker: held.life for worker, held in self._of.items()}
+        return lambda m: m.worker not in there or known.get(m.worker, m.life) != m.life
+
     def members(self, workers: Collection[WorkerId]) -> frozenset[Member]:
         """Those of these that are known."""
         return frozenset(Member(w, held.life) for w, held in self._of.items() if w in workers)

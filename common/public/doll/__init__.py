@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from doll.distribution import load
+
 _HOMES = {
     "Client": "doll.client",
     "ConflictError": "doll.errors",
@@ -46,14 +48,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]
     try:
-        found: object = getattr(import_module(home), name)
-    except ModuleNotFoundError as error:
-        if not home.startswith("common.") or not home.startswith(error.name or ""):
-            raise
-        raise ImportError(
-            f"doll.{name} is part of the distribution `doll`, which is not installed here: of"
-            " `doll-client` alone there is the client"
-        ) from error
+        module = import_module(home) if home.startswith("doll.") else load(home)
+    except ImportError as error:
+        raise ImportError(f"doll.{name}: {error}") from error
+    found: object = getattr(module, name)
     globals()[name] = found
     return found
 

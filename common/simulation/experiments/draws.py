@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.errors import UserError
+from common.policies.reassign import update_capacity_per_s
 from common.simulation.experiments.arrivals import draw_rates
 from common.simulation.experiments.policy_driver import Givens
 from common.simulation.experiments.preemption import offers_of
 from common.simulation.experiments.prices import ConstantPrices, prices_of
 from common.theory.work import Pool, gb_per_hour
-from common.traces.files import common_starts_s, traced
+from common.traces.files import common_starts_s, read_once, traced
 from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from common.simulation.experiments.prices import Prices
     from common.simulation.experiments.spec import Experiment, SpotSpec
     from common.traces.trace import Trace
+
+
+ROUND_OVERHEAD_S = 0.005  # of a round beside its gradients, as measured with 4 small workers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +43,7 @@ class Draws:
     rng: np.random.Generator  # for what happens in the runs
 
 
+@read_once()
 def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draws:
     """Draw everything that does not depend on what a policy decides.
 
@@ -48,7 +53,11 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
         UserError: If a trace cannot be read, or a number makes no sense.
     """
     rates_rng, prices_rng, offers_rng, rng, starts_rng = np.random.default_rng(seed).spawn(5)
-    rates_per_s = draw_rates(experiment.rates, experiment.workers, runs, rates_rng)
+    if experiment.rates is None:  # a backlog, as fast as all machines on demand work it off
+        each_per_s = _computed_per_s(experiment) / experiment.workers
+        rates_per_s = np.full((runs, experiment.workers), each_per_s)
+    else:
+        rates_per_s = draw_rates(experiment.rates, experiment.workers, runs, rates_rng)
     if not rates_per_s.any(axis=1).all():
         raise UserError("rates: all streams of a run are silent: without arrivals nothing is done")
     prices: list[Prices] = [ConstantPrices(experiment.on_demand.usd_per_hour, runs)]
@@ -65,7 +74,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
         prices.append(pool_prices)
         shape = runs, seats
         offers.append(offers_of(spot, pool_prices, folder, *shape, offers_rng, common_s))
-        pools.append(_spot(spot, pool_prices, folder, experiment.workers))
+        pools.append(spot_on_average(spot, folder, experiment.workers))
     records = experiment.updates * experiment.group_size * experiment.batch_size
     undisturbed_s = records / rates_per_s.sum(axis=1)
     if experiment.deadline_s is not None:
@@ -87,6 +96,14 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
     return Draws(experiment, givens, tuple(prices), tuple(offers), folder, seed, rng)
 
 
+def _computed_per_s(experiment: Experiment) -> float:
+    """Say how many records a second all machines on demand compute."""
+    machines = np.array([float(experiment.workers)])
+    mean_s = experiment.gradient.mean_s
+    capacity = update_capacity_per_s(machines, experiment.group_size, mean_s, ROUND_OVERHEAD_S)
+    return float(capacity[0]) * experiment.group_size * experiment.batch_size
+
+
 def _on_demand(experiment: Experiment) -> Pool:
     spec = experiment.on_demand
     return Pool(
@@ -98,14 +115,24 @@ def _on_demand(experiment: Experiment) -> Pool:
     )
 
 
-def _spot(spec: SpotSpec, prices: Prices, folder: Path, workers: int) -> Pool:
-    """Describe a pool as it is on average, which is what a plan made beforehand can know."""
+def spot_on_average(spec: SpotSpec, folder: Path, workers: int) -> Pool:
+    """Describe a pool as it is on average, which is what a plan made beforehand can know.
+
+    Args:
+        spec: The pool.
+        folder: What its files are relative to.
+        workers: How many machines may be wanted.
+
+    Raises:
+        UserError: If a file cannot be read.
+    """
     if isinstance(spec.availability, TraceSpec):
         trace = traced(spec.availability, folder)
         availability, cycle_s = _on_average(trace, workers, together=spec.together)
     else:
         availability, cycle_s = spec.availability, spec.cycle_s
-    usd_per_hour = prices.mean_usd_per_hour
+    priced = spec.usd_per_hour
+    usd_per_hour = traced(priced, folder).mean() if isinstance(priced, TraceSpec) else priced
     if spec.bid_usd_per_hour is not None and not isinstance(spec.usd_per_hour, TraceSpec):
         availability *= usd_per_hour <= spec.bid_usd_per_hour
     if spec.bid_usd_per_hour is not None and isinstance(spec.usd_per_hour, TraceSpec):

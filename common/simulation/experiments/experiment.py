@@ -10,12 +10,14 @@ from pydantic import ValidationError
 from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.learning.torch_here import need_torch
+from common.policies.bidding import BidSettings
 from common.policies.pools import Pools
 from common.policies.reassign import update_capacity_per_s
 from common.policies.registry import policy_of
 from common.simulation.experiments.analytic import Conditions, Pace, simulate_analytically
+from common.simulation.experiments.bids import simulate_bids
 from common.simulation.experiments.by_protocol import ProtocolRun, ProtocolSimulation
-from common.simulation.experiments.draws import draws_of
+from common.simulation.experiments.draws import ROUND_OVERHEAD_S, draws_of
 from common.simulation.experiments.policy_driver import Priors
 from common.simulation.experiments.spec import Experiment
 from common.theory.estimates import RatePrior
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from common.traces.trace import Trace
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
-ROUND_OVERHEAD_S = 0.005  # of a round beside its gradients, as measured with 4 small workers
 LEARNS = frozenset(
     {"adaptive", "backfill", "pools"}
 )  # what is not known beforehand; the others plan once
@@ -84,6 +85,9 @@ def simulate(
             for index, part in enumerate(parts)
         )
     draws = draws_of(experiment, folder, runs, seed)
+    if experiment.policy.name == "bidbrain":
+        settings = BidSettings(**experiment.policy.bidbrain.model_dump())
+        return simulate_bids(draws.givens, settings, _conditions(draws), seed, progress)
     return simulate_analytically(
         draws.givens,
         _policy(experiment),
@@ -151,7 +155,7 @@ def _beliefs(draws: Draws) -> Priors | None:
 def _conditions(draws: Draws) -> Conditions:
     experiment, givens = draws.experiment, draws.givens
     arrivals = experiment.arrivals
-    variation = {"poisson": 1.0, "gamma": arrivals.variation, "even": 0.0, "trace": 1.0}
+    variation = {"gamma": arrivals.variation, "even": 0.0}
     reassigns = experiment.on_preemption == "reassign"
     capacity = partial(
         update_capacity_per_s,
@@ -162,11 +166,12 @@ def _conditions(draws: Draws) -> Conditions:
     return Conditions(
         draws.prices,
         draws.offers,
-        variation[arrivals.process],
+        variation.get(arrivals.process, 1.0),
         _pace(draws),
         "reassign" if reassigns else experiment.while_preempted,
         capacity if reassigns else None,
         givens.gradient_s + ROUND_OVERHEAD_S,
+        backlog=arrivals.process == "backlog",
     )
 
 

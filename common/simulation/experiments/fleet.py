@@ -51,6 +51,21 @@ class _Seats:
         self.hour_usd = np.zeros_like(self.usd)  # since its own hour began
         self.hour_usd_per_s = np.zeros_like(self.usd)  # the price at that time
         self.starting = deque[tuple[float, Indexes]]()  # when launched, which; the oldest first
+        self._offer: Flags | None = None  # of the last step
+        self._changed = True  # whether that brought or took machines
+
+    def unmoved(self, offer: Flags | None) -> bool:
+        """Whether a step that offers this again changes nothing, unless something was ordered."""
+        if self._changed:
+            return False
+        if offer is None or self._offer is None:
+            return offer is self._offer
+        return np.array_equal(self._offer, offer)
+
+    def settled(self, offer: Flags | None, *, changed: bool) -> bool:
+        """Note what a step offered and whether that changed machines; give the latter."""
+        self._offer, self._changed = None if offer is None else offer.copy(), changed
+        return changed
 
     def ready(self, now_s: float) -> bool:
         """Take into service what has been started up; say whether there was any."""
@@ -180,6 +195,7 @@ class Fleet:
         self._waits_since_s = np.zeros(shape)
         self._rates_per_s = np.zeros(shape) if rates_per_s is None else rates_per_s
         self._ordered = True
+        self._machines: tuple[Indexes, Indexes] | None = None  # None: to be counted anew
         self._now_s: float | None = None  # of the last step
         self._paid = np.zeros((len(pools), runs))  # machines
         self._own_paid = np.zeros((len(pools), runs))
@@ -220,13 +236,16 @@ class Fleet:
         return self._speeds
 
     def machines(self) -> tuple[Indexes, Indexes]:
-        """(P, R) machines that are up, and machines that start up."""
+        """(P, R) machines that are up, and machines that start up; not to be written to."""
+        if self._machines is not None:
+            return self._machines
         shape = (self.runs, self.seats)
         up = np.array([seats.up.reshape(shape).sum(axis=1) for seats in self._own])
         has = np.array([seats.has.reshape(shape).sum(axis=1) for seats in self._own])
         up[ON_DEMAND] += self._stand_ins.up.reshape(shape).sum(axis=1)
         has[ON_DEMAND] += self._stand_ins.has.reshape(shape).sum(axis=1)
-        return up, has - up
+        self._machines = up, has - up
+        return self._machines
 
     def stands_in_s(self, runs: Indexes, now_s: float) -> Array:
         """(n, N) since when a stand-in has been launched, in those runs; NaN: there is none."""
@@ -234,10 +253,10 @@ class Fleet:
         since = now_s - self._of_slots(seats.launched_s)[runs]
         return np.where(self._of_slots(seats.has)[runs], since, np.nan)
 
-    def unserved_s(self, runs: Indexes, now_s: float) -> Array:
-        """(n, N) for how long slots have had no machine, where machines are counted; 0: they do."""
-        waits_s: Array = np.where(self.server[runs] < 0, now_s - self._waits_since_s[runs], 0.0)
-        return waits_s
+    def unserved_since_s(self, run: int, now_s: float) -> Array:
+        """(N,) since when slots have had no machine, where machines are counted; now: they do."""
+        since_s: Array = np.where(self.server[run] < 0, self._waits_since_s[run], now_s)
+        return since_s
 
     def order(self, run: int, decision: Decision) -> None:
         """Say what a run's slots shall run on, from the next step on.
@@ -287,11 +306,13 @@ class Fleet:
         changed = False
         counted = np.flatnonzero(self.counted)
         for seats, offer in zip(self._seats, (*offered, None), strict=True):
-            if counted.size and seats is not self._stand_ins:
-                self._choose(seats, offer, counted)
-            changed |= self._settle(seats, offer, now_s)
+            if self._ordered or not seats.unmoved(offer):
+                if counted.size and seats is not self._stand_ins:
+                    self._choose(seats, offer, counted)
+                changed |= seats.settled(offer, changed=self._settle(seats, offer, now_s))
             changed |= seats.ready(now_s)
         if changed:
+            self._machines = None
             self.own_up[:] = self._of_slots(self._own[0].up)
             for seats in self._own[1:]:
                 np.logical_or(self.own_up, self._of_slots(seats.up), out=self.own_up)
@@ -344,7 +365,7 @@ class Fleet:
         self.places[runs], self._counts[:, runs], self.server[runs] = NOWHERE, 0, -1
         self._paid[:, runs] = self._own_paid[:, runs] = self._wanted[:, runs] = 0
         self.active[runs] = self.own_up[runs] = self.counted[runs] = False
-        self._speeds = None
+        self._speeds = self._machines = None
 
     def _of_slots(self, values: npt.NDArray[T]) -> npt.NDArray[T]:
         """(R, N) view of what is (R M,): of the first seats, which are the slots' own."""

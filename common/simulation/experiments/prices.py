@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from common.theory.errors import not_negative
+from common.ports.machines import PriceHistory
+from common.theory.errors import ParameterError, not_negative
 from common.traces.files import starts_of, traced
 from common.traces.spec import TraceSpec
 from common.traces.trace import Walk
@@ -37,6 +38,20 @@ class Prices(Protocol):
         """
         ...
 
+    def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:
+        """Say what was paid before a run began.
+
+        Args:
+            run: Which.
+            ahead_s: A recording begins again after its end: of its lap, so much is the run's own
+                future and no past.
+            most_s: How far to look back.
+
+        Raises:
+            ParameterError: If the recording is no longer than what lies ahead.
+        """
+        ...
+
 
 class ConstantPrices:
     """The paper's model: the price stays as it is.
@@ -58,6 +73,10 @@ class ConstantPrices:
         """Tell in which runs the price is another."""
         return np.zeros(self._runs, np.bool_)
 
+    def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:  # noqa: ARG002
+        """Say what was paid before a run began: the same."""
+        return PriceHistory((0.0,), (self.mean_usd_per_hour,), most_s)
+
 
 class TracePrices:
     """Recorded prices, gone through from a place of its own in each run."""
@@ -70,6 +89,7 @@ class TracePrices:
             starts_s: (R,) on the clock of `trace`.
         """
         self.mean_usd_per_hour = trace.mean()
+        self._trace, self._starts_s = trace, starts_s
         self._walk = Walk(trace, starts_s)
         self._seen: dict[float, Floats] = {}  # the last two looks: who steps asks for both again
 
@@ -81,6 +101,26 @@ class TracePrices:
         """Tell in which runs the price is another."""
         before = self._look(before_s)
         return np.not_equal(self._look(now_s), before)
+
+    def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:
+        """Say what was paid before a run began."""
+        trace, start_s = self._trace, float(self._starts_s[run])
+        length_s = min(trace.end_s - ahead_s, most_s)
+        if length_s <= 0:
+            problem = (
+                f"{trace.source} lasts {trace.end_s:g} s, and a run may take {ahead_s:g}: it says"
+                " nothing of the time before"
+            )
+            raise ParameterError("past prices", problem)
+        since_s = start_s - length_s
+        times_s = np.concatenate((trace.times_s - trace.end_s, trace.times_s))
+        within = (times_s > since_s) & (times_s < start_s)
+        first = float(trace.value_at(since_s % trace.end_s))
+        return PriceHistory(
+            [0.0, *(times_s[within] - since_s).tolist()],
+            [first, *np.tile(trace.values, 2)[within].tolist()],
+            length_s,
+        )
 
     def _look(self, time_s: float) -> Floats:
         if time_s not in self._seen:

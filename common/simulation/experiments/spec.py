@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from common.config.billing import BillingRules, BillingSpec
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
-from common.policies.policy import StreamPolicyName  # noqa: TC001 -- pydantic reads it when run
+from common.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -48,8 +48,9 @@ class UniformSpeeds(UniformRates):
 class ArrivalsSpec(Part):
     """The process by which records arrive at each stream."""
 
-    process: Literal["poisson", "gamma", "even", "trace"] = Field(
-        default="poisson", description="How the gaps between records vary."
+    process: Literal["poisson", "gamma", "even", "trace", "backlog"] = Field(
+        default="poisson",
+        description="How the gaps between records vary; backlog: all are there from the beginning.",
     )
     variation: Positive = Field(
         default=1.0, description="gamma: standard deviation of the gaps over their mean."
@@ -118,10 +119,24 @@ class SpotSpec(Part):
     transfer_usd_per_gb: Transfer = 0.0
 
 
+class BidBrainSpec(Part):
+    """What changes of its machines cost a job, as `bidbrain` takes it."""
+
+    lambda_s: Seconds = Field(
+        default=30.0, description="lambda: all work stands still for so long after an eviction."
+    )
+    start_s: Seconds | None = Field(
+        default=None, description="sigma, when machines come or go; null: the longest start-up."
+    )
+    horizon_s: Positive = Field(
+        default=3600.0, description="For which the machine of the servers is counted."
+    )
+
+
 class PolicySpec(Part):
     """Who decides what runs where."""
 
-    name: StreamPolicyName = Field(default="static", description="The policy.")
+    name: PolicyName = Field(default="static", description="The policy.")
     probability: float = Field(
         default=0.95, gt=0.5, lt=1, description="chance, reassign: to meet the deadline."
     )
@@ -139,6 +154,9 @@ class PolicySpec(Part):
         default=None,
         description="pools, where records wait (while_preempted: keep): for so long at most.",
     )
+    bidbrain: BidBrainSpec = Field(
+        default=BidBrainSpec(), description="bidbrain: what changes of its machines cost."
+    )
 
 
 class LearningSpec(Part):
@@ -155,6 +173,13 @@ class LearningSpec(Part):
     evaluate_every: Count = Field(default=20, description="Updates.")
 
 
+LIVE_STREAMS = (
+    "policy bidbrain bids for a backlog, and a stream cannot go faster than it arrives: take"
+    " another policy, or say `arrivals: {process: backlog}` and `on_preemption: reassign`, without"
+    " rates"
+)
+
+
 def _mode_of(said: object) -> object:
     """Read a mode by its name of before, too."""
     return {"updates": "analytic", "full": "protocol"}.get(str(said), said)
@@ -165,8 +190,8 @@ class Experiment(Part):
 
     name: str = Field(default="experiment", description="Of its results.")
     workers: Count = Field(description="N_tot, one per stream.")
-    rates: Positive | UniformRates | tuple[Seconds, ...] = Field(
-        description="lambda_A, records per second."
+    rates: Positive | UniformRates | tuple[Seconds, ...] | None = Field(
+        default=None, description="lambda_A, records per second; left out for a backlog."
     )
     arrivals: ArrivalsSpec = ArrivalsSpec()
     group_size: Count = Field(description="K, batches per update.")
@@ -223,6 +248,7 @@ class Experiment(Part):
                 "policy reassign leaves slots without a machine, whose streams nobody would ever"
                 " read: add `on_preemption: reassign`"
             )
+        self._works_off_a_backlog()
         for name in ("speeds", "link_s", "synchronisation", "learning"):
             given, default = getattr(self, name), type(self).model_fields[name].default
             if given != default and self.mode != "protocol":
@@ -233,3 +259,20 @@ class Experiment(Part):
         if len({pool.name for pool in self.spot}) != len(self.spot):
             raise ValueError("two spot pools have one name")
         return self
+
+    def _works_off_a_backlog(self) -> None:
+        backlog = self.arrivals.process == "backlog"
+        if backlog and self.rates is not None:
+            raise ValueError(
+                "rates: leave them out: a backlog is there from the beginning, and is worked off as"
+                " fast as `workers` machines compute (gradient)"
+            )
+        if not backlog and self.rates is None:
+            raise ValueError("rates: must be given, unless arrivals are `{process: backlog}`")
+        if backlog and (self.on_preemption, self.mode) != ("reassign", "analytic"):
+            raise ValueError(
+                "arrivals: a backlog is worked off by whichever machines there are: add"
+                " `on_preemption: reassign`, in mode analytic"
+            )
+        if self.policy.name == "bidbrain" and not backlog:
+            raise ValueError(LIVE_STREAMS)

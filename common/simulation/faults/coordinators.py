@@ -323,7 +323,7 @@ class SimulatedCoordinator:
             case do.StepDown(reason):
                 world.say(f"{self.name} steps down: {reason}")
                 if reason.startswith("nobody holds"):
-                    self._count_fallback()
+                    self._count_fallback(int(reason.rpartition(" ")[2]))
                 self._follows = False
                 self._sums = {}
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
@@ -335,14 +335,18 @@ class SimulatedCoordinator:
             case do.Drop() | do.Finish() | do.ReleaseLease():
                 pass
 
-    def _count_fallback(self) -> None:
-        """Count how often a leader falls back, and how often somebody held what it gave up."""
-        world = self.world
-        world.group.met["fallen back"] += 1
-        for newest in effective_updates(world)[0][-1:]:  # none, where the topic was created anew
-            made = ModelId(newest.epoch, newest.version)
-            there = [hold for hold in world.group.members.values() if hold(made)[0] is not None]
-            world.group.met["in vain"] += bool(there)
+    def _count_fallback(self, version: int) -> None:
+        """Count how often a leader falls back, and whether it gives up what somebody held."""
+        group, effective = self.world.group, effective_updates(self.world)[0]
+        group.met["fallen back"] += 1
+        made = [ModelId(update.epoch, update.version) for update in effective]
+        for newest in made[-1:]:  # none, where the topic was created anew
+            there = [hold for hold in group.members.values() if hold(newest)[0] is not None]
+            group.met["in vain"] += bool(there)
+            group.met["taken back"] += max(newest.version - version, 0)
+        count = 1 if self.world.scenario.slices is None else self.world.scenario.slices.count
+        stored = [each for each in made if len(group.stored.get(each, ())) == count]
+        group.met["past a backup"] += any(each.version > version for each in stored)
 
     def _is_expected(self, reason: str) -> bool:
         """Whether the job is held for what Kafka lost, and it did, or for a sum that overflowed."""

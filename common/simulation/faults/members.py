@@ -53,7 +53,7 @@ COPY_S = 0.1  # mean time of half a copy
 STORE_S = 0.2
 NOTICED = 0.4  # how often a look at a collective shows that somebody has closed it
 FINISHES = 0.5  # how often somebody has all the data when another closes
-LOST = 0.3  # share of the slices that never come to storage
+FAILS = 0.3  # share of the attempts to store slices
 OVERFLOWS = 0.02  # share of the sums that are not finite, in worlds with any
 
 
@@ -79,6 +79,7 @@ class SimulatedMember(SimulatedWorker):
         self.prepared: Token | None = None
         self._owned: Slices = UNSET  # by the attempt that it entered last
         self._taken = dict[tuple[tuple[int, ...], float], Taken]()
+        self._to_store: tuple[ModelId, dict[int, Token]] | None = None
         self._entered: AttemptId | None = None
         self._computes_at = self.replica.held
         world.group.members[self.member] = self._offer
@@ -338,13 +339,17 @@ class SimulatedMember(SimulatedWorker):
 
     def _store(self, made: ModelId, slices: Slices) -> None:
         world, replica = self.world, self.replica
-        kept = {number: self.moments[number] for number in self._numbers(slices)}
+        waiting = made, {number: self.moments[number] for number in self._numbers(slices)}
+        self._to_store = waiting
 
         def end() -> None:
-            lost = world.scenario.slices and not world.calm and world.group.draw.random() < LOST
-            if self.dead or world.storage_away or lost:
+            if self.dead or self._to_store is not waiting:
                 return
-            world.group.stored.setdefault(made, {}).update(kept)
+            fails = world.scenario.slices and not world.calm and world.group.draw.random() < FAILS
+            if world.storage_away or fails:
+                world.later(world.group.draw.expovariate(1 / STORE_S), end)
+                return
+            world.group.stored.setdefault(made, {}).update(waiting[1])
             if self._up() and self.replica is replica:
                 self._carry_out(self.replica.stored(made, slices))
 

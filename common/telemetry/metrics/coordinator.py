@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from prometheus_client.core import GaugeMetricFamily
-
 from common.telemetry.metrics import catalogue
-from common.telemetry.metrics.leading import Instruments, JobMetrics, by_worker
+from common.telemetry.metrics.leading import Instruments, JobMetrics, by_worker, lines
 from common.telemetry.metrics.meters import Meters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from prometheus_client import Counter
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     from common.telemetry.metrics.leading import Leading
     from common.telemetry.metrics.metric import Metric
@@ -59,12 +58,12 @@ class CoordinatorMetrics:
         if followed is not None:
             followed.checkpoint_failures.inc()
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """What the registry asks at each scrape."""
-        families = {line.name: _family(line) for line in _GAUGES}
+        families = {line: self.meters.family(line) for line in lines("gauge")}
         for job, followed in list(self._jobs.items()):
             for line, labels, value in _told(followed):
-                families[line.name].add_metric([job, *labels], value)
+                families[line].add_metric([job, *labels], value)
         yield from families.values()
 
 
@@ -120,34 +119,3 @@ def _by(
 ) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
     for label, value in values.items():
         yield line, (label,), value
-
-
-def _family(line: Metric) -> GaugeMetricFamily:
-    return GaugeMetricFamily(line.name, line.meaning, labels=line.labels)
-
-
-_GAUGES = (
-    catalogue.LEADING,
-    catalogue.EPOCH,
-    catalogue.VERSION,
-    catalogue.LOSS,
-    catalogue.TRAINING_METRIC,
-    catalogue.LEARNING_RATE,
-    catalogue.BATCHES_WAITING,
-    catalogue.WORKERS_LIVE,
-    catalogue.SYNCHRONISATION,
-    catalogue.GROUP_SIZE,
-    catalogue.UPDATE_STALENESS,
-    catalogue.WORKERS_BUSY,
-    catalogue.MEMBERS,
-    catalogue.LEFT_OUT,
-    catalogue.WORKER_SPEED,
-    catalogue.WORKER_SHARE,
-    catalogue.JOB_HELD,
-    catalogue.JOB_PAUSED,
-    catalogue.CHECKPOINT_AGE,
-    catalogue.STREAM_RECORDS,
-    catalogue.STREAM_LAG,
-    catalogue.ARRIVAL_RATE,
-    catalogue.STABILITY,
-)

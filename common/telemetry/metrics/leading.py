@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import Synchrony, UpdateApplied
     from common.telemetry.metrics.meters import Meters
-    from common.telemetry.metrics.metric import Metric
+    from common.telemetry.metrics.metric import Kind, Metric
 
 Stage: TypeAlias = Literal["wait", "gradients", "apply"]
 Refused: TypeAlias = Literal["gradient", "failed", "farewell", "malformed"]
@@ -91,23 +91,29 @@ class Leading:
     streams: StreamFigures | None = None
 
 
+def lines(kind: Kind) -> list[Metric]:
+    """What coordinators alone tell."""
+    own = ("coordinator",)
+    return [line for line in catalogue.CATALOGUE if (line.kind, line.told_by) == (kind, own)]
+
+
 class Instruments:
     """The counters and histograms of a process, made from their lines of the catalogue."""
 
     def __init__(self, meters: Meters) -> None:
-        self._counters = {line.name: meters.counter(line) for line in _COUNTERS}
-        self._histograms = {line.name: meters.histogram(line) for line in _HISTOGRAMS}
+        self._counters = {line: meters.counter(line) for line in lines("counter")}
+        self._histograms = {line: meters.histogram(line) for line in lines("histogram")}
         self._of = dict[str, list[tuple[Counter | Histogram, tuple[str, ...]]]]()
 
     def counter(self, line: Metric, job: str, *more: str) -> Counter:
         """That of a job, from now on with a zero to count from."""
-        counter, labels = self._counters[line.name], (job, *more)
+        counter, labels = self._counters[line], (job, *more)
         self._of.setdefault(job, []).append((counter, labels))
         return counter.labels(*labels)
 
     def histogram(self, line: Metric, job: str, *more: str) -> Histogram:
         """That of a job."""
-        histogram, labels = self._histograms[line.name], (job, *more)
+        histogram, labels = self._histograms[line], (job, *more)
         self._of.setdefault(job, []).append((histogram, labels))
         return histogram.labels(*labels)
 
@@ -243,26 +249,3 @@ class JobMetrics:
     def dead_lettered(self, records: int) -> None:
         """So many were written to dead-letter topics; for any thread."""
         self._dead_letters.inc(records)
-
-
-_HISTOGRAMS = (
-    *(catalogue.ROUND_STAGE, catalogue.STALENESS, catalogue.RECORD_AGE),
-    *(catalogue.COLLECTIVE, catalogue.REPAIR),
-)
-_COUNTERS = (
-    catalogue.TAKEOVERS,
-    catalogue.UPDATES,
-    catalogue.UPDATE_BATCHES,
-    catalogue.UPDATE_RECORDS,
-    catalogue.SHORT_UPDATES,
-    catalogue.SWITCHES,
-    catalogue.CLAIMS_ACCEPTED,
-    catalogue.CLAIMS_REFUSED,
-    catalogue.REPLIES_REFUSED,
-    catalogue.REDISPATCHED,
-    catalogue.QUARANTINED,
-    catalogue.DEAD_LETTERS,
-    catalogue.CHECKPOINT_FAILURES,
-    catalogue.MEMBERSHIPS,
-    catalogue.ATTEMPTS_BROKEN,
-)

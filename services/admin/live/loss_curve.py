@@ -6,24 +6,17 @@ when there are too many:
 
     versions   1-2  3-4  5-6  7-8  9        one more than fit
                1-4       5-8       9        each run twice as long
-
-`Thinned` has samples over time; when there are too many, every second one goes:
-
-    capacity 4     a b c d          full: a c e ., from now on every second one is kept
-                   a c e g          full: a e i ., from now on every fourth
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.jobs.progress import Row
-
-T = TypeVar("T")
 
 POINTS = 2000  # as wide as a page: more could not be told apart
 _RATE_S = 10.0  # of updates per second, as in progress
@@ -136,33 +129,3 @@ class LossCurve:
         if len(rates) > 1:
             rates[0] = rates[1]  # nobody knows since when the first one was under way
         return rates
-
-
-class Thinned(Generic[T]):
-    """Samples in order, and always the newest.
-
-    Args:
-        capacity: Samples kept, at most; an even number.
-    """
-
-    def __init__(self, capacity: int = POINTS) -> None:
-        self._capacity = capacity
-        self._kept = list[T]()
-        self._stride = 1
-        self._seen = 0
-        self._newest: T | None = None
-
-    def add(self, sample: T) -> None:
-        """Take in one more."""
-        self._newest = sample
-        if self._seen % self._stride == 0:
-            if len(self._kept) == self._capacity:
-                self._kept = self._kept[::2]
-                self._stride *= 2
-            self._kept.append(sample)
-        self._seen += 1
-
-    def samples(self) -> list[T]:
-        """What is kept, and the newest behind it."""
-        behind = (self._seen - 1) % self._stride != 0 and self._newest is not None
-        return [*self._kept, self._newest] if behind and self._newest is not None else self._kept

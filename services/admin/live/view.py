@@ -21,11 +21,12 @@ from common.api.answers import (
 )
 from common.api.jobs import progress_answer, update_answers
 from common.core.messages import Drifted, Evaluated, UpdateApplied
+from common.core.thinned import Thinned
 from common.jobs.progress import KEPT, JobProgress
 from common.provisioning.ledger import FleetLedger
 from services.admin.live.answers import lives_of, workers_of
 from services.admin.live.evaluations import Evaluations
-from services.admin.live.loss_curve import LossCurve, Thinned
+from services.admin.live.loss_curve import POINTS, LossCurve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,8 +63,8 @@ class JobView:
     ) -> None:
         self.job = JobProgress(record, updates_start, control_start, kept)
         self.ledger = FleetLedger(billing)
-        self._course = LossCurve()
-        self._lags = Thinned[tuple[float, list[int | None]]]()  # of all streams, at a time
+        self._losses = LossCurve()
+        self._lags = Thinned[tuple[float, list[int | None]]](POINTS)  # of all streams, at a time
         self._evaluations = Evaluations(record.spec.streams)
 
     # --- what happens ----------------------------------------------------------------------------
@@ -87,8 +88,8 @@ class JobView:
         row = self.job.newest() if isinstance(record, UpdateApplied) else None
         if row is not None:
             if row.version != before + 1:  # whom the first records showed to lead did not
-                self._course = LossCurve()
-            self._course.append(row)
+                self._losses = LossCurve()
+            self._losses.append(row)
         return True
 
     def look(self, look: Look) -> None:
@@ -129,12 +130,10 @@ class JobView:
     def curves(self, now: float) -> CurvesAnswer:
         """Everything over time, thinned."""
         lags = self._lags.samples()
-        reviews = list(self.ledger.reviews)
-        if self.ledger.review is not None and self.ledger.review not in reviews[-1:]:
-            reviews.append(self.ledger.review)
+        reviews = self.ledger.reviews.samples()
         return CurvesAnswer(
             now_s=now,
-            **self._course.points()._asdict(),
+            **self._losses.points()._asdict(),
             lag_at_s=tuple(at_s for at_s, _ in lags),
             lag=tuple(
                 LagCurve(stream=name, lag=tuple(lag[index] for _, lag in lags))
@@ -152,5 +151,5 @@ class JobView:
 
     def _take_back(self, version: int) -> None:
         self._evaluations.take_back(version)
-        left = self.job.columns.rows(self._course.first_of(version), version)
-        self._course.take_back(version, left)
+        left = self.job.columns.rows(self._losses.first_of(version), version)
+        self._losses.take_back(version, left)

@@ -28,6 +28,7 @@ from common.api.jobs import (
     unreadable_records,
 )
 from common.api.keys import KeyRecord, fingerprint
+from common.api.provisioning import check_market
 from common.config.aggregation import (
     AggregationSpec,  # noqa: TC001 -- FastAPI reads it when run
 )
@@ -344,6 +345,7 @@ async def _check(service: Service, spec: JobSpec) -> None:
             spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
         )
     )
+    await service.tasks.run(lambda: check_market(spec, settings))
 
 
 def _given(patch: JobPatch) -> dict[str, Value]:

@@ -34,7 +34,7 @@ def simulate(
         typer.Option(
             metavar="NAME",
             help="A policy instead of the file's; may be repeated to compare: on-demand, static,"
-            " adaptive, chance, backfill, reassign, pools.",
+            " adaptive, chance, backfill, reassign, pools; bidbrain for a backlog.",
         ),
     ] = None,
     as_json: Annotated[
@@ -169,7 +169,9 @@ def _throughput(summaries: Mapping[str, Summary]) -> list[Table | Text]:
 def title(experiment: Experiment, runs: int) -> str:
     """Say in two lines what was simulated."""
     rates = experiment.rates
-    if isinstance(rates, tuple):
+    if rates is None:
+        streams = "a backlog"
+    elif isinstance(rates, tuple):
         streams = f"{fsum(rates):,.6g} records/s in all"
     elif isinstance(rates, float | int):
         streams = f"{rates:g} records/s each"

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from common.core import commands as do
 from common.core import events
+from common.core.group.backups import AGAIN_S, PATIENCE_S
 from common.core.group.membership import ACCUSED_S, Accusations
 from common.core.group.replica import (
     ApplyResult,
@@ -31,6 +32,7 @@ from common.core.group.state_reports import StateReports
 from common.core.messages import (
     GENESIS,
     Broken,
+    Copy,
     GradientReady,
     GroupOrders,
     Lead,
@@ -106,13 +108,13 @@ class _Group:
 
     def settle(self) -> None:
         """Let everybody hear and answer until nothing is left to be said; collectives wait."""
-        while triggers := self._unheard():
+        while triggers := self.unheard():
             for trigger in triggers:
                 for process in tuple(self.of.values()):
                     self.tell(process, process.replica.hear(trigger))
                     self._compute(process, trigger)
 
-    def _unheard(self) -> list[UpdateTrigger]:
+    def unheard(self) -> list[UpdateTrigger]:
         triggers = [each.trigger for each in of_kind(self.bench.said, do.PostTrigger)]
         new, self.heard = triggers[self.heard :], len(triggers)
         return new
@@ -193,6 +195,15 @@ class _Group:
         """The leader reads its record; all hear of it."""
         self.bench.read_updates()
         self.settle()
+
+    def fall_back(self) -> str:
+        """Let time pass until the leader gives the newest update up; returns why it steps down."""
+        for _ in range(40):
+            self.see()
+            if said := of_kind(self.bench.tick(self.bench.now + 0.1), do.StepDown):
+                return said[0].reason
+            self.settle()
+        raise AssertionError("it waits")
 
     @property
     def weights(self) -> dict[WorkerId, tuple[int, ...] | None]:
@@ -615,12 +626,143 @@ def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_who
     group.finish(A, B, C)
     group.read_back()
     group.kill(B)
-    for _ in range(40):
+    assert f"back to version {stored.version}" in group.fall_back()
+
+
+def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_read() -> None:
+    #  version     1        2         | the next leader       | B dies
+    #  in storage  ██                 | begins at version 2   | back to 1, and not to 0
+    group = begun(A, B, C, bench=Bench(sliced()))
+    group.finish(A, B, C)
+    group.read_back()
+    group.deaf.update((A, B))
+    group.bench.announce(A, B, C)
+    group.settle()
+    group.finish(A, B, C)
+    group.read_back()
+    before = group.bench
+    group.bench.see()  # and nobody is heard of any more
+    hot = before.published[-1]
+    assert hot.made.version == 2
+
+    later = group.bench = Bench(sliced(), updates=before.updates, name="c2")
+    group.heard = 0
+    later.lead(hot)
+    group.kill(A, B)
+    assert "back to version 1" in group.fall_back()
+
+
+def test_whoever_joins_at_version_0_copies_all_slices_whichever_it_is_to_own() -> None:
+    one, other = Member(A, 1), Member(B, 2)
+    told = GroupOrders(GENESIS, Membership(1), origin=1, copies=(Copy(other, one, ()),))
+    trigger = UpdateTrigger(TriggerId(0, 1), GENESIS, (), group=told)
+    replicas = [Replica(each, machine=Machine(each, "spot", 0.0)) for each in (one, other)]
+    replicas[0].hear(replace(trigger, id=TriggerId(0, 0), group=replace(told, copies=())))
+    replicas[0].copied(GENESIS, 1)
+
+    offered, copied = (replica.hear(trigger) for replica in replicas)
+    assert OfferState(other, TriggerId(0, 1)) in offered
+    assert CopyState(one, GENESIS, TriggerId(0, 1)) in copied
+
+
+def checkpoints(group: _Group) -> list[tuple[int, list[int]]]:
+    """Versions of which one was published, each with those that its leader knows in storage."""
+    published = [each for each in of_kind(group.bench.said, do.PublishSnapshot) if each.checkpoint]
+    return [
+        (each.snapshot.made.version, [made.version for made in each.snapshot.stored or ()])
+        for each in published
+    ]
+
+
+def update(group: _Group, *workers: WorkerId) -> None:
+    """Make one more of them."""
+    group.bench.announce(*(workers * 3)[:3])
+    group.settle()
+    group.finish(*workers)
+    group.read_back()
+
+
+def test_a_backup_comes_to_its_end_while_updates_go_on() -> None:
+    #  version      1      2      3
+    #  A stored     ██               ██
+    #  B stored     ░░░░░░░░░░░░░░██ ██
+    group = begun(A, B, C, bench=Bench(sliced()))
+    group.deaf.add(B)
+    group.finish(A, B, C)
+    group.read_back()
+    made = ModelId(group.bench.epoch, 1)
+    for _ in range(2):
+        update(group, A, B, C)
         group.see()
-        if said := of_kind(group.bench.tick(group.bench.now + 0.1), do.StepDown):
-            break
+        group.bench.tick(group.bench.now + 0.9 * PATIENCE_S / 2)
         group.settle()
-    assert f"back to version {stored.version}" in said[0].reason
+    assert checkpoints(group) == []
+    assert group.stores == [(A, group.of[A].replica.slices)]  # and B is not asked for another one
+
+    group.deaf.clear()
+    process = group.of[B]
+    group.tell(process, process.replica.stored(made, process.replica.slices))
+    group.settle()
+    assert checkpoints(group) == [(1, [1]), (3, [1, 3])]  # and the one in force after it
+
+
+def test_a_version_whose_owner_died_before_it_was_stored_is_given_up_for_the_one_in_force() -> None:
+    group = begun(A, B, C, bench=Bench(sliced(owners=2)))
+    last = group.stores
+    group.deaf.update((A, B, C))
+    group.finish(A, B, C)
+    group.read_back()
+    update(group, A, B, C)
+    assert checkpoints(group) == []
+    orders = [each.trigger.group for each in of_kind(group.bench.said, do.PostTrigger)]
+    (asked,) = {each.worker for o in orders if o is not UNSET for each in o.stores}
+
+    group.deaf.clear()
+    group.kill(asked)
+    group.see()
+    group.settle()
+    group.bench.tick(group.bench.now + 1.0)
+    group.settle()
+    assert {worker for worker, _ in last} == {A, B, C} - {asked} - {C}
+    assert checkpoints(group) == [(2, [2])]
+
+
+def test_who_never_heard_that_it_is_to_store_a_version_says_so_and_another_is_stored() -> None:
+    group = begun(A, B, C, bench=Bench(sliced()))
+    group.finish(A, B, C)
+    group.bench.read_updates()
+    for trigger in group.unheard():  # one is told what counts now, and is at it
+        for process in group.of.values():
+            orders = trigger.group
+            assert orders is not UNSET
+            if process is group.of[B]:
+                trigger = replace(trigger, group=replace(orders, stores=()))  # noqa: PLW2901
+            group.tell(process, process.replica.hear(trigger))
+    assert checkpoints(group) == []
+
+    update(group, A, B, C)
+    group.bench.tick(group.bench.now + AGAIN_S)
+    group.settle()
+    group.bench.tick(group.bench.now + AGAIN_S)
+    group.settle()
+    assert checkpoints(group) == [(2, [2])]
+
+
+def test_who_is_asked_again_to_store_a_version_does_it_once_and_says_it_twice() -> None:
+    member, made = Member(A, 1), ModelId(3, 1)
+    replica = Replica(member)
+    orders = GroupOrders(made, Membership(1, (member,)), stores=(member,))
+    trigger = UpdateTrigger(TriggerId(3, 1), made, (), group=replace(orders, stores=()))
+    replica.hear(trigger)
+    replica.copied(made)
+
+    def again(number: int) -> list[ReplicaCommand]:
+        said = replica.hear(replace(trigger, id=TriggerId(3, number), group=orders))
+        return [c for c in said if not (isinstance(c, Say) and isinstance(c.reply, StateReport))]
+
+    assert again(2) == [StoreState(made)]
+    assert again(3) == []
+    assert replica.stored(made) == tuple(again(4))
 
 
 def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:

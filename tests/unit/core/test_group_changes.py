@@ -18,7 +18,10 @@ from tests.unit.core.leaders import update
 from tests.unit.core.test_group import GROUP, begun
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
+
     from common.core.settings import CoordinatorSettings
+    from tests.unit.core.leaders import Topic
 
 BOARD = changed(GROUP, aggregation=None, revision=1)
 MEMBERS = changed(QUIET, aggregation=AggregationSettings(), revision=1)
@@ -151,24 +154,24 @@ def test_how_members_share_the_weights_can_change_without_a_lead() -> None:
 )
 def test_a_candidate_leads_as_its_job_says_once_that_can_have_the_newest_update(
     settings: CoordinatorSettings,
-    in_force: int,
+    in_force: int | UnsetType,
     stored: tuple[ModelId, ...],
-    leads: int,
+    leads: int | UnsetType,
 ) -> None:
-    topic = [Lead(-1, GENESIS, "c0", 0, slices=in_force), update(0, 1, 0, 1)]
-    bench = Bench(settings, updates=[*topic])
+    topic: Topic = [Lead(-1, GENESIS, "c0", 0, slices=in_force), update(0, 1, 0, 1)]
+    bench = Bench(settings, updates=topic)
     snapshot = Snapshot(
         *(0, MADE, 2, 2, {P: 20}), poison=(), stored=stored or UNSET, slices=in_force
     )
     bench.stand(snapshot)
     assert isinstance(lead := bench.updates[-1], Lead)
     assert (lead.base, lead.slices) == (MADE, leads)
-    assert lead.exact == (True if {leads, in_force} != {UNSET} else UNSET)
+    assert lead.exact == (UNSET if leads is in_force is UNSET else True)
 
 
 def test_an_update_of_members_in_between_makes_the_lead_of_the_board_void() -> None:
-    topic = [Lead(-1, GENESIS, "c0", 0, slices=0), update(0, 1, 0, 1)]
-    bench = Bench(BOARD, updates=[*topic])
+    topic: Topic = [Lead(-1, GENESIS, "c0", 0, slices=0), update(0, 1, 0, 1)]
+    bench = Bench(BOARD, updates=topic)
     stored = Snapshot(0, MADE, 2, 2, {P: 20}, poison=(), stored=(MADE,), slices=0)
     bench.stand(stored)
     bench.updates.insert(2, update(0, 2, 2, 3))
@@ -186,12 +189,12 @@ def test_where_the_coordinator_led_last_no_snapshot_will_do_of_which_members_hav
     None
 ):
     # the one of epoch 0 is a stale copy: its leader stored J=1, and said so
-    topic = [
+    topic: Topic = [
         Lead(-1, GENESIS, "c0", 0, slices=0),
         update(0, 1, 0, 1),
         Lead(0, MADE, "c1", 5, exact=True),
     ]
-    bench = Bench(changed(QUIET, revision=2), updates=[*topic])
+    bench = Bench(changed(QUIET, revision=2), updates=topic)
     members = Snapshot(0, MADE, 2, 2, {P: 20}, poison=(), slices=0)
     bench.stand(members)
     assert isinstance(lead := bench.updates[-1], Lead)

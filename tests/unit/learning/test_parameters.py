@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,11 @@ from torch import nn
 
 from common.core.vectors import SparseVector, dense
 from common.errors import CorruptError, UserError
-from common.learning.parameters import FlatModel
+from common.learning.parameters import GIVEN_AWAY, FlatModel, is_finite
 from tests.unit.learning.examples import normalised
+
+if TYPE_CHECKING:
+    from common.core.messages import Vector
 
 
 def test_parameters_come_first_in_the_modules_order_and_float_buffers_after() -> None:
@@ -180,3 +185,55 @@ def test_on_a_gpu_the_vector_is_a_copy_on_the_host() -> None:
     flat = FlatModel(nn.Linear(2, 1).cuda())
     flat.load(np.array([1, 2, 3], np.float32))
     assert flat.state.tolist() == flat.vector.tolist() == [1, 2, 3]
+
+
+def test_a_large_gradient_is_given_away_and_its_memory_serves_again_once_it_is_given_back() -> None:
+    module = nn.Linear(GIVEN_AWAY // 2, 2)
+    module.register_buffer("mean", torch.zeros(3))
+    flat = FlatModel(module)
+
+    def gradient(of: float) -> Vector:
+        flat.clear_gradient()
+        module(torch.full((1, GIVEN_AWAY // 2), of)).sum().backward()
+        flat.gradient[flat.parameter_count :] += of
+        return dense(flat.read_gradient())
+
+    def expected(of: float) -> Vector:
+        parts = np.full(GIVEN_AWAY, of), np.ones(2), np.full(3, of)
+        return np.concatenate(parts).astype(np.float32)
+
+    first, second = gradient(3.0), gradient(5.0)
+    assert np.array_equal(first, expected(3.0))
+    assert np.array_equal(second, expected(5.0))
+    flat.give_back(first)
+    third = gradient(7.0)
+    assert np.shares_memory(third, first)
+    assert not np.shares_memory(third, second)
+    assert np.array_equal(third, expected(7.0))
+    assert np.array_equal(second, expected(5.0))
+    fourth = gradient(9.0)  # nothing was given back
+    assert not np.shares_memory(fourth, third)
+    assert np.array_equal(fourth, expected(9.0))
+
+
+def test_what_is_no_gradient_of_the_model_is_not_taken_back() -> None:
+    flat = FlatModel(nn.Linear(GIVEN_AWAY, 1))
+    flat.give_back(np.ones(GIVEN_AWAY, np.float32))
+    flat.clear_gradient()
+    assert len(flat.gradient) == GIVEN_AWAY + 1
+    assert not flat.gradient.any()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 70_000, 99_999])
+def test_one_number_that_is_not_finite_is_seen(wrong: float, place: int) -> None:
+    vector = np.ones(100_000, np.float32)
+    assert is_finite(vector)
+    vector[place] = wrong
+    assert not is_finite(vector)
+
+
+def test_numbers_that_only_together_are_too_large_are_finite() -> None:
+    assert is_finite(np.full(1000, 3e38, np.float32))
+    assert is_finite(np.empty(0, np.float32))
+    assert not is_finite(np.array([np.inf, -np.inf], np.float32))

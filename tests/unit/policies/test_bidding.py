@@ -136,6 +136,16 @@ def test_pools_that_refuse_or_are_full_are_passed_over() -> None:
     assert counts == {"wild": 5, "calm": 1}
 
 
+def test_machines_on_demand_that_are_added_to_others_leave_those_in_their_place() -> None:
+    calm, alone = Offer("calm", bid_usd_per_hour=0.5), Offer("on-demand")
+    first = BIDDING.reconsider(seen(refusing=frozenset({"wild"})), None)
+    last = replace(first, machines={calm: 4, alone: 2})
+    evicted = BIDDING.reconsider(
+        seen(600.0, {alone: 2}, refusing=frozenset({"wild", "calm"})), last
+    )
+    assert evicted.machines == {alone: 6}
+
+
 def test_where_the_backlog_is_worked_off_no_more_are_had_than_keep_up() -> None:
     first = BIDDING.reconsider(seen(), None)
     there = dict(first.machines)

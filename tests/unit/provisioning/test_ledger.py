@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from common.core.thinned import Thinned
 from common.policies.policy import Hour
 from common.ports.machines import Offer
-from common.provisioning.ledger import PLANS_KEPT, REPLANS_KEPT, FleetLedger, Thinned
+from common.provisioning.ledger import PLANS_KEPT, REPLANS_KEPT, FleetLedger
 from common.provisioning.records import (
     LaunchRequested,
     OfferPrice,
@@ -163,25 +162,9 @@ def test_what_runs_costs_what_it_costs_now() -> None:
     assert ledger.usd_per_hour == 1.0
 
 
-@given(st.integers(1, 3000), st.floats(0.1, 100))
-def test_reviews_are_as_many_as_one_looks_at_and_reach_from_the_first_to_lately(
-    count: int, every_s: float
-) -> None:
-    reviews = Thinned(limit=100)
-    for number in range(count):
-        reviews.add(review(T0 + number * every_s))
-
-    kept = [entry.at_s for entry in reviews]
-    assert len(kept) <= 100
-    assert kept == sorted(kept)
-    assert kept[0] == T0
-    last_s = T0 + (count - 1) * every_s
-    assert last_s - kept[-1] <= max(last_s - T0, every_s) / 10
-
-
 def test_the_last_review_is_known_even_where_it_is_thinned_away() -> None:
     ledger = FleetLedger()
-    ledger.reviews = Thinned(limit=2)
+    ledger.reviews = Thinned(2)
     ledger.feed(0, lead())
     for number in range(10):
         ledger.feed(1 + number, review(T0 + number))

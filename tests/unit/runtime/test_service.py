@@ -133,14 +133,29 @@ class Recorded:
         self._told.append(f"{self._what} closed")
 
 
-def test_jobs_end_before_what_they_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def on(process: ServiceProcess, log: MemoryLog) -> ServiceProcess:
+    """The same with this Kafka, and a Redis in memory."""
+    return process._replace(open_servers=lambda *_: (log, MemoryBoards(MemoryRedis())))
+
+
+class ToldLog(MemoryLog):
+    """Tells when it is closed."""
+
+    def __init__(self, told: list[str]) -> None:
+        super().__init__()
+        self._told = told
+
+    def close(self) -> None:
+        """Tell of it."""
+        self._told.append("Kafka closed")
+
+
+def test_jobs_end_before_what_they_are_made_of() -> None:
     #   jobs topic ─▶ digits begins ─▶ its turn ─▶ SIGTERM ─▶ job, what is shared, Kafka: closed
-    log, told = MemoryLog(), list[str]()
+    told = list[str]()
+    log = ToldLog(told)
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     JobStore(log).submit(parse_job(TEXT))
-    monkeypatch.setattr(log, "close", lambda: told.append("Kafka closed"))
-    monkeypatch.setattr(service, "open_log", lambda _settings, _name: log)
-    monkeypatch.setattr(service, "open_boards", lambda _settings: MemoryBoards(MemoryRedis()))
 
     def work(process: ServiceProcess) -> None:
         def parts(opened: Opened) -> MakePart:
@@ -156,20 +171,20 @@ def test_jobs_end_before_what_they_are_made_of(monkeypatch: pytest.MonkeyPatch) 
             assert record is not None
             return Recorded(record.spec.name, told, process.stopping.set)
 
-        follow_jobs(process, Meters("evaluator"), parts, lambda _record, new: new)
+        follow_jobs(
+            *(on(process, log), Meters("evaluator"), parts, lambda _record, new: new),
+        )
 
     assert run("evaluator", "e1", work) == service.EXIT_OK
     assert told == ["turn of digits", "digits closed", "shared closed", "Kafka closed"]
 
 
-def test_actors_beside_others_have_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_beside_others_have_threads_of_their_own() -> None:
     #   digits: all threads of the first kind hang ─▶ one of the other kind has its turn ─▶ SIGTERM
     log, told, released = MemoryLog(), list[str](), threading.Event()
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     for name in ("a", "b", "c", "d", "e", "f", "g", "h", "digits"):
         JobStore(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
-    monkeypatch.setattr(service, "open_log", lambda _settings, _name: log)
-    monkeypatch.setattr(service, "open_boards", lambda _settings: MemoryBoards(MemoryRedis()))
 
     def work(process: ServiceProcess) -> None:
         def actors(at_turn: Callable[[], None]) -> MakePart:
@@ -180,7 +195,7 @@ def test_actors_beside_others_have_threads_of_their_own(monkeypatch: pytest.Monk
             released.set()
 
         follow_jobs(
-            *(process, Meters("evaluator"), lambda _opened: actors(hang)),
+            *(on(process, log), Meters("evaluator"), lambda _opened: actors(hang)),
             lambda _record, new: new,
             beside=(
                 lambda _opened: actors(done),

@@ -1,4 +1,4 @@
-"""Slices with owners: members in memory come to the weights that one process finds alone."""
+"""Members in memory come to the weights that one process finds alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from common.learning.slices import BLOCK
 from common.learning.trainer import Trainer
 from common.ports.group import Peer
 from common.testing.group import MemoryNetwork
-from services.worker.held import Formed, HeldSlices
+from services.worker.held import Formed, HeldSlices, HeldWhole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from common.core.messages import Vector
+    from common.learning.gradients import Reduction
 
 PARAMETERS, BUFFERS, COUNT = 5 * BLOCK - 7, 30, 4
 NUMBERS = PARAMETERS + BUFFERS
@@ -138,3 +139,51 @@ def test_what_is_missing_of_a_version_is_told() -> None:
         whole_of([held.stored((0,)), held.stored((2,))])
     with pytest.raises(CorruptError, match=r"it lacks slices \[1\]"):
         held.restore(held.snapshot((0,)), (0, 1))
+
+
+MOMENTUM = OptimizerSettings("momentum", 0.1, clip_norm=0.5)
+SETTINGS = [OptimizerSettings("sgd", 0.5), MOMENTUM, ADAM]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda each: each.name)
+def test_a_step_from_the_sum_has_the_bits_of_one_trainers(
+    settings: OptimizerSettings, reduction: Reduction
+) -> None:
+    held = HeldWhole(Trainer(drawn(0), PARAMETERS, settings, reduction))
+    alone = Trainer(drawn(0), PARAMETERS, settings, reduction)
+    group = MemoryNetwork().groups().group("one", [Peer("w", "")], 0)
+    members = (Member(WorkerId("w"), 1),)
+    formed = Formed((1, 1), Membership(1, members), 0, group)
+    digests = set[int]()
+    for number in range(1, 4):
+        parts = [(drawn(10 * number), 3), (drawn(10 * number + 1), 5)]
+        kept = [vector.copy() for vector, _ in parts]
+        reduce = Reduce(AttemptId(1, 1, number), (), 8, learning_rate=0.1 * number, measured=True)
+        for _ in range(2):  # what an attempt found that is given up is found again
+            held.add_up(formed, reduce, parts)
+            found, square = held.result(reduce)
+        held.apply()
+        held.settle()
+        digests.add(found)
+        for vector, samples in parts:
+            alone.add(0, vector, samples)
+        assert square == alone.square(0)
+        alone.apply(0, 0.1 * number)
+        assert bytes(held.weights()) == bytes(alone.weights())
+        assert held.snapshot(UNSET) == alone.snapshot()
+        assert all(np.array_equal(vector, k) for (vector, _), k in zip(parts, kept, strict=True))
+    assert len(digests) == 3
+
+
+def test_a_sum_that_is_not_finite_is_no_result() -> None:
+    held = HeldWhole(Trainer(drawn(0), PARAMETERS, ADAM))
+    group = MemoryNetwork().groups().group("one", [Peer("w", "")], 0)
+    formed = Formed((1, 1), Membership(1, (Member(WorkerId("w"), 1),)), 0, group)
+    reduce, large = Reduce(AttemptId(1, 1, 1), (), 8), np.full(NUMBERS, 3e38, np.float32)
+    with np.errstate(over="ignore"):
+        held.add_up(formed, reduce, [(large, 4), (large, 4)])
+    with pytest.raises(NotFiniteError):
+        held.result(reduce)
+    with pytest.raises(AssertionError, match="one of an attempt"):
+        held.apply()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from common.config.settings import Settings
@@ -21,3 +26,26 @@ def test_weights_that_do_not_fit_are_refused(settings: Settings) -> None:
     numbers = MIB if settings.group_memory_mib else MIB << 24  # of which no machine has as many
     with pytest.raises(UserError, match="that DOLL_GROUP_MEMORY_MIB allows"):
         check_group_memory(numbers, 2, settings)
+
+
+# Memory that is still there counts as faults, of 4,096 bytes or of 2 MiB each.
+_FAULTS = """
+from resource import RUSAGE_SELF, getrusage
+from services.worker.memory import keep_freed_memory
+keep_freed_memory()
+import torch
+before = getrusage(RUSAGE_SELF).ru_minflt
+kept = torch.ones(16 << 20)
+print(getrusage(RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_large_vectors_come_in_large_pages_where_the_system_has_them() -> None:
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not pages.exists() or "[never]" in pages.read_text():
+        pytest.skip("this system has none")
+    environment = {k: v for k, v in os.environ.items() if k != "THP_MEM_ALLOC_ENABLE"}
+    found = subprocess.run(  # noqa: S603 -- our own command line, no shell
+        [sys.executable, "-c", _FAULTS], env=environment, capture_output=True, check=True, text=True
+    )
+    assert int(found.stdout) < 16_384 / 2  # pages of 64 MiB

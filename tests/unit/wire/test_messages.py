@@ -192,6 +192,8 @@ leader_statuses = st.builds(
         GroupStatus,
         st.lists(workers, max_size=3).map(tuple),
         st.dictionaries(workers, texts, max_size=2),
+        st.integers(0, 3),
+        st.lists(workers, max_size=3).map(tuple),
     ),
 )
 triggers = st.builds(
@@ -234,8 +236,8 @@ def triggers_of_groups(draw: st.DrawFn) -> UpdateTrigger:
         draw(st.booleans()),
         draw(st.none() | members),
         draw(st.none() | members),
-        draw(st.none() | members),
         draw(st.lists(members, max_size=2).map(tuple)),
+        draw(st.just(UNSET) | models),
     )
     return UpdateTrigger(TriggerId(model.epoch, 1), model, (), group=orders)
 

@@ -291,7 +291,7 @@ def test_what_a_newer_program_wrote_is_said(rig: Rig) -> None:
         rig.log.append(UPDATES.topic, 0, None, later)
     rig.follower.start()
     eventually(lambda: rig.follower.ended_s is not None)
-    with pytest.raises(UnavailableError, match="run a newer program"):
+    with pytest.raises(UnavailableError, match="run a newer doll"):
         rig.follower.check()
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.admin.live.loss_curve import Thinned
+from common.core.thinned import Thinned
 
 
 @given(st.integers(0, 500), st.sampled_from([2, 4, 10]))

@@ -1,0 +1,48 @@
+"""Finds the distribution `doll`: its packages `common` and `services`, and its command.
+
+A user may have folders of these names, in the working directory or on PYTHONPATH. Ours lie beside
+this package, or in a checkout two folders above it; there they are looked for first.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_PLACES = map(str, Path(__file__).parents[1:4:2])
+_ROOT = next((place for place in _PLACES if Path(place, "services", "cli").is_dir()), "")
+
+
+def load(module: str) -> ModuleType:
+    """Import a module of that distribution.
+
+    Raises:
+        ImportError: If it is not installed here, or a user's package of the name was imported.
+    """
+    package = module.partition(".")[0]
+    if not _ROOT:
+        raise ImportError(
+            "it is part of the distribution `doll`, which is not installed here: of `doll-client`"
+            " alone there is the client"
+        )
+    sys.path.insert(0, _ROOT)
+    try:
+        found = import_module(package)
+        if found.__file__ is None or not Path(found.__file__).is_relative_to(_ROOT):
+            raise ImportError(
+                f"{package!r} is DOLL's own package, and {found.__file__} was imported by that"
+                " name: rename yours"
+            )
+        return import_module(module)
+    finally:
+        sys.path.remove(_ROOT)
+
+
+def main() -> None:
+    """Run the command `doll`."""
+    load("services.cli.__main__").main()

@@ -1,0 +1,311 @@
+"""A backlog, worked off by machines under bids: `bidbrain` on recorded prices.
+
+The policy is that of a live job, and so is the bill. A machine goes when its price passes its bid,
+or when its pool takes it back; then all stand still for lambda. The odds of eviction are counted in
+what the recording says of the time before a run.
+
+    recorded prices ──▶ odds ──▶ policy ──▶ machines ──▶ updates
+                                   ▲            └──▶ bill
+                                   └── prices, evictions, ends of hours
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.policies.bidding import REVIEWS, Bidding, odds_of
+from common.policies.policy import Hour, MachineCount, Situation, renewal_s
+from common.ports.machines import Offer
+from common.provisioning.costs import Bill
+from common.simulation.experiments.results import Change, PoolUse, Run
+from common.theory.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from common.policies.bidding import BidSettings
+    from common.policies.policy import Decision
+    from common.provisioning.records import EndedBecause
+    from common.simulation.experiments.analytic import Array, Conditions, Flags
+    from common.simulation.experiments.policy_driver import Givens
+
+MOST_HOURS = 90 * 24  # of past prices: what EC2 tells
+TELL_STEPS = 50
+
+
+def simulate_bids(
+    givens: Givens,
+    settings: BidSettings,
+    conditions: Conditions,
+    seed: int,
+    progress: Callable[[float], None] | None = None,
+) -> tuple[Run, ...]:
+    """Work off a backlog R times under `bidbrain`.
+
+    Args:
+        givens: The job; of its rates only the number of workers counts, which is how many machines
+            it may have.
+        settings: Of the policy; for lambda all stand still here, too.
+        conditions: Prices, outages, and how fast machines compute; offers are used up.
+        seed: Of what was drawn.
+        progress: Is told the share of all updates that has been made, now and then, and 1.0 once.
+
+    Raises:
+        ParameterError: If a recording is too short to count evictions in.
+    """
+    runs = [_Run(givens, conditions, settings, seed, run) for run in range(givens.runs)]
+    going = np.ones(givens.runs, np.bool_)
+    due_s = np.zeros(givens.runs)
+    step_s, steps, now_s = conditions.step_s, 0, 0.0
+    before: list[Flags | None] = [None] * len(conditions.offers)
+    while going.any():
+        offered = [None if offers is None else offers.step(now_s) for offers in conditions.offers]
+        asked = due_s <= now_s
+        for prices, was, offer in zip(conditions.prices, before, offered, strict=True):
+            asked |= prices.changed(max(now_s - step_s, 0.0), now_s)
+            if was is not None and offer is not None:
+                asked |= (was != offer).any(axis=1)
+        usd_per_hour = np.array([prices.at(now_s) for prices in conditions.prices])
+        for index in np.flatnonzero(going & asked).tolist():
+            seats = [None if offer is None else offer[index] for offer in offered]
+            due_s[index] = runs[index].go_on(now_s, usd_per_hour[:, index], seats)
+            going[index] = not runs[index].over
+        before = offered
+        steps += 1
+        now_s = steps * step_s
+        if progress is not None and steps % TELL_STEPS == 0:
+            progress(float(np.mean([run.share(now_s) for run in runs])))
+    if progress is not None:
+        progress(1.0)
+    return tuple(run.result() for run in runs)
+
+
+@dataclass(slots=True)
+class _Machine:
+    launch: int
+    offer: Offer
+    pool: int
+    seat: int
+    launched_s: float
+    ready_s: float
+
+
+class _Run:
+    """One run under way.
+
+    Attributes:
+        over: Whether all updates are made, or it was given up.
+    """
+
+    def __init__(
+        self, givens: Givens, conditions: Conditions, settings: BidSettings, seed: int, index: int
+    ) -> None:
+        self._givens, self._conditions, self._settings = givens, conditions, settings
+        self._seed, self._index = seed, index
+        self._deadline_s = float(givens.deadline_s[index])
+        names = [pool.name for pool in givens.pools]
+        hour_s = min(pool.billing.hour_s for pool in givens.pools)
+        past = {
+            name: prices.past(index, self._deadline_s, MOST_HOURS * hour_s)
+            for name, prices in zip(names, conditions.prices, strict=True)
+        }
+        self._policy = Bidding(settings, odds_of(givens.pools, past))
+        self._review_s = hour_s / REVIEWS
+        self._renewal_s = renewal_s(hour_s)
+        self._bills = [Bill({pool.name: pool.billing}) for pool in givens.pools]
+        self._prices = np.full(len(names), np.nan)
+        self._machines: list[_Machine] = []
+        self._machine_s = [0.0] * len(names)
+        self._launches, self._preemptions = Counter[int](), Counter[int]()
+        self._refused_until_s = [0.0] * len(names)
+        self._left = float(givens.updates)
+        self._updates_per_s = 0.0
+        self._since_s = self._still_until_s = 0.0
+        self._review_at_s = self._hours_at_s = 0.0
+        self._last: Decision | None = None
+        self._history: list[Change] = []
+        self._ended_s = 0.0
+        self.over = False
+
+    def share(self, now_s: float) -> float:
+        """Say which share of its updates is made."""
+        return 1 - max(self._left_at(now_s), 0.0) / self._givens.updates
+
+    def go_on(self, now_s: float, prices: Array, seats: Sequence[Flags | None]) -> float:
+        """Take in what is so from now on; say until when nothing happens unless prices move.
+
+        Args:
+            now_s: Not earlier than in the last call.
+            prices: (P,) USD per hour.
+            seats: Of each pool (M,) where a machine may be; None: everywhere.
+        """
+        give_up_s = self._conditions.give_up_after * self._deadline_s
+        done_s = self._done_s()
+        if min(done_s, give_up_s) <= now_s:
+            self._end(min(done_s, give_up_s))
+            return np.inf
+        self._left, self._since_s = self._left_at(now_s), now_s
+        for pool in np.flatnonzero(prices != self._prices).tolist():
+            offer = Offer(self._givens.pools[pool].name)
+            self._bills[pool].price(offer, now_s, float(prices[pool]))
+        moved = bool((prices != self._prices).any())
+        self._prices = prices.copy()
+        lost = [each for each in self._machines if self._is_lost(each, seats)]
+        for each in lost:
+            self._stop(each, now_s, "preempted")
+        if lost:
+            self._still_until_s = now_s + self._settings.lambda_s
+        if moved or lost or now_s >= min(self._review_at_s, self._hours_at_s):
+            self._decide(now_s, seats)
+        return self._due_s(now_s, give_up_s)
+
+    def result(self) -> Run:
+        """What came of it."""
+        givens, index = self._givens, self._index
+        pools = tuple(
+            PoolUse(
+                pool.name,
+                self._bills[number].spent_usd(np.inf)
+                + self._machine_s[number] * pool.transfer_usd_per_s,
+                self._machine_s[number],
+                self._launches[number],
+                self._preemptions[number],
+            )
+            for number, pool in enumerate(givens.pools)
+        )
+        finished = self._left <= 0
+        return Run(
+            seed=self._seed,
+            index=index,
+            finished=finished,
+            runtime_s=self._ended_s,
+            deadline_s=self._deadline_s,
+            updates=givens.updates - max(self._left, 0.0),
+            on_demand_only_usd=float(givens.on_demand_only_usd[index]),
+            pools=pools,
+            history=tuple(self._history),
+        )
+
+    def _left_at(self, now_s: float) -> float:
+        worked_s = max(now_s - max(self._since_s, self._still_until_s), 0.0)
+        return self._left - worked_s * self._updates_per_s
+
+    def _done_s(self) -> float:
+        if not self._updates_per_s:
+            return np.inf
+        return max(self._since_s, self._still_until_s) + self._left / self._updates_per_s
+
+    def _due_s(self, now_s: float, give_up_s: float) -> float:
+        """Say when something happens next by itself, and count what works until then."""
+        speed = sum(
+            self._givens.pools[each.pool].speed for each in self._machines if each.ready_s <= now_s
+        )
+        capacity = self._conditions.capacity_per_s
+        self._updates_per_s = 0.0 if capacity is None else float(capacity(np.array([speed]))[0])
+        coming_s = [each.ready_s for each in self._machines if each.ready_s > now_s]
+        ahead_s = (self._review_at_s, self._hours_at_s, self._done_s(), give_up_s)
+        return min(*ahead_s, *coming_s)
+
+    def _is_lost(self, machine: _Machine, seats: Sequence[Flags | None]) -> bool:
+        bid_usd, flags = machine.offer.bid_usd_per_hour, seats[machine.pool]
+        if bid_usd is not None and self._prices[machine.pool] > bid_usd:
+            return True
+        return flags is not None and not flags[machine.seat]
+
+    def _decide(self, now_s: float, seats: Sequence[Flags | None]) -> None:
+        decision = self._policy.reconsider(self._situation(now_s), self._last)
+        if decision is not self._last:
+            self._last = decision
+            change = Change(now_s, decision.reason, decision.spot, decision.on_demand)
+            self._history.append(change)
+            names = [pool.name for pool in self._givens.pools]
+            for each in [one for one in self._machines if one.offer not in decision.machines]:
+                self._stop(each, now_s, "released")
+            for offer, count in decision.machines.items():
+                there = [each for each in self._machines if each.offer == offer]
+                for each in there[count:]:  # the newest
+                    self._stop(each, now_s, "released")
+                pool = names.index(offer.pool)
+                self._launch(offer, pool, count - len(there), now_s, seats[pool])
+        self._review_at_s = now_s + self._review_s
+        hours = self._hours(now_s + self._renewal_s)  # those that end soon have been decided on
+        self._hours_at_s = min((hour.ends_s for hour in hours.values()), default=np.inf)
+        self._hours_at_s -= self._renewal_s
+
+    def _situation(self, now_s: float) -> Situation:
+        givens, index = self._givens, self._index
+        pools = tuple(
+            replace(pool, usd_per_hour=usd)
+            for pool, usd in zip(givens.pools, self._prices.tolist(), strict=True)
+        )
+        left_s = max(self._deadline_s - now_s, 0.0)
+        sizes = givens.group_size, givens.batch_size
+        ready = Counter(each.offer for each in self._machines if each.ready_s <= now_s)
+        coming = Counter(each.offer for each in self._machines if each.ready_s > now_s)
+        return Situation(
+            now_s=now_s,
+            work=Work(givens.rates_per_s[index], *sizes, self._left, left_s),
+            pools=pools,
+            gradient_s=givens.gradient_s,
+            up=np.zeros(givens.workers, np.bool_),
+            stands_in_s=np.full(givens.workers, np.nan),
+            waiting=self._left,
+            machines={
+                offer: MachineCount(ready[offer], coming[offer]) for offer in {*ready, *coming}
+            },
+            hours=self._hours(now_s),
+            refusing=frozenset(
+                pool.name
+                for pool, until_s in zip(pools, self._refused_until_s, strict=True)
+                if now_s < until_s
+            ),
+        )
+
+    def _hours(self, now_s: float) -> dict[Offer, Hour]:
+        """Say of machines under a bid, and of those paid by the hour, which hour ends first."""
+        found = dict[Offer, Hour]()
+        for each in self._machines:
+            rule = self._givens.pools[each.pool].billing
+            if each.offer.bid_usd_per_hour is None and rule.per != "hour":
+                continue
+            begun_s = each.launched_s + (now_s - each.launched_s) // rule.hour_s * rule.hour_s
+            usd_per_hour = self._bills[each.pool].usd_per_hour(each.offer, begun_s)
+            hour = Hour(begun_s + rule.hour_s, usd_per_hour)
+            found[each.offer] = min(found.get(each.offer, hour), hour)
+        return found
+
+    def _launch(
+        self, offer: Offer, pool: int, wanted: int, now_s: float, seats: Flags | None
+    ) -> None:
+        if wanted <= 0:
+            return
+        kind = self._givens.pools[pool]
+        taken = {each.seat for each in self._machines if each.pool == pool}
+        most = self._givens.workers if seats is None else len(seats)
+        free = [seat for seat in range(kind.at_most(most)) if seat not in taken]
+        if seats is not None:
+            free = [seat for seat in free if seats[seat]]
+        if len(free) < wanted:
+            self._refused_until_s[pool] = now_s + self._review_s
+        ready_s = now_s + kind.start_up_s if now_s else 0.0  # there the clock of the job begins
+        for seat in free[:wanted]:
+            launch = self._launches.total() + 1
+            self._launches[pool] += 1
+            self._machines.append(_Machine(launch, offer, pool, seat, now_s, ready_s))
+            self._bills[pool].started(launch, offer, now_s)
+
+    def _stop(self, machine: _Machine, now_s: float, cause: EndedBecause) -> None:
+        self._machines.remove(machine)
+        self._bills[machine.pool].ended(machine.launch, now_s, cause)
+        self._machine_s[machine.pool] += now_s - machine.launched_s
+        self._preemptions[machine.pool] += cause == "preempted"
+
+    def _end(self, now_s: float) -> None:
+        self._left = self._left_at(now_s) if now_s < self._done_s() else 0.0
+        for each in list(self._machines):
+            self._stop(each, now_s, "released")
+        self._updates_per_s, self._ended_s, self.over = 0.0, now_s, True

@@ -1,0 +1,88 @@
+"""Reads a job's updates topic from its first record on, again and again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.core.spans import Partition
+from common.errors import ExpiredError, TruncatedError
+from common.topics.names import updates_topic
+from common.topics.read import decoded, identified
+from common.wire.messages import decode_audit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.core.messages import AuditRecord
+    from common.ports.servers import Log, Tail
+    from common.telemetry.logging import EventLogger
+
+READ_RECORDS = 1000
+
+
+class UpdatesReader:
+    """The topic as it grows; never waits for it. For one thread.
+
+    Attributes:
+        partition: The topic's only one.
+        end: Where it ended when reading began.
+
+    Args:
+        log: Kafka.
+        job: Its id.
+        begins: Told the offset of the first record each time that reading begins.
+        logger: Bound to the job.
+    """
+
+    def __init__(
+        self, log: Log, job: str, begins: Callable[[int], None], logger: EventLogger
+    ) -> None:
+        self.partition = Partition(updates_topic(job), 0)
+        self.end = 0
+        self._source = log
+        self._begins = begins
+        self._log = logger
+        self._tail: Tail | None = None
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record; -1: reading begins anew."""
+        return -1 if self._tail is None else self._tail.position()
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing more is there just now.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable.
+        """
+        return self.position >= self._source.bounds(self.partition).end
+
+    def read(self) -> list[tuple[int, float, AuditRecord | None]]:
+        """What is new: offset, time since 1970, what it says, None where it does not parse.
+
+        Where only newer ones are kept, or Kafka lost some, reading begins anew: what counts is what
+        is there.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable.
+            FutureFormatError: If a newer program wrote a record.
+        """
+        if self._tail is None:
+            bounds = self._source.bounds(self.partition)
+            begin = identified(self._source, self.partition, bounds.start)
+            self._tail, self.end = self._source.tail(self.partition, begin), bounds.end
+            self._begins(bounds.start)
+        try:
+            records = self._tail.read(READ_RECORDS, 0.0)
+        except (ExpiredError, TruncatedError) as error:
+            self._log.warning("updates_read_anew", reason=str(error))
+            self.close()
+            return []
+        return [(each.offset, each.timestamp_s, decoded(decode_audit, each)) for each in records]
+
+    def close(self) -> None:
+        """Let go of the connection; `read` begins anew."""
+        if self._tail is not None:
+            self._tail.close()
+        self._tail = None

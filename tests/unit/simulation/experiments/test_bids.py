@@ -1,0 +1,121 @@
+"""A backlog under bids: what is paid, what is refunded, what a run may know beforehand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.planning.compare import with_policies
+from common.simulation.experiments.experiment import simulate
+from common.simulation.experiments.prices import ConstantPrices, TracePrices
+from common.simulation.experiments.spec import Experiment
+from common.theory.errors import ParameterError
+from common.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOUR_S = 3600.0
+JOB: dict[str, Any] = {  # five updates a second on four machines: theta_0 is two hours
+    "workers": 4,
+    "arrivals": {"process": "backlog"},
+    "on_preemption": "reassign",
+    "group_size": 4,
+    "batch_size": 8,
+    "updates": 36_000,
+    "deadline_factor": 2,
+    "gradient": {"mean_s": 0.195},
+    "on_demand": {"usd_per_hour": 0.2},
+    "spot": [{"usd_per_hour": 0.05, "billing": "ec2-2017"}],
+    "policy": {"name": "bidbrain"},
+}
+
+
+def a_job(**changes: Any) -> Experiment:  # noqa: ANN401 -- fields of a model
+    return Experiment.model_validate(JOB | changes)
+
+
+def recorded(path: Path, prices: list[float], step_s: float = 300.0) -> dict[str, str]:
+    rows = [f"{step_s * at:g},{usd}" for at, usd in enumerate(prices)]
+    path.write_text("\n".join(["seconds,usd", *rows]) + "\n")
+    return {"file": path.name}
+
+
+def test_at_a_constant_price_two_hours_of_four_machines_are_paid_and_nobody_is_evicted(
+    tmp_path: Path,
+) -> None:
+    one, other = simulate(a_job(), tmp_path, 2, 1)
+    assert one.runtime_s == other.runtime_s == pytest.approx(2 * HOUR_S)
+    assert one.cost_usd == pytest.approx(2 * 4 * 0.05)
+    assert one.cost_ratio == pytest.approx(0.05 / 0.2)
+    assert (one.met, one.preemptions, one.launches, one.spot_share) == (True, 0, 4, 1.0)
+
+
+def test_an_hour_in_which_the_price_passes_the_bid_costs_nothing_and_work_stands_still(
+    tmp_path: Path,
+) -> None:
+    # price 0.05         0.9        0.05       and again every two hours, for two weeks
+    #       0    3600    5400       5700    7230 s
+    # spot  |paid|refunded|          |an hour paid|
+    # alone               |30 s nothing, 300 s paid|
+    lap = [0.05] * 18 + [0.9] + [0.05] * 5
+    spec = recorded(tmp_path / "prices.csv", lap * 168) | {"start_s": 0.0}
+    spot = [{"usd_per_hour": spec, "billing": "ec2-2017"}]
+    (run,) = simulate(a_job(spot=spot), tmp_path, 1, 1)
+    alone, bids = run.pools
+    assert run.runtime_s == pytest.approx(2 * HOUR_S + 30)
+    assert (bids.launches, bids.preemptions, alone.launches) == (8, 4, 4)
+    assert bids.machine_s == pytest.approx(4 * (5400 + 1530))
+    assert bids.usd == pytest.approx(4 * 0.05 * 2)
+    assert alone.usd == pytest.approx(4 * 0.2 * 300 / HOUR_S)
+
+
+def test_the_same_seed_gives_the_same_and_bids_are_compared_with_other_policies(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(3)
+    spec = recorded(tmp_path / "prices.csv", rng.uniform(0.02, 0.3, 4000).round(4).tolist())
+    job = a_job(spot=[{"usd_per_hour": spec, "billing": "ec2-2017"}])
+    runs = simulate(job, tmp_path, 2, 5)
+    assert simulate(job, tmp_path, 2, 5) == runs
+    alone = with_policies(job, ["on-demand"])["on-demand"]
+    (on_demand,) = simulate(alone, tmp_path, 1, 5)
+    assert on_demand.runtime_s == pytest.approx(2 * HOUR_S, abs=5.0)  # all is there: no arrivals
+    assert on_demand.cost_ratio == pytest.approx(1.0, abs=0.01)
+    assert runs[0].cost_ratio < 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"arrivals": {}, "rates": 10}, "a stream cannot go faster than it arrives"),
+        ({"on_preemption": "hold"}, "add `on_preemption: reassign`"),
+        ({"rates": 10}, "rates: leave them out: a backlog is there from the beginning"),
+        ({"arrivals": {}}, "rates: must be given, unless arrivals are"),
+    ],
+    ids=["live stream", "hold", "rates of a backlog", "no rates"],
+)
+def test_what_is_no_backlog_is_refused_with_the_reason(
+    changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        a_job(**changes)
+
+
+def test_a_run_knows_prices_of_before_it_and_none_of_its_own(tmp_path: Path) -> None:
+    trace = Trace(np.array([0.0, 100.0, 200.0, 300.0]), np.array([1.0, 2.0, 3.0, 4.0]), 400.0)
+    prices = TracePrices(trace, np.array([250.0, 0.0]))
+    # The lap of 400 s that ends at 250 s began at 250 s of the lap before; 100 s lie ahead.
+    times_s, usd_per_hour, until_s = prices.past(0, ahead_s=100.0, most_s=1e9)
+    assert (list(times_s), list(usd_per_hour)) == ([0.0, 50.0, 150.0, 250.0], [4.0, 1.0, 2.0, 3.0])
+    assert until_s == 300.0
+    assert prices.past(1, ahead_s=0.0, most_s=150.0) == ([0.0, 50.0], [3.0, 4.0], 150.0)
+    assert ConstantPrices(0.3, 2).past(1, 100.0, 50.0) == ((0.0,), (0.3,), 50.0)
+    with pytest.raises(ParameterError, match="it says nothing of the time before"):
+        prices.past(0, ahead_s=400.0, most_s=1e9)
+    spot = [{"usd_per_hour": recorded(tmp_path / "short.csv", [0.1, 0.2]), "billing": "ec2-2017"}]
+    with pytest.raises(UserError, match="a run may take 14400"):
+        simulate(a_job(spot=spot), tmp_path, 1, 1)
