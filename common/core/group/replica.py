@@ -162,6 +162,18 @@ class Replica:
         return self._orders is not None and self._member in self._orders.membership.members
 
     @property
+    def pinned(self) -> bool:
+        """Whether it must not go to another job: it owns slices, or nobody else is a member.
+
+        Version 0 can be made again.
+        """
+        if self._orders is None or not self.needed or self._orders.made == GENESIS:
+            return False
+        membership = self._orders.membership
+        owned = membership.owned(self._member)
+        return len(membership.members) == 1 or (owned is not UNSET and bool(owned))
+
+    @property
     def whole(self) -> bool:
         """Whether it holds the version that was named last."""
         orders = self._orders
