@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MOST_HOURS = 90 * 24  # of past prices: what EC2 tells
 TELL_STEPS = 50
+MOST_REFUSED = 16  # looks for which a pool is passed over that has refused again and again
 
 
 def simulate_bids(
@@ -121,7 +122,9 @@ class _Run:
         self._machines: list[_Machine] = []
         self._machine_s = [0.0] * len(names)
         self._launches, self._preemptions = Counter[int](), Counter[int]()
-        self._refused_until_s = [0.0] * len(names)
+        self._refused_until_s = [-np.inf] * len(names)
+        self._refused_s = [self._review_s] * len(names)  # for which the next refusal counts
+        self._refused = False  # whether a pool just did
         self._left = float(givens.updates)
         self._updates_per_s = 0.0
         self._since_s = self._still_until_s = 0.0
@@ -222,15 +225,19 @@ class _Run:
             self._last = decision
             change = Change(now_s, decision.reason, decision.spot, decision.on_demand)
             self._history.append(change)
-            names = [pool.name for pool in self._givens.pools]
-            for each in [one for one in self._machines if one.offer not in decision.machines]:
+        names = [pool.name for pool in self._givens.pools]
+        for each in [one for one in self._machines if one.offer not in decision.machines]:
+            self._stop(each, now_s, "released")
+        for offer, count in decision.machines.items():
+            there = [each for each in self._machines if each.offer == offer]
+            for each in there[count:]:  # the newest
                 self._stop(each, now_s, "released")
-            for offer, count in decision.machines.items():
-                there = [each for each in self._machines if each.offer == offer]
-                for each in there[count:]:  # the newest
-                    self._stop(each, now_s, "released")
-                pool = names.index(offer.pool)
-                self._launch(offer, pool, count - len(there), now_s, seats[pool])
+            pool = names.index(offer.pool)
+            self._launch(offer, pool, count - len(there), now_s, seats[pool])
+        if self._refused:  # others are asked at once; no pool refuses twice
+            self._refused = False
+            self._decide(now_s, seats)
+            return
         self._review_at_s = now_s + self._review_s
         hours = self._hours(now_s + self._renewal_s)  # those that end soon have been decided on
         self._hours_at_s = min((hour.ends_s for hour in hours.values()), default=np.inf)
@@ -261,7 +268,7 @@ class _Run:
             refusing=frozenset(
                 pool.name
                 for pool, until_s in zip(pools, self._refused_until_s, strict=True)
-                if now_s < until_s
+                if now_s <= until_s  # others are asked at the next look
             ),
         )
 
@@ -290,7 +297,11 @@ class _Run:
         if seats is not None:
             free = [seat for seat in free if seats[seat]]
         if len(free) < wanted:
-            self._refused_until_s[pool] = now_s + self._review_s
+            self._refused_until_s[pool] = now_s + self._refused_s[pool]
+            self._refused_s[pool] = min(2 * self._refused_s[pool], MOST_REFUSED * self._review_s)
+            self._refused = True
+        else:
+            self._refused_s[pool] = self._review_s
         ready_s = now_s + kind.start_up_s if now_s else 0.0  # there the clock of the job begins
         for seat in free[:wanted]:
             launch = self._launches.total() + 1

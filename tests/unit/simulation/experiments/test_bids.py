@@ -73,6 +73,20 @@ def test_an_hour_in_which_the_price_passes_the_bid_costs_nothing_and_work_stands
     assert alone.usd == pytest.approx(4 * 0.2 * 300 / HOUR_S)
 
 
+def test_a_pool_that_refuses_machines_is_passed_over_until_the_next_look(tmp_path: Path) -> None:
+    # Nothing is to be had on spot from the second hour on.
+    (tmp_path / "there.csv").write_text("seconds,n\n0,1\n3600,0\n90000,0\n")
+    there = {"file": "there.csv", "start_s": 0.0}
+    pool = {"usd_per_hour": 0.05, "availability": there, "together": True, "billing": "ec2-2017"}
+    (run,) = simulate(a_job(spot=[pool]), tmp_path, 1, 1)
+    alone, bids = run.pools
+    assert (bids.launches, bids.preemptions) == (4, 4)
+    assert run.met
+    # Machines on demand work in their place at once; to ask the pool again costs no time.
+    assert run.runtime_s == pytest.approx(2 * HOUR_S + 30)
+    assert alone.machine_s == pytest.approx(4 * (HOUR_S + 30))
+
+
 def test_the_same_seed_gives_the_same_and_bids_are_compared_with_other_policies(
     tmp_path: Path,
 ) -> None:
