@@ -117,7 +117,7 @@ class GroupLoop:
         shell: Shell,
         access: GroupAccess,
         make_held: Callable[[], Held],
-        machine: tuple[Tier, float] | None = None,
+        machine: tuple[Tier, float, int] | None = None,
     ) -> None:
         self._id = worker
         self._compute = compute

@@ -21,7 +21,7 @@ from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
 from services.worker.held import HeldSlices, HeldWhole
-from services.worker.memory import check_group_memory
+from services.worker.memory import check_group_memory, room_for_slices
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.schemas import SchemaFinder
 from services.worker.stream import Stream
@@ -159,9 +159,14 @@ class JobWorker:
                 self._desk = GradientLoop(worker, compute, shell, sparse=spec.sparse_messages)
             else:
                 states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
-                check_group_memory(len(computer.model.vector), states, settings)
-                make, machine = partial(_held, spec, settings), (settings.tier, time())
-                runs_on = None if spec.slices is None else machine
+                numbers, runs_on = len(computer.model.vector), None
+                make = partial(_held, spec, settings)
+                if spec.slices is None:
+                    check_group_memory(numbers, states, settings)
+                else:
+                    sent = spec.slices.count, spec.largest_group
+                    room = room_for_slices(numbers, states, *sent, settings)
+                    runs_on = settings.tier, time(), room
                 self._desk = GroupLoop(worker, compute, shell, access, make, runs_on)
             undo.pop_all()
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)

@@ -128,6 +128,7 @@ class GroupAggregation:
         self._copying = dict[Member, tuple[float, float]]()  # since when; last ordered
         self._asked_at = float("-inf")
         self._lost_since = float("inf")  # nobody in sight holds the newest update
+        self._cramped = False  # all who stay lack the memory for some slices
         self._stranded = False  # some slices are held by none that could pass them on
         self._looked_at = float("-inf")
         # Until then all are to say what they hold, before the first who does is asked for all.
@@ -358,12 +359,18 @@ class GroupAggregation:
         staying = tuple(member for member in members if member.worker in self._live)
         machines = self._reports.machines(staying or members)
         self._stage = settings.stage or stage_of(machines, self._stage)
-        return wanted_owners(servers_of(machines, self._stage, settings), settings)
+        rooms = {each.member: each.room for each in machines}
+        servers = servers_of(machines, self._stage, settings)
+        wanted = wanted_owners(servers, settings, tuple(rooms[each] for each in servers))
+        self._cramped = () in wanted
+        return wanted
 
     def _owners(self, number: int, wanted: tuple[tuple[Member, ...], ...]) -> list[Member]:
         """Who holds a slice: first those that should own it, then any others."""
         should, holders = wanted[number] if wanted else (), self._holders[number]
         first = [member for member in should if member in holders]
+        if first and len(should) < (1 if self._slices is None else self._slices.owners):
+            return first  # others lack the memory
         return first + [member for member in holders if member not in first]
 
     @property
@@ -378,6 +385,8 @@ class GroupAggregation:
                 left_out[member.worker] = _apart(
                     member.worker, [m.worker for m in apart], addresses
                 )
+        for machine in self._reports.machines(members) if self._cramped else ():
+            left_out[machine.member.worker] = _cramped(machine.room or 0, self._count)
         ranks = sorted({rank for each in self._membership.owners or () for rank in each})
         owners = tuple(members[rank].worker for rank in ranks)
         workers = tuple(member.worker for member in members)
@@ -490,6 +499,8 @@ class GroupAggregation:
         members = self._membership.members
         if self._pending is not None or not members or self._stranded or self._waits(now):
             return False
+        if self._cramped:
+            return False
         draft = draft_of()
         attempt = AttemptId(self._epoch, self._membership.number, draft.version)
         parts = tuple(
@@ -600,6 +611,15 @@ class GroupAggregation:
             times += [self._lost_since + self._grace_s, self._lost_since + 2 * self._grace_s]
         times.append(self._backups.due())
         return min((time for time in times if time > self._looked_at), default=float("inf"))
+
+
+def _cramped(room: int, count: int) -> str:
+    """Why slices are owned by nobody, and no update is made."""
+    return (
+        f"it has memory for {room} of the {count} slices of the optimizer's state, and all workers"
+        " together for too few: take larger machines or more of them, or raise"
+        " DOLL_GROUP_MEMORY_MIB"
+    )
 
 
 def _apart(worker: WorkerId, others: list[WorkerId], addresses: Mapping[WorkerId, str]) -> str:
