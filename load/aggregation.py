@@ -205,7 +205,7 @@ def _ended_leaders(kafka: str) -> tuple[list[float], int]:
     found = list[float]()
     conditions = replace(Conditions(), weights=_MB, aggregation="replicas")
     with (
-        servers(kafka, tasks=(ENTRYPOINT,)) as on,
+        servers(kafka, tasks=(ENTRYPOINT,), forks=True) as on,  # twelve are brought back
         tempfile.TemporaryDirectory(prefix="doll-points-") as folder,
     ):
         replica = ("load.faults.leader_points", folder)
@@ -213,7 +213,8 @@ def _ended_leaders(kafka: str) -> tuple[list[float], int]:
         with closing(drill):
             for each in end_leaders(drill, Path(folder)):
                 found += each.values_ms
-                print(f"{each.note}: {each.values_ms[0]:.0f} ms", flush=True)
+                parts = ", ".join(f"{ms:.0f} {part}" for part, ms in each.parts_ms.items())
+                print(f"{each.note}: {each.values_ms[0]:.0f} ms: {parts}", flush=True)
             return found, drill.taken_back()
 
 
@@ -264,19 +265,12 @@ def _job_per_s(kafka: str, weights: int) -> float:
     with servers(kafka, tasks=(ENTRYPOINT,)) as on:
         drill = Drill(on, "side", conditions, seconds=_SIDE_S)
         with closing(drill):
-            await_until(lambda: _members(drill) == _SIDE, _SIDE_S, "all workers are members")
+            drill.await_even()
             first = len(drill.witness.rounds())
             last = first + _UPDATES
             await_until(lambda: len(drill.witness.rounds()) > last, _SIDE_S, "updates")
             began = [each.began_at for each in drill.witness.rounds()[first:]]
             return 1 / float(median(np.diff(began)))
-
-
-def _members(drill: Drill) -> int:
-    """How many took part in the newest round."""
-    rounds = drill.witness.rounds()
-    group = rounds[-1].triggers[-1][1].group if rounds else None
-    return len(group.membership.members) if group else 0
 
 
 def _beside_ddp(kafka: str, megabytes: int) -> report.Figure:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from common.core.messages import SynchronisationMode
-    from common.core.settings import SliceSettings
+    from common.core.settings import AggregationSettings, SliceSettings
     from common.policies.policy import PolicyName
     from common.ports.servers import Log
 
@@ -809,9 +809,14 @@ class JobSpec(Part):
         return self.aggregation is not None and self.aggregation.mode == "group"
 
     @property
+    def among(self) -> AggregationSettings | None:
+        """How its workers add gradients up among themselves; None: they do not."""
+        return self.aggregation.core if self.aggregation and self.grouped else None
+
+    @property
     def slices(self) -> SliceSettings | None:
         """How its weights are cut into slices with owners; None: they are not."""
-        return self.aggregation.core.slices if self.aggregation and self.grouped else None
+        return None if self.among is None else self.among.slices
 
     @property
     def checkpoint_every_updates(self) -> int | None:

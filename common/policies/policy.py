@@ -124,12 +124,13 @@ class Decision:
     @property
     def spot(self) -> int:
         """Machines that may be preempted."""
-        return int(np.count_nonzero(self.pools != ON_DEMAND))
+        return sum(self.machines.values()) - self.on_demand
 
     @property
     def on_demand(self) -> int:
         """Machines on demand, stand-ins with them."""
-        return int(np.count_nonzero(self.pools == ON_DEMAND))
+        alone = self.basis.pools[ON_DEMAND].name
+        return sum(count for offer, count in self.machines.items() if offer.pool == alone)
 
 
 def by_slot(

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from common.config.billing import BillingRules
-from common.simulation.experiments.experiment import ROUND_OVERHEAD_S, simulate
+from common.simulation.experiments.draws import ROUND_OVERHEAD_S
+from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import PolicySpec
 from common.theory.billing import BY_NAME, HOUR_S
 from common.theory.errors import ParameterError

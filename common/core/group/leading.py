@@ -190,6 +190,7 @@ class GroupAggregation:
             self._stores,
             self._backups.made if self._stores and self._backups.made != self._made else UNSET,
             self._reports.addresses(sorted(named)),
+            self._count,
         )
         self.news = self._report = False
         self._copies, self._stores = {}, ()
@@ -584,7 +585,20 @@ class GroupAggregation:
     def marked(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot, with what is to be known of members."""
         by = self._by if self._pending is None else self._pending.reduce.attempt
-        return replace(snapshot, attempt=by or UNSET, stored=self._backups.stored or UNSET)
+        attempt, stored = by or UNSET, self._backups.stored or UNSET
+        return replace(snapshot, attempt=attempt, stored=stored, slices=self._count)
+
+    def change(self, settings: AggregationSettings | None, *, parts: bool) -> None:
+        """The job was changed; who is to let others hold the weights goes by what was."""
+        if settings is not None and not parts:
+            self._settings, self._slices = settings, settings.slices
+
+    def is_stored(self, made: ModelId) -> bool:
+        """Whether a version is in storage."""
+        return made in self._backups.stored
+
+    def keep(self, made: ModelId) -> None:
+        """It hears that of members alone: see `hear`."""
 
     def _ask_to_store(self, member: Member, now: float) -> None:
         """Have a version stored: a checkpoint's, or one to copy from."""

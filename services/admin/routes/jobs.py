@@ -29,6 +29,9 @@ from common.api.jobs import (
 )
 from common.api.keys import KeyRecord, fingerprint
 from common.api.provisioning import check_market
+from common.config.aggregation import (
+    AggregationSpec,  # noqa: TC001 -- FastAPI reads it when run
+)
 from common.config.synchronisation import (
     SynchronisationSpec,  # noqa: TC001 -- FastAPI reads it when run
 )
@@ -139,6 +142,14 @@ class JobPatch(TypedDict, total=False):
         Field(
             description="The whole block, likewise; null: none.",
             examples=[{"group_size": [2, 24]}],
+        ),
+    ]
+    aggregation: Annotated[
+        AggregationSpec | None,
+        Field(
+            description="The whole block, likewise; null: as by default. The newest version is"
+            " stored first.",
+            examples=[{"mode": "group"}],
         ),
     ]
     revision: Annotated[

@@ -66,7 +66,7 @@ def test_a_lost_machine_is_waited_for_as_long_as_another_can_come_in_time() -> N
     first = policy().reconsider(seen(left(6400)), None)
 
     def at(lag_s: float, **machines: tuple[int, int]) -> dict[str, int]:
-        situation = seen(left(3000), waiting=lag_s / INTERVAL_S, **machines)
+        situation = seen(left(3000), FAST_S, POOLS, lag_s / INTERVAL_S, 0.0, **machines)
         return asked(policy().reconsider(situation, first))
 
     assert at(50, spot=(0, 1)) == {"spot": 1}
