@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from msgspec import UNSET
 
 from common.core.messages import Synchrony
 from common.core.schedule import CONSTANT, Schedule
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,20 @@ class AggregationSettings:
     offer_every_updates: int | None = None  # to evaluators; None: there are none
     slices: SliceSettings | None = None  # None: every member holds everything
 
+    @staticmethod
+    def of(slices: int | UnsetType) -> AggregationSettings | None:
+        """Those of a leader of whom a `Lead` alone is known."""
+        if slices is UNSET:
+            return None
+        return AggregationSettings(slices=SliceSettings(slices) if slices else None)
+
+
+def slices_of(among: AggregationSettings | None) -> int | UnsetType:
+    """Who holds the weights, as a `Lead` says it; UNSET: the coordinator."""
+    if among is None:
+        return UNSET
+    return 0 if among.slices is None else among.slices.count
+
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
@@ -133,3 +152,8 @@ class CoordinatorSettings:
     calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
     aggregation: AggregationSettings | None = None  # None: the coordinator adds gradients up
     heartbeats_grace_s: float = 1.5  # all beats gone for this long: the workers are
+
+    @property
+    def slices(self) -> int | UnsetType:
+        """Who is to hold the weights, as a `Lead` says it."""
+        return slices_of(self.aggregation)

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
 _LONGEST_S = 1e9  # decades; a sum of such durations is finite
 _FASTEST_PER_S = 1e12  # records; products with it are finite
+_STAGES = 3  # of AgileML
 _NAME = 64  # characters of a name that we make: 16
 _ADDRESS = 64  # characters of host:port, numeric
 _EPOCHS = 2**31  # Kafka's leader epochs are signed 32-bit
@@ -349,6 +350,9 @@ def check_leader_status(leader_status: LeaderStatus) -> None:
         leader_status.oldest_unsettled,
         f"<= {leader_status.control_position}",
     )
+    if leader_status.group is not UNSET:
+        stage = leader_status.group.stage
+        _need(0 <= stage <= _STAGES, "group.stage", stage, f"0 to {_STAGES}")
     for field in ("claimed", "settled"):
         for partition, position in getattr(leader_status, field).items():
             if not 0 <= position < _POSITIONS:
