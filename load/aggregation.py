@@ -8,13 +8,18 @@ over 127.0.0.1, gradients of no cost; this process takes the leader's part, and 
 audited. All processes share this machine's processors, so wall times are upper bounds of what as
 many machines would take. `leader_…` are of a whole job on real servers, 4 workers with 1 MB, whose
 leader ends itself at each of the points of `load.faults.leader_points`; `ddp_…` are of such a job
-without faults, beside plain DDP.
+without faults, beside plain DDP. `torchft_…` are of torchft 0.2.0 with the same model, of which
+replicas are killed, and `beside_torchft_ms` is of a job with the same kills. That has to be
+installed apart: by default in out/torchft, `python -m venv out/torchft && out/torchft/bin/pip
+install torch==2.13.0 numpy msgspec torchft==0.2.0`. It listens on all interfaces, so it runs in a
+network of its own (`unshare`). Where one of both is not to be had, that is told.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,7 +42,7 @@ from rich.progress import track
 
 from common.embedded.redis import EmbeddedRedis
 from common.testing.counting import ENTRYPOINT
-from load.faults.disturbances import end_leaders
+from load.faults.disturbances import end_leaders, kill_members
 from load.faults.drill import Conditions, Drill
 from load.harness import report
 from load.harness.stack import NotMeasuredError, await_until, servers
@@ -57,6 +62,10 @@ _COPIES = 5
 _DDP = Path(__file__).parent / "throughput" / "plain_ddp.py"
 _SIDE, _UPDATES, _GRADIENT_S = 4, 30, 0.02  # workers or ranks, updates of each side
 _SIDE_S = 200.0
+_TORCHFT = Path(__file__).parent / "throughput" / "torchft_group.py"
+_TORCHFT_PYTHON = Path(__file__).parents[1] / "out" / "torchft" / "bin" / "python"
+_TORCHFT_KILLS, _TORCHFT_S = 10, 300.0
+_APART = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"')
 _POINTS_S = 400.0  # the backlog lasts so long: until twelve leaders have come back
 _FOREVER = 10**9  # updates
 # A worker's death shows in its connection to Redis at the leader's next look.
@@ -196,7 +205,7 @@ def _ended_leaders(kafka: str) -> tuple[list[float], int]:
     found = list[float]()
     conditions = replace(Conditions(), weights=_MB, aggregation="replicas")
     with (
-        servers(kafka, tasks=(ENTRYPOINT,)) as on,
+        servers(kafka, tasks=(ENTRYPOINT,), forks=True) as on,  # twelve are brought back
         tempfile.TemporaryDirectory(prefix="doll-points-") as folder,
     ):
         replica = ("load.faults.leader_points", folder)
@@ -204,7 +213,8 @@ def _ended_leaders(kafka: str) -> tuple[list[float], int]:
         with closing(drill):
             for each in end_leaders(drill, Path(folder)):
                 found += each.values_ms
-                print(f"{each.note}: {each.values_ms[0]:.0f} ms", flush=True)
+                parts = ", ".join(f"{ms:.0f} {part}" for part, ms in each.parts_ms.items())
+                print(f"{each.note}: {each.values_ms[0]:.0f} ms: {parts}", flush=True)
             return found, drill.taken_back()
 
 
@@ -255,19 +265,12 @@ def _job_per_s(kafka: str, weights: int) -> float:
     with servers(kafka, tasks=(ENTRYPOINT,)) as on:
         drill = Drill(on, "side", conditions, seconds=_SIDE_S)
         with closing(drill):
-            await_until(lambda: _members(drill) == _SIDE, _SIDE_S, "all workers are members")
+            drill.await_even()
             first = len(drill.witness.rounds())
             last = first + _UPDATES
             await_until(lambda: len(drill.witness.rounds()) > last, _SIDE_S, "updates")
             began = [each.began_at for each in drill.witness.rounds()[first:]]
             return 1 / float(median(np.diff(began)))
-
-
-def _members(drill: Drill) -> int:
-    """How many took part in the newest round."""
-    rounds = drill.witness.rounds()
-    group = rounds[-1].triggers[-1][1].group if rounds else None
-    return len(group.membership.members) if group else 0
 
 
 def _beside_ddp(kafka: str, megabytes: int) -> report.Figure:
@@ -288,6 +291,78 @@ def ddp_100mb(kafka: str) -> report.Figure:
     return _beside_ddp(kafka, 100)
 
 
+@cache
+def _torchft(python: Path) -> dict[str, Any] | None:
+    """What its replicas reached; None where it cannot be run here."""
+    lacks = [each for each in ("unshare", "ip") if shutil.which(each) is None]
+    if not python.exists():
+        lacks.append(str(python))
+    if not lacks:
+        try:
+            subprocess.run([*_APART, str(python), "-c", "import torchft"], check=True)  # noqa: S603 -- our own command line
+        except subprocess.CalledProcessError:
+            lacks.append("a network of its own with torchft in it")
+    if lacks:
+        print(f"torchft is not beside it: there is no {', no '.join(lacks)}", flush=True)
+        return None
+    command = [str(python), str(_TORCHFT), str(_MB), str(_GRADIENT_S), str(_UPDATES)]
+    try:
+        ended = subprocess.run(  # noqa: S603 -- likewise
+            [*_APART, *command, str(_TORCHFT_KILLS)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=_TORCHFT_S,
+        )
+    except subprocess.SubprocessError as error:
+        raise NotMeasuredError(f"torchft: {error}") from error
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def _of_torchft(
+    python: Path, name: str, value: Callable[[dict[str, Any]], float], digits: int = 0
+) -> report.Figure | None:
+    found = _torchft(python)
+    return None if found is None else report.Figure(name, value(found), digits)
+
+
+def torchft_ms(python: Path) -> report.Figure | None:
+    """SIGKILL at any time; there is no bar."""
+    name = f"ms from SIGKILL to the next step, torchft 0.2.0, 4 x 1 MB, {_TORCHFT_KILLS} times"
+    return _of_torchft(python, f"{name}: median", lambda it: median(it["repaired_ms"]))
+
+
+def torchft_longest_ms(python: Path) -> report.Figure | None:
+    """The same ones."""
+    return _of_torchft(python, "the same: longest", lambda it: max(it["repaired_ms"]))
+
+
+def torchft_thrown_away(python: Path) -> report.Figure | None:
+    """The same ones."""
+    name = "the same: steps thrown away in all"
+    return _of_torchft(python, name, lambda it: sum(it["thrown_away"]))
+
+
+def torchft_per_s(python: Path) -> report.Figure | None:
+    """Before the kills."""
+    name = "steps/s of torchft 0.2.0 without faults, 4 x 1 MB, gradients of 20 ms"
+    return _of_torchft(python, name, lambda it: 1 / it["updates_s"], 1)
+
+
+def beside_torchft_ms(kafka: str) -> report.Figure:
+    """A job with the same gradients, killed while all add up: nothing is thrown away."""
+    conditions = Conditions(
+        _SIDE, _SIDE, gradient_s=_GRADIENT_S, weights=_MB, aggregation="replicas"
+    )
+    with servers(kafka, tasks=(ENTRYPOINT,)) as on:
+        drill = Drill(on, "kills", conditions, seconds=_POINTS_S)
+        with closing(drill):
+            found = [each.values_ms[0] for each in kill_members(drill, _TORCHFT_KILLS)]
+    name = f"ms from SIGKILL to the update in flight, a job of 4 x 1 MB, {_TORCHFT_KILLS} times"
+    return report.Figure(f"{name}: median", median(found), 0)
+
+
 FIGURES: dict[str, Callable[[], report.Figure]] = {
     each.__name__: each
     for each in (
@@ -296,19 +371,32 @@ FIGURES: dict[str, Callable[[], report.Figure]] = {
     )
 }
 ON_SERVERS = {
-    each.__name__: each for each in (leader_longest_ms, leader_taken_back, ddp_25mb, ddp_100mb)
+    each.__name__: each
+    for each in (leader_longest_ms, leader_taken_back, ddp_25mb, ddp_100mb, beside_torchft_ms)
+}
+IN_TORCHFT = {
+    each.__name__: each
+    for each in (torchft_ms, torchft_longest_ms, torchft_thrown_away, torchft_per_s)
 }
 
 
 def main() -> int:
     """Measure, report, judge."""
     parser = report.parser(__doc__, "python load/aggregation.py --only kill_median_ms")
-    names = [*FIGURES, *ON_SERVERS]
+    names = [*FIGURES, *ON_SERVERS, *IN_TORCHFT]
     parser.add_argument("--only", choices=names, nargs="+", default=names)
+    parser.add_argument(
+        "--torchft-python", type=Path, default=_TORCHFT_PYTHON, help="that has torchft 0.2.0"
+    )
     given = parser.parse_args()
     machine = report.machine()
-    every = FIGURES | {name: partial(of, given.kafka) for name, of in ON_SERVERS.items()}
-    found = {name: every[name]() for name in track(given.only, "figures", transient=True)}
+    every: dict[str, Callable[[], report.Figure | None]] = {
+        **FIGURES,
+        **{name: partial(of, given.kafka) for name, of in ON_SERVERS.items()},
+        **{name: partial(of, given.torchft_python) for name, of in IN_TORCHFT.items()},
+    }
+    measured = {name: every[name]() for name in track(given.only, "figures", transient=True)}
+    found = {name: figure for name, figure in measured.items() if figure is not None}
     answer = report.Found("Aggregation among workers", list(found.values()), {})
     answer.draw()
     result = {

@@ -7,12 +7,16 @@ network in between that can be cut. Producers write numbered records for one job
 model while a schedule drawn from the seed kills, freezes, cuts, slows and brings back. Then
 everything is healed, the job drains, and each weight must be exactly -1.
 
+With `--tiers` some machines are reliable and the others spot, slices of the weights have one owner
+each, and machines are lost by the tier, and all owners at once: stages must be switched while that
+goes on, and what the last owners took along is learned again from a backup.
+
 With `--saturated` the producers stay ahead of the job, whose first minute is without faults: how
 much of that minute's throughput is left, then, is what faults cost. `--burn N` has N processes of
 others use the processor meanwhile.
 
-Exit status: 0 all is well; 1 a weight is wrong, the audit has a flaw or the job does not drain;
-2 it could not be run.
+Exit status: 0 all is well; 1 a weight is wrong, the audit has a flaw, the job does not drain or a
+bar is missed; 2 it could not be run.
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ from load.faults.actions import Targets, actions_on
 from load.faults.fleet import Fleet, Slot
 from load.faults.pauses import CarriedOut, read_events
 from load.faults.report import Outcome, Pace
-from load.faults.schedule import KINDS, LOSSES, Fault, draw
+from load.faults.schedule import KINDS, LOSSES, TIERS, Fault, draw
+from load.faults.tiers import Tiers, tier_of
 from load.harness import report
 from load.harness.counting import (
     BATCH_SIZE,
@@ -62,6 +67,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from common.core.audit import Audit
+    from common.jobs.edit import Value
     from common.ports.servers import Log
 
 _JOB = "chaos"
@@ -101,6 +107,7 @@ class Plan:
     burn: int = 0  # processes of others that use the processor
     synchronisation: SynchronisationMode | Literal["switching"] = "synchronous"
     aggregation: Aggregation = "board"
+    tiers: bool = False  # machines are reliable or spot, and lost by the tier
 
     @property
     def switching(self) -> bool:
@@ -130,7 +137,7 @@ class Plan:
         """The faults that the seed draws."""
         sizes = dict.fromkeys(("worker", "worker-redis", "worker-kafka"), self.workers)
         sizes["coordinator"] = self.coordinators
-        kinds = [*KINDS, *LOSSES] if self.losses else KINDS
+        kinds = [*KINDS, *(LOSSES if self.losses else ()), *(TIERS if self.tiers else ())]
         some = [each for each in kinds if any(word in each.name for word in self.only)]
         return draw(self.seed, self.seconds, sizes, some or kinds)
 
@@ -149,7 +156,10 @@ class Run:
         self._plan = plan
         self._outside = outside
         log = open_log(outside.settings, "chaos")
-        spec = counting_job(_JOB, plan.records, plan.gradient_s, plan.mode, plan.aggregation)
+        layout: dict[str, Value] = {"owners": 1} if plan.tiers else {}
+        spec = counting_job(
+            _JOB, plan.records, plan.gradient_s, plan.mode, plan.aggregation, **layout
+        )
         self._job = CountingJob(spec, outside.settings, log, _PARTITIONS)
         self._watch = UpdatesWatch(log, _JOB)
         stack.callback(self._watch.stop)
@@ -161,6 +171,8 @@ class Run:
         def worker(number: int, life: int) -> Service:
             name = f"w{number + 1}" if life == 1 else f"w{number + 1}.{life}"
             settings = outside.worker_settings(number)
+            if plan.tiers:
+                settings = settings.model_copy(update={"tier": tier_of(number, plan.workers)})
             return Service("worker", name, settings, folder, ["--job", _JOB])
 
         self._coordinators = _fleet(coordinator, plan.coordinators)
@@ -175,6 +187,7 @@ class Run:
         self._owner = _Owner(log, _JOB, switching=plan.switching) if owned else None
         if self._owner:
             stack.callback(self._owner.close)
+        self._tiers = Tiers(self._workers, self._job)
         self._actions = actions_on(
             Targets(
                 outside,
@@ -183,6 +196,7 @@ class Run:
                 self._job,
                 self._producers,
                 self._transactions,
+                self._tiers,
                 log,
             )
         )
@@ -211,12 +225,14 @@ class Run:
         drained_s = time.monotonic() - healed
         proof, produced = self._job.audit(), self._producers.produced
         unexpected = (*self._workers.unexpected, *self._coordinators.unexpected)
-        seen = self._watch.updates
+        seen, events = self._watch.updates, read_events(self._folder, began_s)
+        switches = sum(each.name == "stage_switched" for each in events)
+        fallbacks, seconds = self._watch.fallbacks, self._plan.seconds
         return Outcome(
             carried_out=self._carried_out,
             seen_s=[each.seen_at - self._began for each in seen],
             applied_s=sorted(each.applied_s - began_s for each in seen),
-            events=read_events(self._folder, began_s),
+            events=events,
             workers=self._plan.workers,
             coordinators=self._plan.coordinators,
             pace=self._pace(proof, began_s) if self._plan.saturated else None,
@@ -228,6 +244,8 @@ class Run:
             proof=proof,
             unlearned=self._job.unlearned(proof, produced) if drained else (),
             switching=self._plan.switching,
+            fallbacks=len(fallbacks),
+            tiers=self._tiers.reached(seconds, switches, fallbacks) if self._plan.tiers else None,
             unexpected=[each._replace(at_s=each.at_s - self._began) for each in unexpected],
             overran=self._workers.overran + self._coordinators.overran,
         )
@@ -310,6 +328,7 @@ class Run:
             self._watch.check()
             if self._owner:
                 self._owner.look()
+            self._tiers.look()
             self._tell()
             time.sleep(_LOOK_S)
         return True
@@ -411,8 +430,13 @@ def main() -> int:
         help="replicas, slices: workers hold the weights and add up among themselves; default"
         " %(default)s",
     )
+    parser.add_argument(
+        "--tiers", action="store_true", help="of slices: reliable and spot machines, lost by tier"
+    )
     parser.add_argument("--logs", type=Path, help="keep data and logs here; default: if it fails")
     given = parser.parse_args()
+    if given.tiers and given.aggregation != "slices":
+        parser.error("--tiers: is of --aggregation slices: add that")
     plan = Plan(
         seconds=60 * given.minutes,
         seed=given.seed,
@@ -425,6 +449,7 @@ def main() -> int:
         burn=given.burn,
         synchronisation=given.synchronisation,
         aggregation=given.aggregation,
+        tiers=given.tiers,
     )
     folder = given.logs or Path(tempfile.mkdtemp(prefix="doll-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -65,7 +66,7 @@ HOMES = {  # a client library has one home
     ),
     "scipy": ("common/theory/", "common/policies/", "common/simulation/experiments/results.py"),
     "matplotlib": ("services/cli/render/plots.py",),
-    "structlog": ("common/telemetry/logging.py", "common/telemetry/logging.py"),
+    "structlog": ("common/telemetry/logging.py",),
     "typer": ("services/cli/",),
     "rich": ("services/cli/", "common/simulation/__main__.py"),
 }
@@ -161,6 +162,16 @@ def test_a_folder_imports_only_folders_of_lower_floors() -> None:
 def test_every_folder_has_a_floor_and_every_floor_its_folders() -> None:
     found = {folder(module(path)) for path in sources(*TREES)} - {"common", "services"}
     assert found == {name for floor in FLOORS for name in floor}
+
+
+def test_contributors_are_told_what_each_folder_is_for() -> None:
+    told = set(re.findall("`([a-z_/]+)`", (ROOT / "CONTRIBUTING.md").read_text()))
+    ours = {path.parent for tree in ("common", "services") for path in (ROOT / tree).glob("*/*.py")}
+    assert [
+        folder
+        for folder in sorted(map(named, ours))
+        if not any(name == folder or name.startswith(f"{folder}/") for name in told)
+    ] == []
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

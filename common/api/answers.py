@@ -595,6 +595,30 @@ class ToldCurve(Answer):
     enough: tuple[bool, ...] = Field(description="Whether so many do what was asked.")
 
 
+class ToldPoolPlan(Answer):
+    """What a plan with one of several kinds of spot machines comes to."""
+
+    name: str = Field(description="The pool's name.")
+    usd_per_hour: float = Field(description="Of one machine.")
+    availability: float = Field(description="Share of the time that a machine is there.")
+    cycle_s: float = Field(description="Mean time from one preemption of a machine to its next.")
+    feasible: bool = Field(description="Whether the deadline can be met.")
+    spot: int = Field(ge=0, description="N_s")
+    expected_cost_usd: float | None = Field(description="Null: it is never done.")
+    expected_runtime_s: float | None = Field(description="Null: it is never done.")
+    deadline_probability: float = Field(ge=0, le=1, description="To meet the deadline.")
+
+
+class ToldBid(Answer):
+    """Machines that would be asked for now."""
+
+    pool: str = Field(description="Of which pool.")
+    machines: int = Field(ge=0, description="How many.")
+    at_most_usd_per_hour: float | None = Field(
+        description="What one may cost before it is taken away; null: on demand."
+    )
+
+
 class ToldPlan(Answer):
     """How many workers shall run on spot machines, and what to expect of it."""
 
@@ -626,6 +650,11 @@ class ToldPlan(Answer):
     on_demand_usd_per_hour: float = Field(description="Of one on-demand machine.")
     on_demand_only_usd: float | None = Field(description="Cost with every worker on demand.")
     cycle_s: float = Field(description="Mean time from one preemption of a machine to its next.")
+    pool: str = Field(default="", description="Whose spot machines, where several were asked of.")
+    pools: tuple[ToldPoolPlan, ...] = Field(
+        default=(), description="What each of several would come to."
+    )
+    bids: tuple[ToldBid, ...] = Field(default=(), description="Of bidbrain.")
 
 
 # --- events ----------------------------------------------------------------------------------

@@ -20,13 +20,14 @@ from common.api.answers import (
     ProvisioningAnswer,
 )
 from common.config.market_file import Market, load_market
-from common.errors import NotFoundError
+from common.errors import GivenError, NotFoundError, OutsideError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.api.answers import MachineKind
     from common.config.settings import Settings
+    from common.jobs.spec import JobSpec
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import Planned
     from common.theory.billing import Billing
@@ -114,6 +115,23 @@ def market_of(settings: Settings) -> Market:
     if not settings.market:
         raise NotFoundError("there is no market: set DOLL_MARKET to a market file")
     return load_market(Path(settings.market))
+
+
+def check_market(spec: JobSpec, settings: Settings) -> None:
+    """Refuse a job that asks for what the market cannot give, where one is known here.
+
+    Raises:
+        GivenError: By the field.
+    """
+    asked = spec.provisioning
+    if asked is None or asked.max_lag_s is None or not settings.market:
+        return
+    try:
+        market = market_of(settings)
+    except (UserError, OutsideError):
+        return  # who asks for prices is told why
+    if problem := market.lag_problem(asked.max_lag_s):
+        raise GivenError(("provisioning", "max_lag_s"), problem)
 
 
 def prices_answer(market: Market, usd_per_hour: Mapping[str, float], at_s: float) -> PricesAnswer:

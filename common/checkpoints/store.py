@@ -203,11 +203,12 @@ class CheckpointStore:
 
     def slices(self, made: ModelId) -> list[bytes]:
         """Read all that owners of slices have stored of a version."""
-        names = self._blobs.names(f"{self._states}{made.epoch}-{made.version}.")
-        return [data for name in names if (data := self._blobs.get(name)) is not None]
+        names = set(self._blobs.names(f"{self._states}{made.epoch}-{made.version}."))
+        names.discard(self._state(made))
+        return [data for name in sorted(names) if (data := self._blobs.get(name)) is not None]
 
     def state(self, made: ModelId) -> bytes:
-        """Read what a worker held.
+        """Read all that one process has stored of a version.
 
         Raises:
             CorruptError: If it is missing.

@@ -158,6 +158,17 @@ class Market(Part):
             return pool.billing.rules()
         return BY_NAME["ec2"] if self.fleet == "ec2" else BY_THE_SECOND
 
+    def lag_problem(self, max_lag_s: float | None) -> str:
+        """Say why records cannot be kept from waiting longer than that; empty where they can."""
+        start_up_s = self.on_demand.start_up_s
+        if max_lag_s is None or max_lag_s >= start_up_s:
+            return ""
+        return (
+            f"a machine on demand takes {start_up_s:g} s to start up, as the market file says, and"
+            f" the records of a lost one wait until then: {max_lag_s:g} s cannot be kept; say at"
+            f" least {start_up_s:g}, or leave it out"
+        )
+
     @model_validator(mode="after")
     def _consistent(self) -> Market:
         names = [pool.name for pool in self.pools]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from common.core import commands as do
 from common.core.messages import Gradient
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         WorkerId,
     )
     from common.core.rounds import Round, Rounds
-    from common.core.settings import CoordinatorSettings
+    from common.core.settings import AggregationSettings, CoordinatorSettings
     from common.core.snapshots import Snapshot
 
 
@@ -42,6 +43,8 @@ class BoardAggregation:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self.unread_audits = settings.unread_audits
+        self._parts = False
+        self._stored: ModelId | None = None
 
     def look(
         self,
@@ -108,9 +111,26 @@ class BoardAggregation:
     def snapshots(
         self, commands: Iterable[do.CopyWeights | do.PublishSnapshot]
     ) -> Iterator[do.CopyWeights | do.PublishSnapshot]:
-        """Weights travel beside each."""
-        yield from commands
+        """Weights travel beside each; members are to find them, too, if they are to have them."""
+        for command in commands:
+            if isinstance(command, do.PublishSnapshot) and self._parts:
+                yield replace(command, state=command.checkpoint)
+            else:
+                yield command
+
+    def change(self, settings: AggregationSettings | None, *, parts: bool) -> None:  # noqa: ARG002
+        """The job was changed; whether others are to hold the weights."""
+        self._parts = parts
+
+    def keep(self, made: ModelId) -> None:
+        """A version is where members copy it from."""
+        self._stored = made
+
+    def is_stored(self, made: ModelId) -> bool:
+        """Whether members find it."""
+        return made == self._stored
 
     def marked(self, snapshot: Snapshot) -> Snapshot:
-        """Nothing is to be said of members."""
-        return snapshot
+        """Of members nothing is to be said but that they may begin with it."""
+        stored = self.is_stored(snapshot.made)
+        return replace(snapshot, stored=(snapshot.made,)) if stored else snapshot

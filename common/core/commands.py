@@ -109,6 +109,7 @@ class RestoreSnapshot(msgspec.Struct, frozen=True):
     """Take the weights and the optimizer state of one of them in hand, and report."""
 
     snapshot: Snapshot
+    members: bool = False  # hold them: there is nothing to take in hand
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -186,6 +187,7 @@ class PublishSnapshot(msgspec.Struct, frozen=True):
 
     snapshot: Snapshot
     checkpoint: bool
+    state: bool = False  # of the checkpoint: store it as members copy it, too, and report
 
 
 class DeadLetterRecords(msgspec.Struct, frozen=True):

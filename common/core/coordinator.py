@@ -12,6 +12,7 @@ commands in order and reports back by events.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from common.core import events
 from common.core.leader import STOPPED, Leader
 from common.core.losses import Wish
 from common.core.messages import CHANCES, Lead, Quarantined, UpdateApplied
+from common.core.settings import AggregationSettings, slices_of
 from common.core.snapshot_search import Chosen, Lost, SnapshotSearch, Wait
 from common.core.snapshots import roll_forward
 
@@ -57,6 +59,8 @@ class _Candidacy:
 
     chosen: Chosen
     since: float  # its last step
+    among: AggregationSettings | None  # who is to hold the weights: see `_who_holds`
+    exact: bool
     mark: str = ""  # of its Lead record, once that is appended
 
 
@@ -101,6 +105,8 @@ class Coordinator:
             commands += self._hold(self._leader.trouble, "")
         if self._leader is not None and self._leader.fallback is not None:
             commands += self._fall_back(self._leader.fallback, now)
+        if self._leader is not None and self._leader.parted:
+            commands += self._hand_over(now)
         if do.Finish in map(type, commands):
             self._reset()
             self.finished = True
@@ -160,6 +166,7 @@ class Coordinator:
                     yield from leader.want(wanted, now)
             case events.SettingsChanged(settings):
                 self._settings = settings
+                self._search.rolls = settings.aggregation is not None
                 if leader is not None:
                     yield from leader.change(settings, now)
             case events.Trouble(reason, detail):
@@ -167,6 +174,8 @@ class Coordinator:
             case events.StreamsSeen() if leader is not None:
                 reason = leader.why_lost(event)
                 yield from self._hold(reason, "") if reason else leader.streams_seen(event)
+            case events.StateStored(made) if leader is not None:
+                yield from leader.state_stored(made, now)
             case events.Summed() if leader is not None:
                 yield from leader.summed(event, now)
             case events.WorkersSeen(statuses) if leader is not None:
@@ -217,7 +226,7 @@ class Coordinator:
             case Chosen(snapshot, history) as chosen:
                 self._searching_since = None
                 self._history = history
-                if self._settings.aggregation is not None:
+                if history.slices is not UNSET:
                     if self._limit is None and self._wish.after_loss > history.after_loss:
                         # Of what came after it, the claims may be lost.
                         self._limit = snapshot.made
@@ -226,8 +235,10 @@ class Coordinator:
                     returned = tuple(sorted({*rolled.returned, *self._returned}))
                     rolled = replace(rolled, returned=returned)
                     chosen = chosen._replace(snapshot=rolled)
-                self._candidacy = _Candidacy(chosen, now)
-                yield do.RestoreSnapshot(snapshot)
+                among = self._who_holds(chosen)
+                exact = {history.slices, slices_of(among)} != {UNSET} and self._limit is None
+                self._candidacy = _Candidacy(chosen, now, among, exact)
+                yield do.RestoreSnapshot(snapshot, members=among is not None)
             case Lost(reason):
                 yield from self._hold(reason, "")
             case Wait():
@@ -237,6 +248,19 @@ class Coordinator:
                 yield do.ReleaseLease()
             case further:
                 yield further
+
+    def _who_holds(self, chosen: Chosen) -> AggregationSettings | None:
+        """Who holds the weights while this candidate leads: whom its owner wants, or who does now.
+
+        Others begin with what is in storage. Where the newest update is not there, who holds it
+        goes on, and stores it first: see `Leader.parted`.
+        """
+        snapshot, history = chosen.snapshot, chosen.history
+        newest = snapshot.made == history.head or self._limit is not None
+        wanted, known = self._settings.slices, history.slices
+        if wanted == known or (snapshot.in_storage and newest):
+            return self._settings.aggregation
+        return AggregationSettings.of(known)
 
     def _torn(self, snapshot: Snapshot, now: float) -> Iterator[CoordinatorCommand]:
         if self._candidacy is not None and not self._candidacy.mark:
@@ -262,7 +286,8 @@ class Coordinator:
                 epoch=max(number, max(after, chosen.above) + 1 + number % CHANCES),
                 after_loss=max(self._wish.after_loss, self._history.after_loss),
                 loss=chosen.loss,
-                exact=(self._settings.aggregation is not None and self._limit is None) or UNSET,
+                exact=self._candidacy.exact or UNSET,
+                slices=slices_of(self._candidacy.among),
             )
         )
 
@@ -285,7 +310,7 @@ class Coordinator:
         elif counts and self._leader is not None and record is not None:
             # A Lead that goes back ends it all anyway; where members hold the weights, a few of
             # them may be behind.
-            behind = 0 if self._settings.aggregation is None else MOST_BEHIND
+            behind = 0 if history.slices is UNSET else MOST_BEHIND
             history.forget_before(history.head.version - behind)
             yield from self._leader.audit_read(record, now)
 
@@ -302,7 +327,7 @@ class Coordinator:
         if self._leader is not None and counts:
             yield from self._deposed(f"{lead.candidate} leads with epoch {history.epoch}")
         elif candidacy is not None and own and counts:
-            yield from self._lead(candidacy.chosen.snapshot, now)
+            yield from self._lead(candidacy, now)
         elif own and lead.after == history.epoch:  # of the leader before an update came between
             self._candidacy = self._history = None
             self._searching_since = now
@@ -310,19 +335,20 @@ class Coordinator:
         elif candidacy is not None and (own or (counts and not candidacy.mark)):
             yield from self._step_down("somebody was faster")
 
-    def _lead(self, snapshot: Snapshot, now: float) -> Iterator[CoordinatorCommand]:
+    def _lead(self, candidacy: _Candidacy, now: float) -> Iterator[CoordinatorCommand]:
         if self._history is None:
             raise AssertionError("only a candidate begins to lead")
-        self._candidacy = None
+        snapshot, self._candidacy = candidacy.chosen.snapshot, None
+        settings = dataclasses.replace(self._settings, aggregation=candidacy.among)
         epoch = self._history.epoch
         # A wish counts for one Lead: for what this leader finds lost when it looks first.
         wish = Wish(self._history.judged == epoch, self._wish.read_from)
-        self._leader = Leader(
-            epoch, snapshot, self._history, self._settings, now, wish, self._strikes
-        )
+        self._leader = Leader(epoch, snapshot, self._history, settings, now, wish, self._strikes)
         self._alive_at = now
         yield do.Begin(epoch, snapshot)
         yield from self._leader.begin(now)
+        if settings.slices != self._settings.slices:
+            yield from self._leader.change(self._settings, now)
         yield from self._leader.want(self._wish.wanted, now)
 
     def _new_search(self) -> SnapshotSearch:
@@ -351,6 +377,14 @@ class Coordinator:
         yield do.StepDown(f"nobody holds the newest update: back to version {base.version}")
         self._searching_since, self._limit = now, base
         yield self._search.begin(base)
+
+    def _hand_over(self, now: float) -> Iterator[CoordinatorCommand]:
+        """The newest update is in storage: stand again, so that others hold the weights."""
+        self._reset()
+        yield do.StepDown("others are to hold the weights from now on")
+        self._searching_since = now
+        self._limit, self._strikes, self._returned = None, {}, frozenset()
+        yield self._search.begin()
 
     def _deposed(self, reason: str) -> Iterator[CoordinatorCommand]:
         self._lifetimes = min(2 * self._lifetimes, LONGEST_LEASE)

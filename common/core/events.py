@@ -224,6 +224,12 @@ class RepliesRead(msgspec.Struct, frozen=True):
     replies: tuple[Reply, ...]
 
 
+class StateStored(msgspec.Struct, frozen=True):
+    """A checkpoint is in storage, and as members copy it: see `PublishSnapshot.state`."""
+
+    made: ModelId
+
+
 class Summed(msgspec.Struct, frozen=True):
     """How large the sum of gradients was that made a model: of an `Apply` that asks for it."""
 
@@ -279,6 +285,7 @@ CoordinatorEvent: TypeAlias = (
     | ControlRead
     | StreamsSeen
     | RepliesRead
+    | StateStored
     | Summed
     | WorkersSeen
     | BoardWiped

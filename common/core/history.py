@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from common.core.messages import (
     GENESIS,
     Batch,
@@ -40,6 +42,8 @@ from common.core.spans import LogPosition
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from msgspec import UnsetType
+
     from common.core.messages import AuditRecord
 
 
@@ -53,6 +57,7 @@ class History:
         poison: Batches that are quarantined at `position` and may be taken back.
         number: Of the newest record that counts of the leader in force, 0 for none.
         after_loss: Wishes to go on after a loss that Leads have carried out at `position`.
+        slices: Of the Lead in force.
     """
 
     def __init__(
@@ -63,8 +68,10 @@ class History:
         poison: Iterable[Batch] = (),
         number: int = 0,
         after_loss: int = 0,
+        slices: int | UnsetType = UNSET,
     ) -> None:
         self._after_loss = after_loss
+        self._slices = slices
         self._judged = -1
         self._epoch = epoch
         self._number = number
@@ -84,6 +91,15 @@ class History:
     def number(self) -> int:
         """Of the newest record that counts of the leader in force, 0 for none."""
         return self._number
+
+    @property
+    def slices(self) -> int | UnsetType:
+        """Where members hold the weights, as the Lead in force says; else the coordinator does.
+
+        A Lead counts only where whoever is to hold them can have its base: so it says that of the
+        newest update, too.
+        """
+        return self._slices
 
     @property
     def after_loss(self) -> int:
@@ -190,6 +206,7 @@ class History:
             self._base_lost = True
             self._path = [lead.base]
         self._epoch, self._number = lead.epoch_at(offset), 0
+        self._slices = lead.slices
         if lead.after_loss > self._after_loss:
             self._after_loss, self._judged = lead.after_loss, self._epoch
         return True

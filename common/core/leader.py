@@ -23,6 +23,8 @@ from common.core.ledger import Ledger
 from common.core.liveness import Liveness
 from common.core.losses import Wish
 from common.core.messages import (
+    GENESIS,
+    Broken,
     Failed,
     Gradient,
     GradientReady,
@@ -50,6 +52,8 @@ from common.core.tuning import GroupSizeTuner, Scatter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from msgspec import UnsetType
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import StreamsSeen, Summed, Wanted
@@ -157,6 +161,10 @@ class Leader:
         self._oldest: tuple[int | None, int] = (None, 0)  # that waits, and since which version
         self._goal = StopRule(settings, snapshot.losses)
         self._wanted: Wanted = "running"
+        self.parting = False  # others are to hold the weights, once they are in storage
+        self._parting_at: ModelId | None = None  # the version that was to be stored for them
+        self._last_taken = False  # the snapshot that says that it is
+        self.parted = False  # it is: stand again
         self._finishing = ""  # why the job ends, once it does
         self._finished = False
         self._moved_at = now  # last accepted batch or update, for the linger of a group
@@ -182,6 +190,11 @@ class Leader:
     def returned(self) -> frozenset[int]:
         """Batches that `on_missing: proceed` has put back once, so that they are awaited now."""
         return frozenset(self._returned)
+
+    @property
+    def slices(self) -> int | UnsetType:
+        """Who holds the weights while it leads, as its `Lead` says."""
+        return self._settings.slices
 
     @property
     def calm(self) -> bool:
@@ -351,6 +364,11 @@ class Leader:
         if event.model.epoch == self._epoch and self._observe(event.model.version, event.square):
             yield from self._advance(now)
 
+    def state_stored(self, made: ModelId, now: float) -> Iterator[CoordinatorCommand]:
+        """A version is where members copy it from."""
+        self._aggregation.keep(made)
+        yield from self._advance(now)
+
     def _observe(self, version: int, square: float) -> bool:
         """Whether the tuner learns something of the sum of an update."""
         scatter = self._scatters.pop(version, None)
@@ -365,6 +383,8 @@ class Leader:
             yield do.Drop(reply, OVER)
             return
         yield from self._seen(self._aggregation.hear(reply, now))
+        if isinstance(reply, Broken) and reply.unreachable:
+            yield do.ReadHeartbeats()  # it has died, most likely: seen at once, and not a look late
         for worker in self._aggregation.take_reborn():
             for batch in self._rounds.vanish(worker):
                 yield from self._quarantine(batch, DIED)
@@ -476,6 +496,8 @@ class Leader:
 
     def _decide(self, now: float) -> Iterator[CoordinatorCommand]:
         self._switch.pass_time(now, len(self._liveness.live) if len(self._rounds) else 0)
+        if self._changed is not None and self._changed.slices != self._settings.slices:
+            yield from self._abandon(self._rounds)  # what keeps it may be what its owner changes
         if self._changed is not None and not len(self._rounds) and not self._finishing:
             yield from self._take_change(self._changed, now)
         if self._finishing:
@@ -498,6 +520,25 @@ class Leader:
         last = self._aggregation.wants_checkpoint and not self._checkpoint_waits
         if last or kind is not None:
             yield from self._take_snapshot(now, checkpoint=last or kind == "checkpoint")
+        if self.parting:
+            yield from self._part(now)
+
+    def _part(self, now: float) -> Iterator[CoordinatorCommand]:
+        """Have the newest version stored, and say so: then others can hold the weights."""
+        if self._publisher.unread or self._publisher.pending:
+            return
+        if self._made == GENESIS:
+            self.parted = True
+        elif not self._aggregation.is_stored(self._made):
+            if self._parting_at != self._made:
+                self._parting_at, self._last_taken = self._made, False
+                yield from self._take_snapshot(now, checkpoint=True)
+        elif self._last_taken:
+            self.parted = True
+        else:
+            self._last_taken = True
+            yield from self._take_snapshot(now, checkpoint=False)
+            self.parted = not self._publisher.pending
 
     @property
     def _checkpoint_waits(self) -> bool:
@@ -520,6 +561,12 @@ class Leader:
         """Go by the changed settings from the next round on."""
         if _tuned(settings) != _tuned(self._settings):
             self._tuner = _tuner(settings)
+        among, own = settings.aggregation, self._settings.aggregation
+        self.parting = settings.slices != self._settings.slices
+        self._aggregation.change(among, parts=self.parting)
+        if self.parting:  # till then it leads as it began
+            self._parting_at, self._last_taken = None, False
+            settings = replace(settings, aggregation=own)
         self._settings, self._changed = settings, None
         self._goal.change(settings)
         if reason := self._goal.reached(self._progress, now):
@@ -599,10 +646,12 @@ class Leader:
         """Begin a round: where all are in time, audit not too far behind, K wait (or linger)."""
         settings, workers, mode = self._settings, len(self._liveness.live), self.mode
         synchrony = mode.synchrony(workers)
-        if self._wanted != "running" or self._publisher.unread > self._aggregation.unread_audits:
+        if self.parting or self._wanted != "running":
             return False
-        if self._ledger.position <= self._unclaimed:
-            return False  # what updates used may be claimed a second time, if that was lost
+        # What updates used may be claimed a second time, if that was lost.
+        replayed = self._ledger.position > self._unclaimed
+        if not replayed or self._publisher.unread > self._aggregation.unread_audits:
+            return False
         waiting = len(self._grouper)
         if waiting < synchrony.group_size and not (waiting and self._lingered(now)):
             return False

@@ -209,6 +209,8 @@ class Lead(msgspec.Struct, frozen=True, tag="lead"):
     loss: str = ""  # what was lost, if some were
     # Counts only if its base is the newest effective update: members hold the weights of no other.
     exact: bool | UnsetType = UNSET
+    # Where members hold the weights: into how many slices with owners; 0: each holds everything.
+    slices: int | UnsetType = UNSET
 
     def epoch_at(self, offset: int) -> int:
         """The epoch that begins with this record: without a number, its own offset."""
@@ -332,6 +334,8 @@ class GroupStatus(msgspec.Struct, frozen=True):
 
     members: tuple[WorkerId, ...]
     left_out: dict[WorkerId, str] = {}  # who lives and cannot be one, and why
+    stage: int = 0  # 1 to 3, where slices have owners; 0: not known yet, or they have none
+    owners: tuple[WorkerId, ...] = ()  # of slices
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
@@ -448,6 +452,7 @@ class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
     stores: tuple[Member, ...] = ()  # are to store a version: where slices have owners, by slice
     stores_of: ModelId | UnsetType = UNSET  # which; left out: this one
     addresses: dict[WorkerId, str] = {}  # of all who are named above: where others reach them
+    slices: int = 0  # as the leader's `Lead` says
 
 
 class UpdateTrigger(msgspec.Struct, frozen=True):
@@ -466,6 +471,11 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     changes: bytes | UnsetType = UNSET
     sparse: bool | UnsetType = UNSET  # whether its leader reads sparse gradients; else by the task
     group: GroupOrders | UnsetType = UNSET  # where members hold the weights
+
+    @property
+    def slices(self) -> int | UnsetType:
+        """Who holds the weights, as its leader's `Lead` says."""
+        return UNSET if self.group is UNSET else self.group.slices
 
     def continues(self, model: ModelId | None) -> bool:
         """Whether its changes make its model of this one."""

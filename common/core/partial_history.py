@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _REMEMBERED = 1000  # updates of the path: who goes back further is believed by its version alone
 
 
-class Trail:
+class PartialHistory:
     """The fold over the updates topic, in bounded memory.
 
     Args:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from msgspec import UNSET
 
 from common.core.messages import Synchrony
 from common.core.schedule import CONSTANT, Schedule
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,20 @@ class AggregationSettings:
     offer_every_updates: int | None = None  # to evaluators; None: there are none
     slices: SliceSettings | None = None  # None: every member holds everything
 
+    @staticmethod
+    def of(slices: int | UnsetType) -> AggregationSettings | None:
+        """Those of a leader of whom a `Lead` alone is known."""
+        if slices is UNSET:
+            return None
+        return AggregationSettings(slices=SliceSettings(slices) if slices else None)
+
+
+def slices_of(among: AggregationSettings | None) -> int | UnsetType:
+    """Who holds the weights, as a `Lead` says it; UNSET: the coordinator."""
+    if among is None:
+        return UNSET
+    return 0 if among.slices is None else among.slices.count
+
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
@@ -127,8 +146,14 @@ class CoordinatorSettings:
     checkpoint_every_control_records: int = 100_000  # what a takeover replays at most, about 20 MB
     lease_ttl_s: float = 1.0  # how long a leader is waited for that is frozen, or cut off
     leader_status_s: float = 0.1
-    leader_status_news_s: float = 0.01  # between two of them that say what was decided since
+    # Between two that say what was decided since: with each look at the beats, in one packet.
+    leader_status_news_s: float = 0.05
     alive_s: float = 0.05  # between looks at the workers' beats: how late a death is noticed
     calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
     aggregation: AggregationSettings | None = None  # None: the coordinator adds gradients up
     heartbeats_grace_s: float = 1.5  # all beats gone for this long: the workers are
+
+    @property
+    def slices(self) -> int | UnsetType:
+        """Who is to hold the weights, as a `Lead` says it."""
+        return slices_of(self.aggregation)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from common.core.commands import FindSnapshots
@@ -27,7 +28,7 @@ from common.core.snapshots import Snapshot, choose
 
 if TYPE_CHECKING:
     from common.core.events import SnapshotsFound, Source, WantedChanged
-    from common.core.messages import ModelId
+    from common.core.messages import AuditRecord, ModelId
 
 LATE = 5  # lifetimes of a lease after which a wait counts as one of another time
 
@@ -56,11 +57,11 @@ class SnapshotSearch:
 
     Args:
         lease_ttl_s: How long the leader in force is waited for.
-        rolls: Whether a snapshot is rolled forward: members have its weights.
+        rolls: Whether members are to hold the weights: the board need not have a snapshot then.
     """
 
     def __init__(self, lease_ttl_s: float, *, rolls: bool = False) -> None:
-        self._rolls = rolls
+        self.rolls = rolls
         self._lease_ttl_s = lease_ttl_s
         self._waits_until: float | None = None
         self._torn = set[tuple[int, int, int]]()
@@ -97,13 +98,13 @@ class SnapshotSearch:
             whole = [each for each in whole if each.made.version <= self._limit.version]
         why = {each.rank: _why_lost(each, found, wish) for each in whole}
         lost = [(each, why[each.rank]) for each in whole if why[each.rank]]
-        choice = choose([each for each in whole if not why[each.rank]], found.updates)
+        choice = _choose([each for each in whole if not why[each.rank]], found.updates)
         if found.source == "hot":
             if lost or found.end == 0:  # or nobody ever led
                 return self._look("all")
-            if choice is None and self._rolls:
+            if choice is None and self.rolls:
                 return self._look("all")
-            if choice is None or (choice[1].epoch != choice[0].by and not self._rolls):
+            if choice is None or (choice[1].epoch != choice[0].by and choice[1].slices is UNSET):
                 return self._look("all") if self._waited(now) else Wait()
         if found.source == "all":
             self._lost = sorted(lost, key=lambda each: each[0].rank, reverse=True)
@@ -152,6 +153,19 @@ class SnapshotSearch:
         if until is None or now > until + LATE * self._lease_ttl_s:
             self._waits_until = until = now + self._lease_ttl_s
         return now >= until
+
+
+def _choose(
+    snapshots: list[Snapshot], updates: tuple[tuple[int, AuditRecord | None], ...]
+) -> tuple[Snapshot, History] | None:
+    """The best one to go on from: where no members hold the newest update, it has weights."""
+    left = list(snapshots)
+    while (choice := choose(left, updates)) is not None:
+        snapshot, history = choice
+        if snapshot.has_weights or history.slices is not UNSET:
+            return choice
+        left.remove(snapshot)
+    return None
 
 
 def _why_lost(snapshot: Snapshot, found: SnapshotsFound, wish: WantedChanged) -> str:

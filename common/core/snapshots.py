@@ -66,12 +66,24 @@ class Snapshot(msgspec.Struct, frozen=True):
     # made the last update, and what updates used at or above `control_position`.
     attempt: AttemptId | UnsetType = UNSET
     used: tuple[Batch, ...] | UnsetType = UNSET
-    stored: tuple[ModelId, ...] | UnsetType = UNSET  # versions that members have put into storage
+    # Versions that are in storage, where members copy them from.
+    stored: tuple[ModelId, ...] | UnsetType = UNSET
+    slices: int | UnsetType = UNSET  # as its leader's `Lead` says
 
     @property
     def progress(self) -> float:
         """Updates made, as its owner counts them: see `UpdateApplied.progress`."""
         return float(self.made.version) if self.equivalent is None else self.equivalent
+
+    @property
+    def in_storage(self) -> bool:
+        """Whether workers find its weights and optimizer state whoever holds them otherwise."""
+        return self.made == GENESIS or self.made in (self.stored or ())
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether they can be taken in hand: not where members alone hold them."""
+        return self.slices is UNSET or self.in_storage
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -155,6 +167,7 @@ def choose(
             poison,
             snapshot.number,
             snapshot.after_loss,
+            snapshot.slices,
         )
         _read(history, [each for each in updates if each[0] >= begin])
         # A Lead may have counted whose base is not in the topic any more: then version 0 alone can

@@ -20,7 +20,6 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from common.datasets.records import Records
 
-CLASSES = 10
 IMAGE_SHAPE = (1, 8, 8)
 
 _HELD_OUT_SHARE = 0.2

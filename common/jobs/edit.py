@@ -25,7 +25,7 @@ _PATHS = {
     "batch_size": "batch_size",  # b
     "learning_rate": "optimizer.learning_rate",
 }
-BLOCKS = ("synchronisation", "compression", "tuner")  # None: without it any more
+BLOCKS = ("synchronisation", "compression", "tuner", "aggregation")  # None: without it any more
 CHANGEABLE = (*_PATHS, *BLOCKS)
 
 

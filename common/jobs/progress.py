@@ -40,7 +40,7 @@ from common.core.messages import (
     Synchrony,
     UpdateApplied,
 )
-from common.core.partial_history import Trail
+from common.core.partial_history import PartialHistory
 from common.core.scores import WINDOWED
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition, Span
@@ -763,7 +763,7 @@ class JobProgress:
         self.whole = updates_start == control_start == 0
         self.columns = Columns(record.spec.streams, kept)
         self.seen = Look(0.0)
-        self._trail = Trail(updates_start)
+        self._history = PartialHistory(updates_start)
         self._claims = Claims(record.first, record.known, whole=self.whole)
         self._recent = RecentRates()
         self._newest: UpdateApplied | None = None  # that counted when it came
@@ -777,16 +777,16 @@ class JobProgress:
     @property
     def version(self) -> int:
         """J, updates made so far."""
-        return self._trail.version
+        return self._history.version
 
     @property
     def epoch(self) -> int:
         """Of the Lead in force, -1 for none."""
-        return self._trail.epoch
+        return self._history.epoch
 
     def holds(self, model: ModelId) -> bool:
         """Whether a version is part of the effective history."""
-        return self._trail.holds(model)
+        return self._history.holds(model)
 
     def newest(self) -> Row | None:
         """The newest effective update that is known."""
@@ -808,16 +808,16 @@ class JobProgress:
         Raises:
             ValueError: If `offset` was fed before.
         """
-        if not self._trail.feed(offset, record):
+        if not self._history.feed(offset, record):
             return False
         self._newest = record if isinstance(record, UpdateApplied) else self._newest
         match record:
-            case Lead() if self._trail.version < self.columns.newest:
-                self.columns.take_back(self._trail.version)
-                self._recent.take_back(self._trail.version)
+            case Lead() if self._history.version < self.columns.newest:
+                self.columns.take_back(self._history.version)
+                self._recent.take_back(self._history.version)
             case UpdateApplied():
                 if record.version != self.columns.newest + 1:
-                    # Whom the first records showed to lead did not: see `Trail`.
+                    # Whom the first records showed to lead did not: see `PartialHistory`.
                     self.columns.clear(record.version - 1)
                     self._recent = RecentRates()
                 self.columns.append(record, written_s)
@@ -877,7 +877,7 @@ class JobProgress:
             waiting=self.waiting,
             skipped=self._claims.skipped.total(),
             quarantined=self._quarantined,
-            requeueable=len(self._trail.poison),
+            requeueable=len(self._history.poison),
             expired=self._claims.expired + self._expired + self._unread(),
             lost=self._claims.lost(record.batch for _, record in self._quarantines.values()),
             whole=self.whole,

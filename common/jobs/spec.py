@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from common.core.messages import SynchronisationMode
-    from common.core.settings import SliceSettings
+    from common.core.settings import AggregationSettings, SliceSettings
     from common.policies.policy import PolicyName
     from common.ports.servers import Log
 
@@ -548,14 +548,15 @@ class ProvisioningSpec(Part):
         default=None,
         exclude_if=lambda value: value is None,  # programs that do not know it may have such a job
     )
-    """Of `policy: pools` with `on_preemption: hold`: how long records may wait for their stream's
-    machine; by default streams are served as steadily as the deadline asks. Where spot machines are
-    lost, one on demand is started in time, so it is of use above a start-up."""
+    """Of `policy: pools`: how long records may wait, at least the start-up of a machine on demand.
+    Where spot machines are lost, one on demand is started in time. By default streams are served as
+    steadily as the deadline asks (`on_preemption: hold`), or updates keep up with arrivals on
+    average (`reassign`)."""
     spot_up_to: float = Field(default=1.5, ge=1, le=10, exclude_if=lambda value: value == 1.5)
     """Of `policy: pools` with `on_preemption: hold`: spot machines at most, times `workers`. More
     than 1: a stream passes to a spare when its machine is lost."""
     reliable: int = Field(default=0, ge=0, le=MOST, exclude_if=lambda value: value == 0)
-    """Of `policy: pools` with `on_preemption: hold`: machines that are always on demand."""
+    """Of `policy: pools`: machines that are always on demand."""
     update_mb: float | None = Field(default=None, ge=0)
     """Megabytes that a machine sends and receives for an update, as measured, where its traffic is
     paid for (`transfer_usd_per_gb` of the market file); by default what the weights of a built-in
@@ -808,9 +809,14 @@ class JobSpec(Part):
         return self.aggregation is not None and self.aggregation.mode == "group"
 
     @property
+    def among(self) -> AggregationSettings | None:
+        """How its workers add gradients up among themselves; None: they do not."""
+        return self.aggregation.core if self.aggregation and self.grouped else None
+
+    @property
     def slices(self) -> SliceSettings | None:
         """How its weights are cut into slices with owners; None: they are not."""
-        return self.aggregation.core.slices if self.aggregation and self.grouped else None
+        return None if self.among is None else self.among.slices
 
     @property
     def checkpoint_every_updates(self) -> int | None:
@@ -1021,10 +1027,14 @@ class JobSpec(Part):
             given = getattr(asked, name)
             if given == ProvisioningSpec.model_fields[name].default:
                 continue
-            if (self.policy, self.on_preemption) != ("pools", "hold"):
+            if self.policy != "pools":
                 raise ValueError(
-                    f"provisioning.{name}: is for policy: pools with on_preemption: hold, and this"
-                    f" is {self.policy} with {self.on_preemption}"
+                    f"provisioning.{name}: is for policy: pools, and this is {self.policy}"
+                )
+            if name == "spot_up_to" and self.on_preemption != "hold":
+                raise ValueError(
+                    "provisioning.spot_up_to: is for on_preemption: hold; where streams move to the"
+                    " survivors, machines are as few as keep up"
                 )
         if asked.reliable > asked.workers:
             raise ValueError(

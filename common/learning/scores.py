@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from common.learning.tasks import Task
 
 
+@runtime_checkable
 class BinaryScores(Protocol):
     """A task of two classes that can say so is measured by AUC, precision and the like, too."""
 
@@ -39,10 +40,9 @@ def count_scores(task: Task, outputs: Tensor, records: Mapping[str, Tensor]) -> 
     Raises:
         WrongTaskError: If they are not of n records.
     """
-    method = getattr(task, "binary_scores", None)
-    if method is None:
+    if not isinstance(task, BinaryScores):
         return None
-    found = method(outputs, records)
+    found = task.binary_scores(outputs, records)
     check_scores(task, found, len(outputs))
     logits, second = found
     bins = torch.bucketize(logits.contiguous(), _edges(logits.device)).add_(

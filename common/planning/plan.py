@@ -13,21 +13,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from common.api.answers import ToldCurve, ToldPlan
+from common.api.answers import ToldBid, ToldCurve, ToldPlan, ToldPoolPlan
 from common.errors import GivenError
+from common.planning.bids import bids, check_bids, computed_per_s
 from common.planning.remaining import Remaining, arriving, remaining
 from common.policies.chance import deadline_probability, plan_with_probability
 from common.theory.errors import ParameterError
 from common.theory.provisioning import CostCurve, cost_curve, plan, plan_of
-from common.theory.work import Market, Work, market
+from common.theory.work import Market, Pool, Work, gb_per_hour, market
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from common.planning.request import PlanRequest
+    from common.planning.request import PlanRequest, SpotPoolAsked
     from common.ports.servers import Log
     from common.theory.provisioning import Plan
 
+BIDS = (
+    "cost and runtime are those of the first bids, if their machines went on as they are; what"
+    " evictions and new prices come to is what `doll simulate` says"
+)
 _FIELDS = {  # what the theory calls a number, where a request calls it otherwise
     "spot.availability": "availability",
     "spot.cycle_s": "cycle_s",
@@ -41,16 +46,17 @@ class Asked:
     """The givens of the theory."""
 
     work: Work
-    market: Market
+    markets: tuple[Market, ...]  # one for each kind of spot machines
     names: tuple[str, ...] = ()  # of the workers; none where only their number is known
     notes: tuple[str, ...] = ()  # what a person should know of where the numbers come from
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """A plan, and what all other numbers of spot workers would come to."""
+    """A plan with one kind of spot machines, and what all other numbers of them would come to."""
 
     asked: Asked
+    market: Market
     plan: Plan
     curve: CostCurve
     enough: npt.NDArray[np.bool_]  # (N_tot + 1,) whether so many do what was asked
@@ -70,7 +76,11 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
         NotFoundError: If there is no such job.
         UnavailableError: If Kafka is unavailable and a job is named.
     """
-    _check_rates(given)
+    if given.policy == "bidbrain":
+        check_bids(given, open_log)
+    else:
+        _check_rates(given)
+    _check_pools(given)
     log = open_log() if given.job else None
     told = remaining(given.job, log, now_s) if log else Remaining()
     values = {
@@ -78,8 +88,14 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
         "batch_size": _first(given.batch_size, told.batch_size),
         "updates": _first(given.updates, told.updates),
         "deadline_s": _first(given.deadline_s, told.deadline_s),
-        "availability": given.availability,
-        "spot_usd_per_hour": given.spot_usd_per_hour,
+        **(
+            {}
+            if given.pools
+            else {
+                "availability": given.availability,
+                "spot_usd_per_hour": given.spot_usd_per_hour,
+            }
+        ),
         "on_demand_usd_per_hour": given.on_demand_usd_per_hour,
     }
     found = {field: value for field, value in values.items() if value is not None}
@@ -88,7 +104,12 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
         silent = f", and the job {given.job} does not say" if given.job else ""
         raise GivenError(lacking, f"must be given{silent}")
     names, notes = tuple[str, ...](), told.notes
-    if given.rates_per_s is not None:
+    if given.policy == "bidbrain":
+        sizes = int(found["group_size"]), int(found["batch_size"])
+        workers, gradient_s = given.workers or 1, given.gradient_s or 1.0
+        rate_per_s = computed_per_s(workers, *sizes, gradient_s)
+        rates_per_s, source = np.full(workers, rate_per_s), "gradient_s"
+    elif given.rates_per_s is not None:
         rates_per_s, source = np.array(given.rates_per_s, np.float64), "rates_per_s"
     elif given.workers is not None and given.rate_per_s is not None:
         rates_per_s, source = np.full(given.workers, given.rate_per_s, np.float64), "rate_per_s"
@@ -104,15 +125,31 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
             found["updates"],
             found["deadline_s"],
         )
-        prices = market(
-            found["on_demand_usd_per_hour"], found["spot_usd_per_hour"], found["availability"]
-        )
-        if given.cycle_s is not None:
-            prices = replace(prices, spot=replace(prices.spot, cycle_s=given.cycle_s))
-    return Asked(work, prices, names, notes)
+        on_demand_usd = found["on_demand_usd_per_hour"]
+        if given.pools:
+            on_demand = market(on_demand_usd, 0.0, 1.0).on_demand
+            moved = gb_per_hour(given.update_mb, work.updates_per_s)
+            markets = tuple(Market(on_demand, _pool(each, moved)) for each in given.pools)
+        else:
+            one = market(on_demand_usd, found["spot_usd_per_hour"], found["availability"])
+            if given.cycle_s is not None:
+                one = replace(one, spot=replace(one.spot, cycle_s=given.cycle_s))
+            markets = (one,)
+    return Asked(work, markets, names, notes)
 
 
-def answer(asked: Asked, *, probability: float | None, spot: int | None) -> Answer:
+def answers(asked: Asked, *, probability: float | None, spot: int | None) -> tuple[Answer, ...]:
+    """Plan with each kind of spot machines; the best comes first, else as they were asked of.
+
+    Raises:
+        GivenError: If a number makes no sense, by its field.
+    """
+    found = [answer(asked, each, probability=probability, spot=spot) for each in asked.markets]
+    best = min(found, key=lambda one: (not one.plan.feasible, one.plan.expected_cost_usd))
+    return (best, *(one for one in found if one is not best))
+
+
+def answer(asked: Asked, prices: Market, *, probability: float | None, spot: int | None) -> Answer:
     """Plan: for the mean, for a probability, or not at all where N_s is given.
 
     Raises:
@@ -120,7 +157,7 @@ def answer(asked: Asked, *, probability: float | None, spot: int | None) -> Answ
     """
     if spot is not None and probability is not None:
         raise GivenError(("spot", "probability"), "give one; a plan tells its probability anyhow")
-    work, prices = asked.work, asked.market
+    work = asked.work
     # What overflows is infinite: it takes for ever.
     with named(), np.errstate(all="ignore"):
         curve = cost_curve(work, prices)
@@ -131,7 +168,7 @@ def answer(asked: Asked, *, probability: float | None, spot: int | None) -> Answ
             enough = chances >= probability
         else:
             best = plan(work, prices) if spot is None else plan_of(work, prices, spot)
-    return Answer(asked, best, curve, enough, chances)
+    return Answer(asked, prices, best, curve, enough, chances)
 
 
 def plan_told(request: PlanRequest, open_log: Callable[[], Log], now_s: float) -> ToldPlan:
@@ -148,19 +185,23 @@ def plan_told(request: PlanRequest, open_log: Callable[[], Log], now_s: float) -
         UnavailableError: If Kafka is unavailable and a job is named.
     """
     asked = gather(request, open_log, now_s)
-    found = answer(asked, probability=request.probability, spot=request.spot)
+    if request.policy == "bidbrain":
+        return _bids_told(asked, request)
+    found = answers(asked, probability=request.probability, spot=request.spot)
     return tell(found, list_workers=request.list_workers, points=request.curve)
 
 
-def tell(found: Answer, *, list_workers: bool, points: int) -> ToldPlan:
+def tell(answers: Sequence[Answer], *, list_workers: bool, points: int) -> ToldPlan:
     """Tell a plan; what is infinite becomes null.
 
     Args:
-        found: The plan.
+        answers: The plan, then those with other kinds of spot machines.
         list_workers: Whether to name the spot workers.
         points: About so many of the curve; 0: no curve.
     """
-    plan, work, prices = found.plan, found.asked.work, found.asked.market
+    found = answers[0]
+    plan, work, prices = found.plan, found.asked.work, found.market
+    several = len(answers) > 1
     return ToldPlan(
         feasible=plan.feasible,
         spot=plan.spot,
@@ -187,6 +228,63 @@ def tell(found: Answer, *, list_workers: bool, points: int) -> ToldPlan:
         on_demand_usd_per_hour=prices.on_demand.usd_per_hour,
         on_demand_only_usd=_finite(float(found.curve.costs_usd[0])),
         cycle_s=prices.spot.cycle_s,
+        pool=prices.spot.name if several else "",
+        pools=tuple(map(_of_pool, answers)) if several else (),
+    )
+
+
+def _bids_told(asked: Asked, request: PlanRequest) -> ToldPlan:
+    """Tell bids: what they come to depends on prices alone, so nothing is said of a chance."""
+    work, first = asked.work, asked.markets[0]
+    with named("gradient_s"), np.errstate(all="ignore"):
+        pools = (first.on_demand, *(market.spot for market in asked.markets))
+        decision = bids(work, pools, request)
+    plan = decision.plan
+    return ToldPlan(
+        feasible=plan.feasible,
+        spot=plan.spot,
+        on_demand=plan.on_demand,
+        expected_cost_usd=_finite(plan.expected_cost_usd),
+        expected_runtime_s=_finite(plan.expected_runtime_s),
+        cost_ratio_to_on_demand=_finite(plan.cost_ratio_to_on_demand),
+        binding=plan.binding,
+        reason=plan.reason,
+        deadline_probability=float(plan.feasible),
+        spot_workers=None,
+        names=(),
+        curve=None,
+        notes=(*asked.notes, BIDS),
+        workers=work.workers,
+        arrivals_per_s=0.0,
+        group_size=work.group_size,
+        batch_size=work.batch_size,
+        updates=work.updates,
+        deadline_s=work.deadline_s,
+        undisturbed_s=_finite(work.undisturbed_s),
+        availability=first.spot.availability,
+        spot_usd_per_hour=first.spot.usd_per_hour,
+        on_demand_usd_per_hour=first.on_demand.usd_per_hour,
+        on_demand_only_usd=_finite(work.on_demand_only_usd(first.on_demand)),
+        cycle_s=first.spot.cycle_s,
+        bids=tuple(
+            ToldBid(pool=offer.pool, machines=count, at_most_usd_per_hour=offer.bid_usd_per_hour)
+            for offer, count in decision.machines.items()
+        ),
+    )
+
+
+def _of_pool(found: Answer) -> ToldPoolPlan:
+    plan, pool = found.plan, found.market.spot
+    return ToldPoolPlan(
+        name=pool.name,
+        usd_per_hour=pool.usd_per_hour,
+        availability=pool.availability,
+        cycle_s=pool.cycle_s,
+        feasible=plan.feasible,
+        spot=plan.spot,
+        expected_cost_usd=_finite(plan.expected_cost_usd),
+        expected_runtime_s=_finite(plan.expected_runtime_s),
+        deadline_probability=_share(float(found.chances[plan.spot])),
     )
 
 
@@ -218,6 +316,21 @@ def _check_rates(given: PlanRequest) -> None:
     if given.rates_per_s is None and not any(one) and not given.job:
         others = "must be given, or one rate for each worker, or a job"
         raise GivenError(("workers", "rate_per_s"), others)
+
+
+def _check_pools(given: PlanRequest) -> None:
+    for field in ("availability", "spot_usd_per_hour", "cycle_s"):
+        if given.pools and getattr(given, field) is not None:
+            raise GivenError((field,), "each pool says its own: leave it out beside pools")
+    names = [pool.name for pool in given.pools or ()]
+    for name in names:
+        if names.count(name) > 1:
+            raise GivenError(("pools",), f"two pools are called {name!r}")
+
+
+def _pool(asked: SpotPoolAsked, gb_per_hour: float) -> Pool:
+    told = asked.model_dump(exclude={"billing", "past_usd_per_hour"})
+    return Pool(**told, billing=asked.billing.rules(), gb_per_hour=gb_per_hour)
 
 
 def _first(given: float | None, told: float | None) -> float | None:

@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.config.billing import BillingRules, BillingSpec
+
 MOST_WORKERS = 1_000_000  # a slip of the finger shall not ask for all memory
 MOST_POINTS = 10_000
+MOST_POOLS = 100
+MOST_PRICES = 200_000  # two minutes apart, most of a year
 
 Rate = Annotated[float, Field(ge=0, le=1e12)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Usd = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class SpotPoolAsked(BaseModel):
+    """One kind of spot machines."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    usd_per_hour: Usd = Field(description="Of one machine.")
+    availability: Annotated[float, Field(ge=0, le=1)] = Field(
+        description="Share of the time that a machine is there."
+    )
+    cycle_s: Annotated[float, Field(gt=0, le=1e12)] = Field(
+        default=1000.0, description="Mean time from one preemption of a machine to its next."
+    )
+    capacity: Annotated[int, Field(ge=0, le=MOST_WORKERS)] | None = Field(
+        default=None, description="Machines; null: as many as asked."
+    )
+    start_up_s: Annotated[float, Field(ge=0, le=1e6)] = Field(
+        default=0.0, description="From the order until the worker works."
+    )
+    billing: BillingSpec = Field(
+        default=BillingRules(), description="What a machine is paid for, as in a market file."
+    )
+    past_usd_per_hour: (
+        Annotated[list[tuple[Seconds, Usd]], Field(min_length=2, max_length=MOST_PRICES)] | None
+    ) = Field(
+        default=None,
+        description="For bidbrain: what a machine has cost, each price from so many seconds on,"
+        " until now; null: it has always been `usd_per_hour`.",
+    )
+    transfer_usd_per_gb: Usd = Field(
+        default=0.0, description="Of what machines and servers send each other, see update_mb."
+    )
 
 
 class PlanRequest(BaseModel):
@@ -35,6 +74,14 @@ class PlanRequest(BaseModel):
         },
     )
 
+    policy: Literal["bidbrain"] | None = Field(
+        default=None,
+        description="bidbrain: what it would bid now, to work off a backlog with `workers` machines"
+        " at most; null: the paper's plan.",
+    )
+    gradient_s: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+        default=None, description="For bidbrain: mean time of one gradient on demand."
+    )
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
         default=None, description="N_tot, all of the same `rate_per_s`."
     )
@@ -72,6 +119,18 @@ class PlanRequest(BaseModel):
     cycle_s: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
         default=None,
         description="Mean time from one preemption of a machine to its next; null: 1000.",
+    )
+    pools: Annotated[list[SpotPoolAsked], Field(min_length=1, max_length=MOST_POOLS)] | None = (
+        Field(
+            default=None,
+            description="Several kinds of spot machines instead of `availability`, `cycle_s` and"
+            " `spot_usd_per_hour`: each is planned for, and the cheapest is the plan.",
+        )
+    )
+    update_mb: Annotated[float, Field(ge=0, le=1e9)] = Field(
+        default=0.0,
+        description="Megabytes that a machine sends and receives for an update, for pools with a"
+        " price of transfer.",
     )
     probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="Meet the deadline with this probability, not only on average."

@@ -105,6 +105,7 @@ class Adaptive:
 
     name: ClassVar[str] = "adaptive"
     watches_outages: ClassVar[bool] = False  # a review is soon enough
+    plans_backlog: ClassVar[bool] = False
     # Outages last minutes, deadlines hours: half a minute is soon enough for both, and the reserve
     # that it asks for is a fourth of a per cent of the paper's 6,400 s with half the workers spot.
     review_s: float = 30.0

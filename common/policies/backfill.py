@@ -285,6 +285,7 @@ class Backfill:
 
     name: ClassVar[str] = "backfill"
     watches_outages: ClassVar[bool] = True  # stand-ins start when an outage does
+    plans_backlog: ClassVar[bool] = False
     review_s: float | None = 30.0  # an outage is heard of at once; this is for arrivals that change
     noise_quantile: float = 2.33  # standard deviations: 99 % of a normal law
     band_s: float = 20.0  # slack by which a step must be superfluous before it is undone

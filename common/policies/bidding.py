@@ -92,6 +92,7 @@ class Bidding:
     odds: EvictionOdds | None = None  # of the pools of all situations; None: not known yet
     name: ClassVar[str] = "bidbrain"
     watches_outages: ClassVar[bool] = True
+    plans_backlog: ClassVar[bool] = True
 
     @property
     def review_s(self) -> float | None:

@@ -130,6 +130,7 @@ class Chance:
     name: ClassVar[str] = "chance"
     review_s: ClassVar[None] = None
     watches_outages: ClassVar[bool] = False  # outages are counted in
+    plans_backlog: ClassVar[bool] = False
     probability: float = 0.95
 
     def __post_init__(self) -> None:

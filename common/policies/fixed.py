@@ -49,6 +49,7 @@ class OnDemandOnly:
     name: ClassVar[str] = "on-demand"
     review_s: ClassVar[None] = None
     watches_outages: ClassVar[bool] = False  # there are none
+    plans_backlog: ClassVar[bool] = False
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Put every worker on demand, whether or not the deadline is met."""
@@ -69,6 +70,7 @@ class Static:
     name: ClassVar[str] = "static"
     review_s: ClassVar[None] = None
     watches_outages: ClassVar[bool] = False  # outages are left to pass
+    plans_backlog: ClassVar[bool] = False
     spot: int | None = None  # N_s; None: the optimum
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:

@@ -89,8 +89,9 @@ class Situation:
     machines: Mapping[Offer, MachineCount] = field(default_factory=dict)
     hours: Mapping[Offer, Hour] = field(default_factory=dict)  # of those, the first that end
     refusing: frozenset[str] = frozenset()  # pools that have just refused a machine
-    # (N_tot,) for how long a slot's stream has had no machine; 0: it has one. None: nobody knows.
-    unserved_s: npt.NDArray[np.float64] | None = None
+    # (N_tot,) how old the oldest record is that waits in a slot's stream, whether or not it has a
+    # machine again by now; 0: none waits. None: nobody knows, or streams pause with their machine.
+    lag_s: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,12 +124,13 @@ class Decision:
     @property
     def spot(self) -> int:
         """Machines that may be preempted."""
-        return int(np.count_nonzero(self.pools != ON_DEMAND))
+        return sum(self.machines.values()) - self.on_demand
 
     @property
     def on_demand(self) -> int:
         """Machines on demand, stand-ins with them."""
-        return int(np.count_nonzero(self.pools == ON_DEMAND))
+        alone = self.basis.pools[ON_DEMAND].name
+        return sum(count for offer, count in self.machines.items() if offer.pool == alone)
 
 
 def by_slot(
@@ -164,6 +166,11 @@ class Policy(Protocol):
     @property
     def watches_outages(self) -> bool:
         """Whether it wants to be asked whenever a machine goes or comes."""
+        ...
+
+    @property
+    def plans_backlog(self) -> bool:
+        """Whether it is told what waits; else that is work which has been done."""
         ...
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:

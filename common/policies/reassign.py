@@ -88,7 +88,7 @@ def update_capacity_per_s(
 
 
 def waiting_told(
-    policy: str, work: Work, waiting: float, gradient_s: float
+    work: Work, waiting: float, gradient_s: float, *, backlog: bool
 ) -> tuple[Work, float | None]:
     """Say to a policy what waits: some plan with it, the others for what is to arrive yet.
 
@@ -96,13 +96,13 @@ def waiting_told(
     of the others is as many updates as would take as long to arrive as what is left takes at least.
 
     Args:
-        policy: Its name.
         work: What is left, with what waits.
         waiting: Updates whose records have arrived.
         gradient_s: mu_C.
+        backlog: Whether it plans with it, see `Policy`.
     """
     waiting = min(max(waiting, 0.0), work.updates)
-    if policy in ("reassign", "bidbrain"):
+    if backlog:
         return work, waiting
     machines = np.array([float(work.workers)])
     capacity_per_s = float(update_capacity_per_s(machines, work.group_size, gradient_s).item())
@@ -116,9 +116,14 @@ def machines_for_stability(work: Work, computing: Computing) -> int | None:
     K b / sum(lambda), the time from one group to the next, must be at least `headroom` times
     ceil(K / m) mu_C. None: not even a machine for each of the K gradients does.
     """
-    interval_s = work.group_size * work.batch_size / work.records_per_s
-    rounds = math.floor(interval_s / computing.headroom / computing.gradient_s + ROUNDING)
-    return math.ceil(work.group_size / rounds) if rounds >= 1 else None
+    rate_per_s = work.updates_per_s * computing.headroom
+    return machines_for_rate(rate_per_s, work.group_size, computing.gradient_s)
+
+
+def machines_for_rate(updates_per_s: float, group_size: int, gradient_s: float) -> int | None:
+    """Give the fewest machines of speed 1 that make so many updates; None: none do."""
+    rounds = math.floor(1 / (updates_per_s * gradient_s) + ROUNDING)
+    return math.ceil(group_size / rounds) if rounds >= 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +302,7 @@ class Reassign:
 
     name: ClassVar[str] = "reassign"
     watches_outages: ClassVar[bool] = False  # the number of machines is chosen for outages
+    plans_backlog: ClassVar[bool] = True
     probability: float = 0.95
     headroom: float = 1.25
     review_s: float | None = 30.0

@@ -31,6 +31,7 @@ from common.provisioning.planning import (
 from common.provisioning.records import OfferCount, Planned
 from common.provisioning.seating import readiness
 from common.theory.errors import ParameterError
+from common.theory.lags import StreamLags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.reconciling import Backoff
     from common.provisioning.settings import ProvisionerSettings
+    from common.theory.work import Rates
 
 AGAIN_S = 5.0  # until a policy is asked anew that could not decide
 
@@ -85,6 +87,7 @@ class PolicyRunner:
         self.trouble = ""
         self.warning = ""
         self._settings = settings
+        self._lags = StreamLags(settings.workers, settings.submitted_s)
         self._odds: EvictionOdds | None = None
         self._policy = _policy(settings, self._odds)
 
@@ -96,6 +99,8 @@ class PolicyRunner:
     def change(self, settings: ProvisionerSettings) -> None:
         """Decide by other settings from now on."""
         self._changed = differences(self._settings, settings) or self._changed
+        if settings.workers != self._settings.workers:
+            self._lags = StreamLags(settings.workers, settings.submitted_s)
         self._settings = settings
         self._policy = _policy(settings, self._odds)
 
@@ -145,7 +150,9 @@ class PolicyRunner:
         waiting = estimator.waiting
         gradient_s = float(estimator.gradient(now_s).value)
         if waiting is not None:
-            work, waiting = waiting_told(self._policy.name, work, waiting, gradient_s)
+            work, waiting = waiting_told(
+                work, waiting, gradient_s, backlog=self._policy.plans_backlog
+            )
         return Situation(
             now_s=now_s - settings.submitted_s,
             work=work,
@@ -153,7 +160,7 @@ class PolicyRunner:
             gradient_s=gradient_s,
             up=self._up(),
             stands_in_s=stands_in_s,
-            unserved_s=self._unserved_s(now_s),
+            lag_s=self._stream_lags_s(now_s, rates, gradient_s),
             waiting=waiting,
             machines=self._machines(now_s),
             hours={
@@ -333,15 +340,19 @@ class PolicyRunner:
             up[slot] |= own and (instance.running or coming)
         return up
 
-    def _unserved_s(self, now_s: float) -> npt.NDArray[np.float64]:
-        """Say for how long each slot has had no seat, as far back as the job."""
-        since_s = np.full(self._settings.workers, self._settings.submitted_s)
+    def _stream_lags_s(
+        self, now_s: float, rates_per_s: Rates, gradient_s: float
+    ) -> npt.NDArray[np.float64]:
+        """Say how old each slot's oldest record is, by when the slot had a seat."""
+        settings = self._settings
+        since_s = np.full(settings.workers, settings.submitted_s)
         for slot, at_s in self._ledger.vacated_s.items():
             since_s[slot : slot + 1] = at_s
         for instance in self._ledger.open:
             if instance.has_seat and instance.slot is not None:
                 since_s[instance.slot : instance.slot + 1] = now_s
-        return np.maximum(now_s - since_s, 0.0)
+        speed = min(pool.speed for pool in settings.pools)
+        return self._lags.at(now_s, since_s, rates_per_s * gradient_s / settings.batch_size / speed)
 
     def _machines(self, now_s: float) -> dict[Offer, MachineCount]:
         """Count what there is, by what was asked for."""

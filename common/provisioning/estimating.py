@@ -24,6 +24,7 @@ from common.provisioning.records import Ended, EstimateRecord, Left, Seated, Sta
 from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
 from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.theory.losses import LossTally
+from common.theory.speeds import SpeedTally
 from common.theory.streams import StreamTally
 from common.theory.tallies import GradientTally
 from common.theory.work import gb_per_hour
@@ -49,6 +50,9 @@ RATE_HALF_LIFE_S = 600.0  # arrivals drift; at a record per second this is still
 BACKLOG = 2  # updates whose records wait: then the next one need not wait for records
 ORPHANED_S = 60.0  # by then a partition whose worker died has found another one
 VERSIONS_KEPT = 1000  # a new leader goes back by seconds
+# By which a pool's speed must differ from what the market file says before it is believed: less is
+# noise of gradient times, and would have machines asked for and given back.
+OTHER_SPEED = 0.1
 FIT_AGAIN = 1.05  # updates over those of the last fit, which takes a tenth of a second
 
 
@@ -89,7 +93,8 @@ class Estimator:
         self._arrived: int | None = None  # records, by the streams' ends
         self._availability = Availability()
         self._running = 0  # machines that serve: under `hold`, with a slot
-        self._speeds: dict[str, float] = {}  # of workers on machines that ran, by name
+        self._pools: dict[str, str] = {}  # of workers on machines that ran, by name
+        self._tally_of_speeds: tuple[tuple[Pool, ...], SpeedTally] | None = None
         self._round_times = RoundTimes()
         self._group_size = settings.group_size  # K, of the last update
         self._on: dict[int, int] = {}  # likewise, by slot
@@ -132,10 +137,11 @@ class Estimator:
                 batches = len(record.batches)
                 if record.gradient_s > 0 and batches:
                     self._timed = True
+                    made = self._made_by_pool(record)
                     # mu_C is that of the first pool: a machine of speed 2 takes half of it.
-                    each = [1 / self._speeds.get(batch.worker, 1.0) for batch in record.batches]
-                    gradients_s = record.gradient_s * batches / float(np.mean(each))
-                    self._gradients.add(now_s, gradients_s, batches)
+                    relative = float((made / self._speeds()).sum()) / batches
+                    self._gradients.add(now_s, record.gradient_s * batches / relative, batches)
+                    self._speed_tally.add(now_s, made.tolist(), record.gradient_s)
             elif isinstance(record, Lead):
                 self._take_back(record.base)
             self._history.forget_before(self._made[0].version)
@@ -258,13 +264,15 @@ class Estimator:
             )
             for pool in settings.pools
         )
+        speeds = self._speeds().tolist()
         seen = (
             replace(
                 pool,
+                speed=speed,
                 availability=float(self._availability.availability(pool, now_s).value),
                 cycle_s=float(self._availability.cycle(pool, now_s).value),
             )
-            for pool in spot
+            for pool, speed in zip(spot, speeds[ON_DEMAND + 1 :], strict=True)
         )
         return (on_demand, *seen)
 
@@ -317,8 +325,7 @@ class Estimator:
         told = instance.left and isinstance(record, Ended)
         if instance.started_s is None or spare or told:
             return  # it never ran, reads nothing yet or no more
-        speeds = {pool.name: pool.speed for pool in self.settings.pools}
-        self._speeds[instance.member] = speeds.get(instance.pool, 1.0)
+        self._pools[instance.member] = instance.pool
         step = -1 if isinstance(record, (Left, Ended)) else 1
         before, self._running = self._running, self._running + step
         if bool(before) != bool(self._running):
@@ -331,6 +338,31 @@ class Estimator:
         tally = self._by_slot.get(instance.slot)
         if tally is not None:
             (tally.returned if on_slot else tally.gone)(record.at_s)
+
+    @property
+    def _speed_tally(self) -> SpeedTally:
+        """Of the market's pools; another market file begins anew."""
+        pools = self.settings.pools
+        if self._tally_of_speeds is None or self._tally_of_speeds[0] != pools:
+            tally = SpeedTally([pool.speed for pool in pools], GRADIENT_HALF_LIFE_S)
+            self._tally_of_speeds = pools, tally
+        return self._tally_of_speeds[1]
+
+    def _speeds(self) -> Rates:
+        """(P,) of the market's pools, as it says or as they turned out."""
+        said = np.array([pool.speed for pool in self.settings.pools])
+        found = self._speed_tally.speeds
+        speeds: Rates = np.where(np.abs(found / said - 1) > OTHER_SPEED, found, said)
+        return speeds
+
+    def _made_by_pool(self, update: UpdateApplied) -> Rates:
+        """(P,) gradients of an update; who was started by hand is taken for the first pool's."""
+        names = [pool.name for pool in self.settings.pools]
+        made = np.zeros(len(names))
+        for batch in update.batches:
+            pool = self._pools.get(batch.worker, "")
+            made[names.index(pool) if pool in names else ON_DEMAND] += 1
+        return made
 
     def _take_back(self, base: ModelId) -> None:
         while len(self._made) > 1 and self._made[-1].version > base.version:

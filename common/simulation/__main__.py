@@ -75,7 +75,7 @@ def _ways(outcomes: list[Outcome], group: str) -> dict[str, int]:
     """How many updates were made in each way that is not the paper's, or not as the one before."""
     if group:
         among = sum((outcome.among for outcome in outcomes), Counter[str]())
-        members = ["broken", "adopted", "copied", "torn", "fallen back"]
+        members = ["broken", "adopted", "copied", "torn", "fallen back", "switched"]
         return {way: among[way] for way in members + ["moved"] * (group == "slices")}
     ways = ("stale", "lone", "walked", "switched", "changed", "tuned")
     return {way: sum(getattr(o, way) for o in outcomes) for way in ways}

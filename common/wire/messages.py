@@ -65,9 +65,12 @@ from common.wire.vectors import decode_sparse, encode_sparse
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from common.core.spans import Span
+
 
 _LONGEST_S = 1e9  # decades; a sum of such durations is finite
 _FASTEST_PER_S = 1e12  # records; products with it are finite
+_STAGES = 3  # of AgileML
 _NAME = 64  # characters of a name that we make: 16
 _ADDRESS = 64  # characters of host:port, numeric
 _EPOCHS = 2**31  # Kafka's leader epochs are signed 32-bit
@@ -115,17 +118,24 @@ def check_model(field: str, model: ModelId) -> None:
     _need(model.epoch >= 0 or model.version == 0, field, model, "version 0 where nobody led yet")
 
 
+def _is_well(span: Span) -> bool:
+    topic, partition, start, end, generation, before, known, epoch = span
+    return (
+        topic != ""
+        and 0 <= partition < _POSITIONS
+        and 0 <= start < end < _POSITIONS
+        and 0 <= generation < _POSITIONS
+        and -1 <= known <= end
+        and -1 <= before < _EPOCHS
+        and -1 <= epoch < _EPOCHS
+    )
+
+
 def _check_address(address: Address) -> None:
     """Look at speed whether all is well: an update is looked at some 160 times on its way."""
-    last, well = ("", 0), bool(address)
-    for topic, partition, start, end, generation, before, known, epoch in address:
-        place = (topic, partition)
-        inside = 0 <= partition < _POSITIONS and 0 <= start < end < _POSITIONS
-        inside = inside and 0 <= generation < _POSITIONS and -1 <= known <= end
-        inside = inside and -1 <= before < _EPOCHS and -1 <= epoch < _EPOCHS
-        well = well and inside and last < place and bool(topic)
-        last = place
-    if not well:
+    places = [span[:2] for span in address]
+    sorted_once = all(before < after for before, after in pairwise(places))
+    if not (address and sorted_once and all(map(_is_well, address))):
         _refuse_address(address)
 
 
@@ -149,6 +159,10 @@ def _refuse_address(address: Address) -> NoReturn:
 
 
 def _check_batch(batch: BatchReady | Batch) -> None:
+    if len(batch.address) == 1 and not batch.skipped and batch.worker:  # the common road
+        (span,) = batch.address
+        if _is_well(span) and 0 <= batch.samples <= span.end - span.start:
+            return
     _check_worker(batch.worker)
     _check_address(batch.address)
     left_out = _check_skipped(batch) if batch.skipped else 0
@@ -215,10 +229,13 @@ def _check_opened(record: Opened, least: int = 1) -> None:
 
 def _check_offsets(offsets: Iterable[int]) -> None:
     listed = tuple(offsets)
+    once = len(set(listed)) == len(listed)
+    if listed and once and min(listed) >= 0 and max(listed) < _POSITIONS:
+        return
     for offset in listed:
         _check_count("batches.offset", offset)
     _need(bool(listed), "batches", listed, "at least one batch")
-    _need(len(set(listed)) == len(listed), "batches", listed, "each batch once")
+    _need(once, "batches", listed, "each batch once")
 
 
 def _check_batches(batches: tuple[Batch, ...]) -> None:
@@ -333,6 +350,9 @@ def check_leader_status(leader_status: LeaderStatus) -> None:
         leader_status.oldest_unsettled,
         f"<= {leader_status.control_position}",
     )
+    if leader_status.group is not UNSET:
+        stage = leader_status.group.stage
+        _need(0 <= stage <= _STAGES, "group.stage", stage, f"0 to {_STAGES}")
     for field in ("claimed", "settled"):
         for partition, position in getattr(leader_status, field).items():
             if not 0 <= position < _POSITIONS:
@@ -565,6 +585,8 @@ class Codec(Generic[T]):
         self._check = check
         self._tags = tags
         self._latest, self._format_of = formats
+        # As `encode` writes it. The last of a record's own keys, it is what a decoder would find.
+        self._known_ends = tuple(b',"format":%d}' % n for n in range(1, self._latest + 1))
         self._encoder: _Encoder = msgspec.json.Encoder() if json else msgspec.msgpack.Encoder()
         self._decoder = decoder
         self._tagged: _Decoder[_Tagged] = (
@@ -593,8 +615,10 @@ class Codec(Generic[T]):
             WireError: If the bytes are not such a message, or it makes no sense.
             FutureFormatError: If a newer program wrote it.
         """
-        if self._json and b'"format"' in bytes(data):
-            self._check_format(data)
+        if self._json:
+            text = bytes(data)
+            if not text.endswith(self._known_ends) and b'"format"' in text:
+                self._check_format(data)
         try:
             message = self._decoder.decode(data)
         except _MALFORMED as error:

@@ -15,6 +15,7 @@ from common.runtime.connect import open_log
 from common.topics.names import control_topic, updates_topic
 from common.wire import messages as wire
 from load.faults.fleet import Fleet, Slot
+from load.faults.tiers import Tiers
 from load.harness.outside import Outside
 from load.harness.proxy import Proxy
 from load.harness.stack import freeze, thaw
@@ -53,6 +54,7 @@ class Targets:
     job: CountingJob
     producers: Producers
     transactions: Transactions
+    tiers: Tiers
     log: Log
 
     def grow(self) -> None:
@@ -102,6 +104,12 @@ def actions_on(targets: Targets) -> dict[str, Action]:
         "storage cut off": _each([outside.storage_link], Proxy.cut, Proxy.heal),
         "storage refuses": _each([outside.storage_link], Proxy.refuse, Proxy.heal),
     }
+    for name, lose in (
+        ("spot machines lost", partial(Tiers.lose, tier="spot")),
+        ("reliable machines lost", partial(Tiers.lose, tier="reliable")),
+        ("owners killed", Tiers.lose_owners),
+    ):
+        actions[name] = _each([targets.tiers], lose, Tiers.bring_back)
     writes = [targets.transactions]
     actions |= {
         "transaction committed": _each(writes, Transactions.begin, Transactions.commit),

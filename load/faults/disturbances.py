@@ -164,19 +164,9 @@ def kill_leaders(drill: Drill, kills: int) -> Iterator[Disturbance]:
         killed_at, killed_on = monotonic(), time.time()
         leader.kill()
         first = drill.await_leader(after=epoch)
-        successor = _leader(drill, first.model.epoch)
         recovered_ms = 1e3 * (first.began_at - killed_at)
-        stood_ms = _last_ms(successor, "stands_to_lead", killed_on)
-        led_ms = _last_ms(successor, "leader_elected", killed_on)
-        yield Disturbance(
-            leader.name,
-            [recovered_ms],
-            {
-                "until the lease is free and snapshots are read": stood_ms,
-                "until its Lead is read back": led_ms - stood_ms,
-                "until its first trigger": recovered_ms - led_ms,
-            },
-        )
+        parts_ms = _takeover_ms(drill, first.model.epoch, killed_on, recovered_ms)
+        yield Disturbance(leader.name, [recovered_ms], parts_ms)
         leader.restart()
         begun_s[leader.name] = time.time()
 
@@ -194,7 +184,8 @@ def end_leaders(drill: Drill, folder: Path) -> Iterator[Disturbance]:
     """
     begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # since 1970
     for point in POINTS:
-        _, leader = _warm(drill, begun_s)
+        drill.await_members()
+        _, leader = _standing_by(drill, begun_s)
         died(folder).unlink(missing_ok=True)
         prepared = folder / "next"
         prepared.write_text(point)
@@ -203,10 +194,12 @@ def end_leaders(drill: Drill, folder: Path) -> Iterator[Disturbance]:
             leader.kill()
         await_until(died(folder).exists, _POINT_S, f"a leader comes to: {point}")
         epoch, died_at = died(folder).read_text().split()
+        died_on = time.time() - (monotonic() - float(died_at))
         first = drill.await_later(int(epoch))
         recovered_ms = 1e3 * (first.began_at - float(died_at))
+        parts_ms = _takeover_ms(drill, first.model.epoch, died_on, recovered_ms)
         ended = [each for each in drill.coordinators if each.exit_code is not None]
-        yield Disturbance(" ".join(each.name for each in ended), [recovered_ms], {}, point)
+        yield Disturbance(" ".join(each.name for each in ended), [recovered_ms], parts_ms, point)
         for each in ended:
             each.restart()
             begun_s[each.name] = time.time()
@@ -215,6 +208,10 @@ def end_leaders(drill: Drill, folder: Path) -> Iterator[Disturbance]:
 def _warm(drill: Drill, begun_s: Mapping[str, float]) -> tuple[int, Service]:
     """Wait until all is well and all others stand by; gives who leads, and its epoch."""
     drill.await_calm()
+    return _standing_by(drill, begun_s)
+
+
+def _standing_by(drill: Drill, begun_s: Mapping[str, float]) -> tuple[int, Service]:
     epoch = drill.witness.rounds()[-1].model.epoch
     leader = _leader(drill, epoch)
     for standby in drill.coordinators:
@@ -262,6 +259,18 @@ def _leader(drill: Drill, epoch: int) -> Service:
         if any(entry["epoch"] == epoch for entry in events(coordinator, "leader_elected")):
             return coordinator
     raise NotMeasuredError(f"no coordinator logged that it leads with epoch {epoch}")
+
+
+def _takeover_ms(drill: Drill, epoch: int, since_s: float, all_ms: float) -> dict[str, float]:
+    """What a takeover was made of, since a moment in seconds since 1970."""
+    successor = _leader(drill, epoch)
+    stood_ms = _last_ms(successor, "stands_to_lead", since_s)
+    led_ms = _last_ms(successor, "leader_elected", since_s)
+    return {
+        "until the lease is free and snapshots are read": stood_ms,
+        "until its Lead is read back": led_ms - stood_ms,
+        "until its first orders": all_ms - led_ms,
+    }
 
 
 def _last_ms(service: Service, event: str, since_s: float) -> float:

@@ -36,6 +36,7 @@ _IDS = 64  # of records
 _WAITING_GROUPS = 5  # batches that a worker may hold, in K: with the default of 2 some queue runs
 # dry every thirty rounds, and another worker is asked for two batches
 _CALM_ROUNDS = 10  # with one trigger each, evenly shared, everybody in one at least: all is well
+_EVEN_ROUNDS = 5
 _TIMEOUT_S = 120.0  # for processes that load torch on a busy machine
 _ROUND_S = 30.0  # no round takes longer, whatever happens
 
@@ -152,6 +153,47 @@ class Drill:
         await_until(calm, _TIMEOUT_S, "all workers take part in undisturbed rounds")
         check_left(self._board, self._records)
         return last
+
+    def members(self) -> int:
+        """How many took part in the newest round, where members add up among themselves."""
+        rounds = self.witness.rounds()
+        group = rounds[-1].triggers[-1][1].group if rounds else None
+        return len(group.membership.members) if group else 0
+
+    def await_members(self) -> None:
+        """Wait until all workers are members, and an update was made so; busy ones may lag.
+
+        Raises:
+            NotMeasuredError: If it does not come to that, or the backlog ends.
+        """
+
+        def whole() -> bool:
+            check([*self.coordinators, *self.workers])
+            rounds = self.witness.rounds()[-2:]
+            applied = [each for each in rounds if each.applied_at is not None]
+            return bool(applied) and self.members() == len(self.workers)
+
+        await_until(whole, _TIMEOUT_S, "all workers are members")
+        check_left(self._board, self._records)
+
+    def await_even(self) -> None:
+        """Wait until all are members, and each round of the last ones asked everybody alike.
+
+        Before that some hold no batches yet: their partitions are on the way to them.
+
+        Raises:
+            NotMeasuredError: If it does not come to that, or the backlog ends.
+        """
+        self.await_members()
+        share = self.conditions.share
+
+        def even() -> bool:
+            check([*self.coordinators, *self.workers])
+            last = self.witness.rounds()[-_EVEN_ROUNDS - 1 : -1]
+            return len(last) == _EVEN_ROUNDS and all(each.most_asked() <= share for each in last)
+
+        await_until(even, _TIMEOUT_S, "all workers are asked alike")
+        check_left(self._board, self._records)
 
     def await_order(self, worker: Service) -> SeenRound:
         """Wait for the next round that asks something of a worker."""

@@ -44,6 +44,11 @@ class Slot:
         self._vacant_until: float | None = None  # after an exit that nobody asked for
         self.overran = 0  # times that it was given notice and had not left when its time was over
 
+    @property
+    def name(self) -> str:
+        """Of the machine that is in it, or was last."""
+        return self._machine.name
+
     def kill(self) -> None:
         """Let the machine vanish."""
         self._expected = (_FORCED, *self._expected)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from common.core.audit import Audit
     from load.faults.fleet import UnexpectedExit
     from load.faults.pauses import CarriedOut, Event, Span
+    from load.faults.tiers import Reached
     from load.harness.counting import Unlearned
 
 _SHOWN = 10  # of the wrong weights, flaws and unexpected exits, in words; the file has more
@@ -66,6 +67,8 @@ class Outcome:
     unexpected: Sequence[UnexpectedExit]
     overran: int
     switching: bool = False  # whether the job's mode was changed meanwhile
+    fallbacks: int = 0  # Leads that took updates back
+    tiers: Reached | None = None  # where machines were of tiers
 
     def failures(self) -> list[str]:
         """Why the run fails; empty where all is well."""
@@ -80,7 +83,7 @@ class Outcome:
             found.append(f"{len(self.proof.flaws)} flaws in the audit: {shown}")
         if self.switching and not self.proof.switches:
             found.append("no update was made in another mode")
-        return found
+        return found + (self.tiers.failures() if self.tiers else [])
 
     def as_data(self) -> dict[str, Any]:
         """For the JSON file."""
@@ -94,6 +97,8 @@ class Outcome:
             "updates": len(self.proof.updates),
             "updates_taken_back": self.proof.taken_back,
             "leads": self.leads,
+            "leads_that_took_back": self.fallbacks,
+            "tiers": self.tiers and self.tiers.as_data(),
             "resumed_after_loss": self.resumed,
             "switches": self.proof.switches,
             "quarantined": len(self.proof.quarantined),
@@ -160,6 +165,8 @@ class Outcome:
             "updates": len(self.proof.updates),
             "taken back": self.proof.taken_back,
             "leads": self.leads,
+            "leads that took back": self.fallbacks,
+            **(self.tiers.found if self.tiers else {}),
             "resumed after a loss": self.resumed,
             "switches of synchronisation": self.proof.switches,
             "quarantined": len(self.proof.quarantined),

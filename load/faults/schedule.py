@@ -66,6 +66,12 @@ LOSSES = (
     Kind("updates topic cut", "kafka", 1, 0.1, 1.0, recovers_s=20.0),
     Kind("own topics cut", "kafka", 1, 0.1, 1.0, recovers_s=20.0),
 )
+# Only where machines are of tiers, and slices of the weights have one owner each.
+TIERS = (
+    Kind("spot machines lost", "tiers", 5, 0.5, 3.0, recovers_s=3.0),
+    Kind("reliable machines lost", "tiers", 3, 0.5, 3.0, recovers_s=3.0),
+    Kind("owners killed", "tiers", 2, 2.0, 4.0, recovers_s=3.0),  # until then, who they are
+)
 
 
 class Fault(NamedTuple):

@@ -72,10 +72,11 @@ def counting_job(
     gradient_s: float,
     mode: SynchronisationMode = "synchronous",
     aggregation: Aggregation = "board",
+    **options: Value,
 ) -> JobSpec:
     """A counting job that drains by itself, and is quick to notice what is overdue.
 
-    Its streams are `<name>-a` and `<name>-b`; see `counting_spec`.
+    Its streams are `<name>-a` and `<name>-b`; see `counting_spec`. The options are of its layout.
     """
     return counting_spec(
         records,
@@ -90,7 +91,7 @@ def counting_job(
         hot_snapshot={"every_s": 0.3},
         checkpoint={"every_updates": 25} | ({} if aggregation == "board" else {"every_s": 5}),
         # Not as long as by default: the shortest notice is over after 3 s.
-        aggregation=aggregated(aggregation, leave_s=2),
+        aggregation=aggregated(aggregation, leave_s=2, **options),
         strikes=1000,  # no batch is poison here, however many hold it when they die
         synchronisation=synchronised(mode),
     )

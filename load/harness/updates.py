@@ -141,6 +141,14 @@ class SeenUpdate(NamedTuple):
     samples: int
 
 
+class Fallback(NamedTuple):
+    """A Lead that took updates back."""
+
+    seen_at: float  # monotonic
+    base: ModelId
+    head: ModelId  # the newest update before it
+
+
 class UpdatesWatch(threading.Thread):
     """Follows a job's updates topic and notes each update that counted when it came.
 
@@ -154,6 +162,7 @@ class UpdatesWatch(threading.Thread):
         self.workers = set[WorkerId]()  # whose batches were in one
         self.samples = 0  # in all of them
         self.leads = 0
+        self.fallbacks = list[Fallback]()
         self._fault: BaseException | None = None
         self._log = log
         self._place = Partition(updates_topic(job), 0)
@@ -176,14 +185,17 @@ class UpdatesWatch(threading.Thread):
                     continue
                 now = time.monotonic()
                 for offset, _key, value, applied_s, *_ in records:
-                    record = wire.decode_audit(value or b"")
+                    record, head = wire.decode_audit(value or b""), history.head
                     counts = history.feed(offset, record) and offset >= noted
                     if counts and isinstance(record, UpdateApplied):
                         model = ModelId(record.epoch, record.version)
                         self.updates.append(SeenUpdate(now, applied_s, model, record.samples))
                         self.workers.update(batch.worker for batch in record.batches)
                         self.samples += record.samples
-                    self.leads += counts and isinstance(record, Lead)
+                    if counts and isinstance(record, Lead):
+                        self.leads += 1
+                        if record.base != head:
+                            self.fallbacks.append(Fallback(now, record.base, head))
                     noted = max(noted, offset + 1)
         except BaseException as fault:  # noqa: BLE001 -- raised again by `check`, in the main thread
             self._fault = fault

@@ -92,7 +92,7 @@ def drawn(
 
     def ask(query: Query) -> list[Line]:
         expression = filled(query.expression, job, prometheus.rate_interval_s)
-        return prometheus.course(expression, first_s, last_s, step_s)
+        return prometheus.over_time(expression, first_s, last_s, step_s)
 
     places = laid_out(dashboard.panels)
     rows = max(place.row + panel.height for panel, place in places) + 2  # title, last times

@@ -97,7 +97,9 @@ class Prometheus:
         """
         return _lines(self._ask("query", query=expression))
 
-    def course(self, expression: str, first_s: float, last_s: float, step_s: float) -> list[Line]:
+    def over_time(
+        self, expression: str, first_s: float, last_s: float, step_s: float
+    ) -> list[Line]:
         """What a query gives along time.
 
         Args:

@@ -174,7 +174,7 @@ class PageService:
         self._redis.kill()  # or its first look would come before those of the past
         service.start()
         until = time.monotonic() + _PATIENCE_S
-        while name not in service.books.jobs or not service.followers.of(name).ready:
+        while name not in service.stores.jobs or not service.followers.of(name).ready:
             if time.monotonic() > until:
                 raise RuntimeError(f"the service does not know {name}")
             time.sleep(0.01)

@@ -1,6 +1,6 @@
 """A short live run of a job under bids, on processes that are machines: rows I and J.
 
-Three pools, each with weather of its own: one that goes for good, one whose price moves across
+Three pools, each down at times of its own: one that goes for good, one whose price moves across
 bids, one that comes and goes by chance. What the logs and the provider's books say afterwards is
 held against each other: machines, hours, cents and records.
 """

@@ -11,14 +11,17 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from common.config.billing import BillingRules
+from common.simulation.experiments.draws import ROUND_OVERHEAD_S
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import PolicySpec
 from common.theory.billing import BY_NAME, HOUR_S
 from common.theory.errors import ParameterError
 from load.paper import auctions, live, zones
 from load.paper.document import NONE, Section, percent
-from load.paper.job import Setting, Variation, experiment
+from load.paper.job import GRADIENT_S, SLOW_GRADIENT_S, Setting, Variation, experiment
 from load.paper.policies import MINIMUM_S, START_UP_S
 
 if TYPE_CHECKING:
@@ -72,6 +75,9 @@ SINGLE = (
 DEADLINES = 0.99  # 198 of 200
 DAY_S = 24 * HOUR_S  # longer than the job: no bound but the deadline
 WAITING = {300.0: 0.545, DAY_S: 0.51}
+LIKE_A = Single("A", 0.9, 1.05, 1.0, 1.0)
+MOVING = {GRADIENT_S: 0.0105, SLOW_GRADIENT_S: 0.036}
+TOLERATED_S, MEAN_LAG_S = 180.0, 30.0
 ZONES = "skypilot/availability/1-node/aws-02-15-2023"
 ZONE_RUNS = 40
 ZONES_MOST = (0.32, 0.306)
@@ -84,6 +90,7 @@ def run(runner: Runner) -> Section:
     every = (
         *_single(runner),
         *_waiting(runner),
+        *_moving(runner),
         *_zones(runner),
         *_auctions(runner),
         *_bill(),
@@ -172,7 +179,7 @@ def _waiting(runner: Runner) -> Iterator[tuple[str, Case]]:
         for most_s, job in jobs.items()
     }
     found = runner.map("records that wait", waited, works)
-    for (name, (costs, met, lag_s)), (most_s, bar) in zip(
+    for (name, (costs, met, lag_s, _)), (most_s, bar) in zip(
         found.items(), WAITING.items(), strict=True
     ):
         job = f"pools, keep, (0.9, 1.05), max_lag_s {name}"
@@ -184,16 +191,65 @@ def _waiting(runner: Runner) -> Iterator[tuple[str, Case]]:
 
 def waiting_job_of(max_lag_s: float) -> Experiment:
     """Give the paper's job, whose records wait in Kafka while their stream has no machine."""
-    job = job_of(Single("A", 0.9, 1.05, 1.0, 1.0))
+    job = job_of(LIKE_A)
     policy = job.policy.model_copy(update={"max_lag_s": max_lag_s})
     return job.model_copy(update={"policy": policy, "while_preempted": "keep"})
 
 
-def waited(work: tuple[Experiment, Path, int, int]) -> tuple[float, int, float]:
-    """Run an experiment: its mean cost share, deadlines met, and the worst lag of all."""
+def _moving(runner: Runner) -> Iterator[tuple[str, Case]]:
+    """Row D: the same job where streams move to the survivors, so machines are for gradients."""
+    asked = runner.asked
+    works = {
+        f"{1e3 * gradient_s:g} ms": (
+            moving_job_of(gradient_s, TOLERATED_S),
+            asked.scratch,
+            asked.runs,
+            asked.seed,
+        )
+        for gradient_s in MOVING
+    }
+    found = runner.map("streams that move", waited, works)
+    for (name, (costs, met, lag_s, mean_s)), (gradient_s, bar) in zip(
+        found.items(), MOVING.items(), strict=True
+    ):
+        job = f"pools, reassign, (0.9, 1.05), {name}, max_lag_s {TOLERATED_S:g}"
+        least = least_share(job_of(LIKE_A)) * least_busy(gradient_s)
+        yield "D", Case(job, costs, bar, met, asked.runs, least, lag_s)
+        yield "D", Case(f"{job}: deadlines missed", 1 - met / asked.runs, 1 - DEADLINES)
+        yield "D", Case(f"{job}: mean lag / 30 s", mean_s / MEAN_LAG_S, 1.0)
+        yield "D", Case(f"{job}: worst lag / max_lag_s", lag_s / TOLERATED_S, 1.0)
+
+
+def moving_job_of(gradient_s: float, max_lag_s: float | None) -> Experiment:
+    """Give the paper's job, whose streams move to the machines that there are."""
+    job = job_of(LIKE_A)
+    return job.model_copy(
+        update={
+            "policy": job.policy.model_copy(update={"max_lag_s": max_lag_s}),
+            "on_preemption": "reassign",
+            "gradient": job.gradient.model_copy(update={"mean_s": gradient_s}),
+        }
+    )
+
+
+def least_busy(gradient_s: float) -> float:
+    """Give the share of the workers that are busy at least, were no machine ever idle.
+
+    An update takes ceil(K / m) mu_C and its overhead of each of m machines.
+    """
+    job = job_of(LIKE_A)
+    machines = np.arange(1.0, job.group_size + 1)
+    rounds = np.ceil(job.group_size / machines)
+    machine_s = float((machines * (rounds * gradient_s + ROUND_OVERHEAD_S)).min())
+    rate_per_s = job.rates * job.workers if isinstance(job.rates, float) else 0.0
+    return machine_s * rate_per_s / (job.group_size * job.batch_size) / job.workers
+
+
+def waited(work: tuple[Experiment, Path, int, int]) -> tuple[float, int, float, float]:
+    """Run an experiment: its mean cost share, deadlines met, the worst lag of all and the mean."""
     runs = simulate(*work)
-    cost = fmean(run.cost_ratio for run in runs)
-    return cost, sum(run.met for run in runs), max(run.worst_lag_s for run in runs)
+    cost, mean_s = fmean(run.cost_ratio for run in runs), fmean(run.mean_lag_s for run in runs)
+    return cost, sum(run.met for run in runs), max(run.worst_lag_s for run in runs), mean_s
 
 
 def _recorded(data: Path | None, name: str) -> Path | None:

@@ -15,7 +15,6 @@ from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S
 from common.telemetry.metrics.api import ApiMetrics, ShownJob
 from common.telemetry.metrics.serving import Watchdog
-from services.admin.books import Books
 from services.admin.checks import Checks, Servers
 from services.admin.limiter import Limiter
 from services.admin.live.follower import Sources
@@ -23,6 +22,7 @@ from services.admin.live.followers import Followers
 from services.admin.oidc import Issuer
 from services.admin.pricing import PriceDesk
 from services.admin.simulating import Simulations
+from services.admin.stores import Stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,12 +70,12 @@ class Service:
         self.watchdog = Watchdog(what="the event loop")
         self._lock = threading.Lock()
         self._log: Log | None = None
-        self.books = Books(self.log, clock)
+        self.stores = Stores(self.log, clock)
         self.issuer = Issuer(self.settings, clock) if self.settings.oidc_issuer else None
-        self._servers = Servers(outside, self.log, lambda: self.books.unread)
+        self._servers = Servers(outside, self.log, lambda: self.stores.unread)
         self.checks = Checks(self._servers.asked())
         sources = Sources(
-            self.log, outside.open_board, lambda: self.books.jobs, clock, self._billing
+            self.log, outside.open_board, lambda: self.stores.jobs, clock, self._billing
         )
         self.followers = Followers(sources, self.ending)
 
@@ -97,19 +97,19 @@ class Service:
             NotFoundError: If there is none of this name.
         """
         try:
-            return self.books.jobs[name]
+            return self.stores.jobs[name]
         except KeyError:
             raise NotFoundError(f'there is no job "{name}"') from None
 
     def lets_in(self, caller: Caller) -> bool:
         """Whether whoever came in would still get in."""
         if isinstance(caller, KeyRecord):
-            return caller in self.books.keys
+            return caller in self.stores.keys
         return self.clock() < caller.until_s
 
     def start(self) -> None:
         """Begin to follow jobs and keys, unless that has begun."""
-        self.books.start()
+        self.stores.start()
         self.followers.start()
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Service:
         if self.issuer is not None:
             self.issuer.close()
         self._servers.close()
-        self.books.close()
+        self.stores.close()
 
     def _shown_jobs(self) -> Iterator[ShownJob]:
         """How each job is that is followed: asked in a thread of scrapes, or by a request."""

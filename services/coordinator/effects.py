@@ -86,6 +86,14 @@ class _Ending(NamedTuple):
     until: float  # how long the upload of its last checkpoint is waited for
 
 
+class _Unpublished(NamedTuple):
+    """A snapshot that waits for dead letters."""
+
+    saved: SnapshotFile
+    checkpoint: bool = False
+    state: bool = False  # as members copy it, too
+
+
 class Effects:
     """The hands of one job's coordinator.
 
@@ -118,6 +126,7 @@ class Effects:
         self._record = record
         self._make_trainer: Callable[[], Trainer] | None = None  # of a candidate
         self._trainer: Trainer | None = None  # of a candidate, and of a leader
+        self._members = False  # hold the weights, while it is one
         self._in_hand: ModelId | None = None  # what the weights are called
         self._view: View | None = None  # of a leader whose workers are told what changes
         self._viewed: ModelId | None = None  # what the view is of
@@ -139,6 +148,7 @@ class Effects:
             metrics=replica.metrics,
             wake=wake,
             fail=self._fail,
+            stored=self._hear_stored,
         )
         self.leadership = Leadership(replica, record, self._store, measuring, logger, wake)
         self._writer = replica.log.writer(waits=False, on_ready=wake)
@@ -157,6 +167,7 @@ class Effects:
         self._changes = Changes()
         self._times = StageTimes()
         self._stated = False  # whether this leader has put its status
+        self._stage = 0  # of those who own slices, in this leadership
         self._orders_lost = False  # a model or a trigger of its could not be put
         self._leader_status: LeaderStatus | None = None  # what it says
         self._triggers = ""  # the stream that its triggers are in
@@ -171,7 +182,7 @@ class Effects:
         self._ending: _Ending | None = None
         self._tell_at = 0.0
         self._copy = b""
-        self._unpublished: tuple[SnapshotFile, bool] | None = None  # and whether it is a checkpoint
+        self._unpublished: _Unpublished | None = None
 
     @property
     def unable(self) -> bool:
@@ -289,6 +300,7 @@ class Effects:
                     self._offer()
             case do.PutLeaderStatus(leader_status):
                 self._leader_status = leader_status
+                self._tell_stage(leader_status)
                 self._put_leader_status(leader_status)
             case do.ReadHeartbeats():
                 self._exchange.alive(self._job, self._told(events.WorkersSeen), soon=not self.calm)
@@ -300,9 +312,13 @@ class Effects:
                     self._release_lease()
             case do.CopyWeights():
                 self._copy = self.trainer.snapshot()
-            case do.PublishSnapshot(snapshot, checkpoint):
-                earlier = self._unpublished is not None and self._unpublished[1]
-                self._unpublished = (SnapshotFile(snapshot, self._copy), checkpoint or earlier)
+            case do.PublishSnapshot(snapshot, checkpoint, state):
+                earlier = self._unpublished or _Unpublished(SnapshotFile(snapshot, b""))
+                self._unpublished = _Unpublished(
+                    SnapshotFile(snapshot, self._copy),
+                    checkpoint or earlier.checkpoint,
+                    state or earlier.state,
+                )
                 self._publish()
             case do.DeadLetterRecords(skipped):
                 self._letters.add(skipped)
@@ -319,8 +335,8 @@ class Effects:
                 )
             case do.FindSnapshots(source):
                 yield from self._find(source)
-            case do.RestoreSnapshot(snapshot):
-                yield self._restore(snapshot)
+            case do.RestoreSnapshot(snapshot, members):
+                yield self._restore(snapshot, members=members)
             case do.Begin(epoch, snapshot):
                 self._begin(epoch, snapshot)
             case do.StepDown(reason):
@@ -383,7 +399,7 @@ class Effects:
     def change(self, spec: JobSpec) -> None:
         """Go by a job that was changed; its compression counts from the next version on."""
         self._spec = spec
-        if self._role == "leader":
+        if self._role == "leader" and not self._members:
             self._compress()
 
     def _compress(self) -> None:
@@ -404,11 +420,20 @@ class Effects:
     @property
     def _travels_inside(self) -> bool:
         """Whether the model is in each trigger: then nobody asks the board for it."""
-        return not self._spec.grouped and len(self.trainer.weights()) <= INLINE_BYTES
+        return not self._members and len(self.trainer.weights()) <= INLINE_BYTES
 
     def _put_leader_status(self, leader_status: LeaderStatus) -> None:
         said = msgspec.structs.replace(leader_status, triggers=self._triggers)
         self._exchange.put_leader_status(self._job, said, self._told(Stood), soon=not self.calm)
+
+    def _tell_stage(self, leader_status: LeaderStatus) -> None:
+        """Log that other machines are to own slices of the weights than did."""
+        group = leader_status.group
+        if group is UNSET or group.stage == 0:
+            return
+        before, self._stage = self._stage, group.stage
+        if before not in (0, group.stage):
+            self._log.info("stage_switched", before=before, stage=group.stage)
 
     @property
     def trainer(self) -> Trainer:
@@ -472,24 +497,42 @@ class Effects:
     def _find(self, source: events.Source) -> Iterator[events.CoordinatorEvent]:
         """Make the genesis model, where that was not done, and find snapshots."""
         self._role = "candidate"
-        if self._spec.grouped and self._replica.blobs is None:
-            yield events.Trouble(
-                "the workers of this job hold its weights, and store them in object storage, of"
-                " which the coordinator's settings name none: set DOLL_BLOBS there and where"
-                " workers run, then `doll job resume`"
-            )
+        if reason := self.lacking:
+            yield events.Trouble(reason)
             return
         try:
-            if self._make_trainer is None and not self._spec.grouped:
-                settings = self._replica.settings
-                self._make_trainer = trainer_of(self._spec, settings.tasks, settings.max_model_mb)
-                self._unable_pause_s = UNABLE_S[0]
+            if not self._spec.grouped:
+                self._learn_to_make()
         except TaskMissingError as error:
             self._leave_to_others(str(error))
         except _NO_MODEL as error:
             yield _trouble(error)
         else:
             yield self.leadership.find(source)
+
+    @property
+    def lacking(self) -> str:
+        """What this process lacks to lead the job; mostly nothing."""
+        if not self._spec.grouped or self._replica.blobs is not None:
+            return ""
+        return (
+            "the workers of this job hold its weights, and store them in object storage, of"
+            " which the coordinator's settings name none: set DOLL_BLOBS there and where"
+            " workers run, then `doll job resume`"
+        )
+
+    def _learn_to_make(self) -> Callable[[], Trainer]:
+        """How the model is made.
+
+        Raises:
+            TaskMissingError: If this process has not got the task.
+            UserError: If there is no such model.
+        """
+        if self._make_trainer is None:
+            settings = self._replica.settings
+            self._make_trainer = trainer_of(self._spec, settings.tasks, settings.max_model_mb)
+            self._unable_pause_s = UNABLE_S[0]
+        return self._make_trainer
 
     def _leave_to_others(self, reason: str) -> None:
         """Give the lease back, and ask for none for a while: other replicas may have the task."""
@@ -501,14 +544,16 @@ class Effects:
         self._release_lease()
         self._board.put_unable(self._replica.name, reason, UNABLE_TTL_S)
 
-    def _restore(self, snapshot: Snapshot) -> events.CoordinatorEvent:
+    def _restore(self, snapshot: Snapshot, *, members: bool) -> events.CoordinatorEvent:
         """Take the weights of a snapshot in hand, unless workers have them."""
-        if self._spec.grouped:
+        self._members, self._trainer, self._in_hand = members, None, None
+        if members:
             return self.leadership.restore(snapshot, None)
-        if self._make_trainer is None:
-            raise AssertionError("the model is made before snapshots are found")
-        try:
-            self._trainer, self._in_hand = self._make_trainer(), None
+        try:  # where the job says otherwise, nobody has tried yet whether there is such a model
+            self._trainer = self._learn_to_make()()
+        except TaskMissingError as error:
+            self._leave_to_others(str(error))
+            return events.AttemptFailed(str(error))
         except _NO_MODEL as error:
             return _trouble(error)
         return self.leadership.restore(snapshot, self._trainer)
@@ -518,11 +563,13 @@ class Effects:
         self._log = self._log.bind(epoch=epoch)
         self._log.info("leader_elected", version=snapshot.made.version)
         self._stated, self._leader_status, self._triggers = False, None, ""
+        self._stage = 0
         self._orders_lost = False
-        self._view = None
-        self._compress()
+        self._view, self._copy = None, b""
+        if not self._members:
+            self._compress()
         self._progress = snapshot.progress - 1, snapshot.progress
-        length = 0 if self._spec.grouped else len(self.trainer.weights()) // 4
+        length = 0 if self._members else len(self.trainer.weights()) // 4
         self.leadership.begin(epoch, snapshot, length)
 
     def _step_down(self, reason: str) -> None:
@@ -591,9 +638,9 @@ class Effects:
         """Publish a snapshot, once the dead letters that it leaves behind are delivered."""
         if self._unpublished is None or not self._letters.all_delivered:
             return
-        (saved, checkpoint), self._unpublished = self._unpublished, None
+        waited, self._unpublished = self._unpublished, None
         try:
-            self._store.put(saved, checkpoint=checkpoint)
+            self._store.put(waited.saved, checkpoint=waited.checkpoint, state=waited.state)
         except UnavailableError as error:
             self._outage.met(error)
 
@@ -674,6 +721,9 @@ class Effects:
     @property
     def _exchange(self) -> Exchange:
         return self._replica.exchange
+
+    def _hear_stored(self, made: ModelId) -> None:
+        self.leadership.hear(self.leadership.number, events.StateStored(made))
 
     def _fail(self, fault: BaseException) -> None:
         """A step apart has failed; for any thread."""

@@ -173,6 +173,8 @@ class JobCoordinator:
             self._log.info("job_changed", revision=record.revision)
             self._effects.change(record.spec)
             self._feed(events.SettingsChanged(protocol_settings(record)))
+            if self._machine.leader is not None and (reason := self._effects.lacking):
+                self._feed(events.Trouble(reason))
         self._record, self._measuring.spec = record, record.spec
         if self._gave_up and record.wanted == "running" and self._wish.wanted == "paused":
             self._stopping = True  # resumed: `Jobs` begins anew, with a clean record
@@ -226,7 +228,7 @@ def wish_of(record: JobRecord) -> events.WantedChanged:
 def protocol_settings(record: JobRecord) -> CoordinatorSettings:
     """The protocol's part of a job's specification."""
     spec, deadline_s = record.spec, record.spec.stop.deadline_s
-    among = spec.aggregation.core if spec.aggregation is not None and spec.grouped else None
+    among = spec.among
     if among is not None and spec.evaluation is not None:
         among = dataclasses.replace(among, offer_every_updates=spec.evaluation.every_updates)
     return CoordinatorSettings(

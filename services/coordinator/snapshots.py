@@ -8,6 +8,9 @@ from math import inf
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from common.checkpoints.manifest import told
 from common.checkpoints.snapshot_file import (
     FoundSnapshot,
@@ -18,11 +21,11 @@ from common.checkpoints.snapshot_file import (
     to_bytes,
     to_parts,
 )
-from common.core.messages import ModelId
+from common.checkpoints.states import stored_state
+from common.core.messages import GENESIS, ModelId
 from common.core.snapshots import genesis
 from common.errors import CorruptError, DollError
 from common.learning.checkpoint import weights_in
-from common.learning.sliced_trainer import whole_of
 from common.telemetry.logging import Outage
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ class _Made(NamedTuple):
 
     saved: SnapshotFile
     at_s: float
+    state: bool  # it is stored as members copy it, too
 
 
 class SnapshotStore:
@@ -59,6 +63,7 @@ class SnapshotStore:
         metrics: Where failures are counted.
         wake: Told when an upload is done.
         fail: Ends the job's part in this process with a fault.
+        stored: Told which version is in storage as members copy it.
         clock: Seconds since 1970.
     """
 
@@ -74,6 +79,7 @@ class SnapshotStore:
         metrics: CoordinatorMetrics,
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
+        stored: Callable[[ModelId], None],
         clock: Callable[[], float] = time,
     ) -> None:
         self._record = record
@@ -85,6 +91,7 @@ class SnapshotStore:
         self._metrics = metrics
         self._wake = wake
         self._fail = fail
+        self._stored = stored
         self._clock = clock
         self._outage = Outage(logger, "checkpoints")
         self._unreadable = dict[ModelId, str]()  # checkpoints that were passed over, and why
@@ -108,10 +115,21 @@ class SnapshotStore:
         found = list[FoundSnapshot]()
         for data in self._board.snapshots():
             try:
-                found.append(in_hand(from_bytes(data)))
+                found.append(self._with_weights(in_hand(from_bytes(data))))
             except CorruptError as error:
                 self._log.warning("hot_snapshot_unreadable", reason=str(error))
         return found
+
+    def _with_weights(self, hot: FoundSnapshot) -> FoundSnapshot:
+        """Where members hold the weights, their own storage may have them."""
+        snapshot, checkpoints = hot.snapshot, self._checkpoints
+        if hot.has_weights or not snapshot.in_storage:
+            return hot
+        if snapshot.made == GENESIS:
+            return hot._replace(trainer=self._origin)
+        if checkpoints is None:
+            return hot
+        return hot._replace(trainer=partial(stored_state, checkpoints, snapshot.made))
 
     def lasting(self) -> list[FoundSnapshot]:
         """Every checkpoint, all but its weights; those that cannot be read are passed over.
@@ -183,8 +201,13 @@ class SnapshotStore:
 
     # --- what a leader leaves ----------------------------------------------------------------
 
-    def put(self, saved: SnapshotFile, *, checkpoint: bool) -> None:
+    def put(self, saved: SnapshotFile, *, checkpoint: bool, state: bool = False) -> None:
         """Publish a snapshot; a checkpoint is uploaded later, the newest where several wait.
+
+        Args:
+            saved: The snapshot.
+            checkpoint: Whether it is one.
+            state: Whether that is stored as members copy it, too.
 
         Raises:
             UnavailableError: If the board is unavailable.
@@ -194,7 +217,7 @@ class SnapshotStore:
                 if self._begun is None or self._begun.epoch != saved.snapshot.by:
                     self._begun, self._newest_s, self._look = saved.name, self._clock(), True
                 if checkpoint:
-                    self._next = _Made(saved, self._clock())
+                    self._next = _Made(saved, self._clock(), state)
             if self._running is None:
                 name = f"{self._record.spec.name} (checkpoints)"
                 self._running = self._steps.begin(name, lambda _wake, _fault: self)
@@ -259,12 +282,13 @@ class SnapshotStore:
             return
         if made is not None:
             saved, name = made.saved, made.saved.name
-            if self._record.spec.grouped:  # a worker has stored what it holds
-                stored, of = self._checkpoints, saved.snapshot.made
-                sliced = self._record.spec.slices is not None
-                trainer = whole_of(stored.slices(of)) if sliced else stored.state(of)
-                saved = saved._replace(trainer=trainer)
+            of, members = saved.snapshot.made, saved.snapshot.slices is not UNSET
+            if members:  # they have stored what they hold
+                saved = saved._replace(trainer=stored_state(self._checkpoints, of))
                 self._offer(saved)
+            elif made.state:
+                self._checkpoints.put_state(of, saved.trainer)
+                saved = saved._replace(snapshot=replace(saved.snapshot, stored=(of,)))
             self._checkpoints.save(
                 name,
                 to_parts(saved),
@@ -274,6 +298,8 @@ class SnapshotStore:
             )
             self._log.info("checkpoint_written", epoch=name.epoch, version=name.version)
             self._checkpoints.keep_states(saved.snapshot.stored or ())
+            if made.state:
+                self._stored(of)
         kept = self._checkpoints.keep(self._record.spec.checkpoint.keep, self._begun)
         if kept:
             self._newest_s = kept[0].manifest.created_s

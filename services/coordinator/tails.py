@@ -67,10 +67,10 @@ class TopicTail:
             return
         try:
             records = self._tail.read(READ_RECORDS, 0.0)
-            if records:
-                self._outage.over()
-            else:
+            if not records:
                 self._outage.quiet()
+                return
+            self._outage.over()
             for epoch, run in groupby(records, key=attrgetter("epoch")):
                 yield self._decode(tuple((each.offset, each.value) for each in run), epoch)
         except UnavailableError as error:

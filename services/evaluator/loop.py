@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.errors import CorruptError, NotFoundError, UnavailableError
-from common.evaluation.track import Track
+from common.evaluation.offered_versions import OfferedVersions
 from common.telemetry.logging import Outage
 from common.wire.messages import encode_audit
 from services.evaluator.evaluation_runner import EvaluationRunner
@@ -72,13 +72,13 @@ class JobEvaluator:
         self._log = process.logger.bind(job=self._job)
         self._outage = Outage(self._log, "servers")
         self._updates = UpdatesReader(process.log, record.id, self._read_from, self._log)
-        self._track = Track(evaluation.every_updates)
+        self._versions = OfferedVersions(evaluation.every_updates)
         self._known: ModelId | None = None  # the last offer that was fetched
         self._offer: tuple[ModelId, bytes] | None = None  # not known to count yet
         self._last: ModelId | None = None  # judged last
         self._look_at = 0.0  # when to look at the board again
         self._writer: Writer | None = None  # until there is something to tell
-        self._judge: EvaluationRunner | None = None
+        self._runner: EvaluationRunner | None = None
         self._metrics.follow(self._job, record.spec.streams)
 
     def turn(self) -> float | None:
@@ -103,8 +103,8 @@ class JobEvaluator:
     def close(self) -> None:
         """Let go of everything; what was told is delivered."""
         self._metrics.forget(self._job)
-        if self._judge is not None:
-            self._judge.close()
+        if self._runner is not None:
+            self._runner.close()
         self._updates.close()
         self._board.close()
         if self._writer is not None:
@@ -120,11 +120,11 @@ class JobEvaluator:
             UnavailableError: If a server is unavailable.
         """
         over = self._look(stopped=stopped)
-        if over and self._offer is None and self._judge is None:
+        if over and self._offer is None and self._runner is None:
             return None  # it was over before we came, or nothing was ever offered
         records = self._updates.read()
         for offset, _, record in records:
-            self._track.feed(offset, record)
+            self._versions.feed(offset, record)
         read = len(records)
         if self._writer is not None:
             self._writer.poll()
@@ -133,7 +133,7 @@ class JobEvaluator:
         over = over and self._updates.at_end
         self._consider_offer(over=over)
         self._go_on(last=over)
-        done = self._offer is None and (self._judge is None or self._judge.name is None)
+        done = self._offer is None and (self._runner is None or self._runner.name is None)
         return None if over and done else read
 
     def _look(self, *, stopped: bool) -> bool:
@@ -155,7 +155,7 @@ class JobEvaluator:
     # --- the updates topic -----------------------------------------------------------------------
 
     def _read_from(self, start: int) -> None:
-        self._track = Track(self._evaluation.every_updates, start)
+        self._versions = OfferedVersions(self._evaluation.every_updates, start)
 
     def _tell(self, record: Evaluated | Drifted) -> None:
         if self._writer is None:
@@ -169,10 +169,10 @@ class JobEvaluator:
         if self._offer is None:
             return
         model, weights = self._offer
-        name = self._track.name(model)
+        name = self._versions.name(model)
         if name is not None:
             self._begin(name, weights, over=over)
-        elif not over and self._track.may_come(model):
+        elif not over and self._versions.may_come(model):
             return
         else:
             self._log.info("offer_taken_back", epoch=model.epoch, version=model.version)
@@ -180,35 +180,35 @@ class JobEvaluator:
         self._offer = None
 
     def _begin(self, name: ModelId, weights: bytes, *, over: bool) -> None:
-        tests = bool(self._evaluation.stream) and name.version > self._track.tested
-        predicts = name.version > self._track.predicted
-        if over and not self._track.after(name):
+        tests = bool(self._evaluation.stream) and name.version > self._versions.tested
+        predicts = name.version > self._versions.predicted
+        if over and not self._versions.after(name):
             predicts = False  # there is nothing to predict, and will not be
         if name == self._last or not (tests or predicts):
             return  # a new leader offers what it began with, or it was judged before we came
-        if self._judge is None:  # no sooner: there may be many jobs that are over
+        if self._runner is None:  # no sooner: there may be many jobs that are over
             spec, process = self._record.spec, self._process
-            self._judge = EvaluationRunner(
+            self._runner = EvaluationRunner(
                 spec, self._record.id, self._evaluation, process, self._tell, self._log
             )
         self._go_on(last=True)
         try:
-            self._judge.begin(name, weights, tests=tests, predicts=predicts)
+            self._runner.begin(name, weights, tests=tests, predicts=predicts)
         except CorruptError as error:
             self._log.warning("offer_unreadable", version=name.version, reason=str(error))
             self._metrics.skipped(self._job, 1)
             return
         if self._last is not None:
-            between = self._track.offered_between(self._last.version, name.version)
+            between = self._versions.offered_between(self._last.version, name.version)
             self._metrics.skipped(self._job, between)
         self._last = name
 
     def _go_on(self, *, last: bool) -> None:
         """With the version in hand, if there is one and it still counts."""
-        judge = self._judge
-        if judge is None or judge.name is None:
+        runner = self._runner
+        if runner is None or runner.name is None:
             return
-        if self._track.name(judge.name) is None:
-            judge.drop_version()
+        if self._versions.name(runner.name) is None:
+            runner.drop_version()
         else:
-            judge.go_on(self._track.after(judge.name), last=last)
+            runner.go_on(self._versions.after(runner.name), last=last)

@@ -16,7 +16,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from common.core.messages import Drifted, Evaluated, Lead, UpdateApplied
-from common.core.partial_history import Trail
+from common.core.partial_history import PartialHistory
 from common.core.scores import WINDOWED
 from common.core.snapshot_schedule import is_offered
 from common.ports.tracking import Metric
@@ -40,7 +40,7 @@ class TrackedMetrics:
 
     def __init__(self, every_updates: int, start: int = 0) -> None:
         self._every = every_updates
-        self._trail = Trail(start)
+        self._history = PartialHistory(start)
         self._last: UpdateApplied | None = None  # since the Lead in force
         self._at_s = 0.0  # when it was written
         self._samples = 0  # of the updates since the last point
@@ -50,11 +50,11 @@ class TrackedMetrics:
     @property
     def position(self) -> int:
         """Offset of the next record to feed."""
-        return self._trail.position
+        return self._history.position
 
     def holds(self, made: ModelId) -> bool:
         """Whether a version counts, as far as the topic has been fed."""
-        return self._trail.holds(made)
+        return self._history.holds(made)
 
     def feed(self, offset: int, at_s: float, record: AuditRecord | None) -> list[Metric]:
         """Fold the record at `offset`, written at this time; what a tracker is told by it.
@@ -62,7 +62,7 @@ class TrackedMetrics:
         Raises:
             ValueError: If `offset` was fed before.
         """
-        counts = self._trail.feed(offset, record)
+        counts = self._history.feed(offset, record)
         match record:
             case Lead() if counts:
                 self._forget()
@@ -70,7 +70,7 @@ class TrackedMetrics:
                 return []
             case UpdateApplied() if counts:
                 return self._learned(at_s, record)
-            case Evaluated() if self._trail.holds(record.model):
+            case Evaluated() if self._history.holds(record.model):
                 by_folder = {"test": record.test} | {
                     f"prequential/{stream}": means for stream, means in record.prequential.items()
                 }
@@ -80,7 +80,7 @@ class TrackedMetrics:
                     for folder, means in by_folder.items()
                     for point in _points(folder, means, record.at_s, step)
                 ]
-            case Drifted() if self._trail.holds(record.model):
+            case Drifted() if self._history.holds(record.model):
                 after, step = {record.stream: record.after}, record.model.version
                 return list(_points("drift", after, record.at_s, step))
             case _:

@@ -28,13 +28,15 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
     """Put together what a provisioner decides by.
 
     Raises:
-        UserError: If the job has no provisioning.
+        UserError: If the job has no provisioning, or asks for what its market cannot give.
         ParameterError: If a number makes no sense.
     """
     spec = record.spec
     asked = spec.provisioning
     if asked is None or spec.policy is None:
         raise UserError(f"the job {spec.name} has no `provisioning`: its workers start by hand")
+    if problem := market.lag_problem(asked.max_lag_s):
+        raise UserError(f"the job {spec.name}: provisioning.max_lag_s: {problem}")
     deadline_s = spec.stop.deadline_s
     return ProvisionerSettings(
         job=record.id,

@@ -26,12 +26,12 @@ from common.telemetry.metrics.serve import ServeMetrics
 from common.topics.schemas import JobSchemas
 from services.serve.app import ModelServer
 from services.serve.batching import Batches
-from services.serve.door import Door, Route
 from services.serve.follower import LOOK_S, Follower
 from services.serve.gate import KeyGate
 from services.serve.predictions import PredictionWriter
 from services.serve.protocol import Inputs
 from services.serve.served_model import ServedModel
+from services.serve.topic_answerer import Route, TopicAnswerer
 
 if TYPE_CHECKING:
     import argparse
@@ -91,12 +91,14 @@ def _open(
     faults = list[BaseException]()
     if arguments.source:
         route = Route(record.id, arguments.source, arguments.to)
-        door = _awaited(
+        answerer = _awaited(
             process,
-            lambda: Door(outside.open_log(), route, model, inputs, arguments.name, logger),
+            lambda: TopicAnswerer(outside.open_log(), route, model, inputs, arguments.name, logger),
         )
-        stack.callback(door.close)
-        thread = threading.Thread(target=_answer_topic, args=(door, process, faults), name="door")
+        stack.callback(answerer.close)
+        thread = threading.Thread(
+            target=_answer_topic, args=(answerer, process, faults), name="answerer"
+        )
         thread.start()
         stack.callback(thread.join)
     batches = Batches(
@@ -177,13 +179,15 @@ def _look(process: ServiceProcess, looks: Sequence[Callable[[], None]]) -> None:
         process.stopping.wait(LOOK_S)
 
 
-def _answer_topic(door: Door, process: ServiceProcess, faults: list[BaseException]) -> None:
+def _answer_topic(
+    answerer: TopicAnswerer, process: ServiceProcess, faults: list[BaseException]
+) -> None:
     """Answer the records of a topic until the process is to end."""
     watchdog = process.watchdogs.begin("the thread that answers a topic")
     try:
         while not process.stopping.is_set():
             watchdog.beat()
-            door.turn(LOOK_S)
+            answerer.turn(LOOK_S)
     except BaseException as fault:  # noqa: BLE001 -- the process ends with it
         faults.append(fault)
         process.stopping.set()

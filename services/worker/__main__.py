@@ -137,7 +137,6 @@ def _work_for(
 
     board = boards.board(job.id)
     settings, logger = process.settings, process.logger
-    access: GroupAccess | None = None
     name = WorkerId(process.name)
     try:
         seat = seat_of(job, process.name, log, stays)
@@ -146,34 +145,39 @@ def _work_for(
         if seat != name:
             name = seat
             logger.info("slot_seated", job=job.spec.name, member=name)
-        access = _access(job, settings, boards) if job.spec.grouped else None
         parts = name, job, settings, log, board, observers, logger
-        JobWorker(*parts, access=access).run(look)
+        worker = JobWorker(*parts, access=partial(_access, job, settings, boards))
+        selector.pinned_by(lambda: worker.pinned)
+        worker.run(look)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this job here alone
         again_s = selector.failed(job.spec.name, error)
         if isinstance(error, UserError):  # somebody must see to it
             with suppress(OutsideError):
                 board.put_unable(WORKER + name, str(error), again_s + UNABLE_S)
     finally:
-        if access is not None:
-            access.groups.close()
+        selector.pinned_by(None)
         board.close()
         gc.collect()  # the model: objects that name each other may hold on to it for minutes
 
 
-def _access(job: JobRecord, settings: Settings, boards: Boards) -> GroupAccess:
+def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -> GroupAccess:
     """To the others of a job whose workers hold the weights, and to where they store them.
+
+    Args:
+        job: The job.
+        settings: Of the process.
+        boards: Where members meet.
+        spec: The job as it is now.
 
     Raises:
         UserError: If the settings name no object storage, or an address that others cannot reach.
     """
-    origin, among = job.origin, job.spec.aggregation
+    origin, among = job.origin, spec.aggregation
     return GroupAccess(
         open_groups(settings, boards.rendezvous(job.id)),
         CheckpointStore(open_blobs(settings), job.id),
         "" if origin is None else origin.sha256,
-        0.0 if among is None else min(among.leave_s, settings.leave_s),
-        sliced=job.spec.slices is not None,
+        settings.leave_s if among is None else min(among.leave_s, settings.leave_s),
     )
 
 

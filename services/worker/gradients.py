@@ -8,6 +8,8 @@ from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from common.core.assignments import Assignments
 from common.core.messages import Gradient
 from common.errors import CorruptError, UnavailableError, WireError
@@ -17,6 +19,8 @@ from services.worker.compute import NoGradientError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from msgspec import UnsetType
 
     from common.core.assignments import Compute
     from common.core.messages import (
@@ -63,6 +67,7 @@ class GradientLoop:
         self._board_outage = Outage(self._log, "board")
         self._times = compute.times
         self._heard_s = 0.0  # when triggers were heard last, since 1970
+        self.slices: int | UnsetType = UNSET  # as the leader that was heard last has it
 
     def turn(self) -> None:
         """One turn of the loop: hear what is new, carry out one order."""
@@ -87,7 +92,8 @@ class GradientLoop:
         try:
             triggers = self._board.triggers(self._orders.heard, timeout_s, self._orders.stream)
             self._board_outage.quiet()  # it may answer, and refuse what is sent
-            if triggers:
+            self.slices = triggers[-1].slices if triggers else self.slices
+            if triggers and self.slices is UNSET:  # else they are for a member
                 self._heard_s = time()
                 for trigger in triggers:
                     if trigger.continues(self._loaded):

@@ -23,6 +23,7 @@ import numpy as np
 from msgspec import UNSET
 
 from common.checkpoints.snapshot_file import SnapshotFile, from_bytes, to_bytes
+from common.checkpoints.states import stored_state
 from common.core.assignments import Assignments
 from common.core.group.replica import (
     ApplyResult,
@@ -41,13 +42,14 @@ from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.checkpoint import weights_in
 from common.learning.errors import NotFiniteError
-from common.learning.sliced_trainer import whole_of
 from common.ports.group import Peer
 from common.telemetry.logging import Outage
 from services.worker.held import Formed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from msgspec import UnsetType
 
     from common.checkpoints.store import CheckpointStore
     from common.core.assignments import Compute
@@ -85,17 +87,6 @@ class GroupAccess(NamedTuple):
     checkpoints: CheckpointStore
     origin: str = ""  # checksum of the weights that the job begins with; empty: as it specifies
     leave_s: float = 5.0  # so long a member that leaves may be needed
-    sliced: bool = False  # owners of slices store them apart
-
-    def stored(self, made: ModelId) -> bytes:
-        """What members have stored of a version.
-
-        Raises:
-            CorruptError: If that is not whole.
-            UnavailableError: If the storage is.
-        """
-        checkpoints = self.checkpoints
-        return whole_of(checkpoints.slices(made)) if self.sliced else checkpoints.state(made)
 
 
 class GroupLoop:
@@ -108,6 +99,7 @@ class GroupLoop:
         access: To the others, and to storage.
         make_held: Makes the numbers with the weights of version 0.
         machine: What this process runs on, where slices of the weights have owners.
+        slices: How many those are; 0: members hold everything.
     """
 
     def __init__(
@@ -118,7 +110,11 @@ class GroupLoop:
         access: GroupAccess,
         make_held: Callable[[], Held],
         machine: tuple[Tier, float] | None = None,
+        *,
+        slices: int = 0,
     ) -> None:
+        self._own_slices = slices
+        self.slices: int | UnsetType = slices  # as the leader that was heard last has it
         self._id = worker
         self._compute = compute
         self._access = access
@@ -168,9 +164,13 @@ class GroupLoop:
                 thread.start()
         self._watchdog.beat()
         with self._changed:
-            self._changed.wait_for(lambda: len(self._orders) or self._fault, LISTEN_S)
+            self._changed.wait_for(
+                lambda: len(self._orders) or self._fault or self._is_another, LISTEN_S
+            )
             if self._fault is not None:
                 raise self._fault
+            if self._is_another:
+                return
             compute = self._orders.next()
             if compute is None:
                 return
@@ -181,6 +181,11 @@ class GroupLoop:
             self._answer(compute, heard_s)
         with self._changed:
             self._orders.done()
+
+    @property
+    def _is_another(self) -> bool:
+        """Whether a leader was heard whose workers hold other parts of the weights, or none."""
+        return self.slices != self._own_slices
 
     def leave(self, *, finish: bool = True) -> None:
         """Begin no further order, and tell the leader; from any thread.
@@ -193,6 +198,12 @@ class GroupLoop:
             said, reply_to = self._orders.leave(finish=finish), self._orders.reply_to
         if said is not None:
             self._send(said, reply_to)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether what it holds keeps it from going to another job; from any thread."""
+        with self._changed:
+            return self._replica.pinned
 
     def close(self) -> None:
         """Wait as long as this member is needed, if it leaves; then let go of everything."""
@@ -258,7 +269,7 @@ class GroupLoop:
     # --- control ------------------------------------------------------------------------------
 
     def _control(self) -> None:
-        while not self._over.is_set():
+        while not (self._over.is_set() or self._is_another):
             with self._changed:
                 self._orders.listen(self._stream())
                 self._replica.listen(self._orders.heard)
@@ -279,6 +290,10 @@ class GroupLoop:
     def _hear(self, triggers: Sequence[UpdateTrigger]) -> None:
         said = list[Say]()
         with self._changed:
+            self.slices = triggers[-1].slices
+            if self._is_another:
+                self._changed.notify_all()
+                return
             self._heard_s = time()
             for trigger in triggers:
                 commands, orders = self._replica.hear(trigger), trigger.group
@@ -419,7 +434,7 @@ class GroupLoop:
     def _copy(self, copy: CopyState, get: Callable[[], tuple[bytes, int]]) -> None:
         started = perf_counter()
         held, made, source, unreachable = self._make_held(), copy.made, copy.source, NOBODY
-        origin, got, slices = 0, False, UNSET if copy.made == GENESIS else copy.slices
+        origin, got, slices = 0, False, copy.slices
         try:
             data, origin = get()
             if data:
@@ -450,7 +465,7 @@ class GroupLoop:
         """What the job begins with, or what a member has stored."""
         checkpoints, origin = self._access.checkpoints, self._access.origin
         if made != GENESIS:
-            return self._access.stored(made), 0
+            return stored_state(checkpoints, made), 0
         return checkpoints.origin(origin) if origin else b"", self._member.life
 
     def _receive(self, pair: Group) -> tuple[bytes, int]:

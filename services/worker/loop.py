@@ -8,7 +8,9 @@ from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.settings import WorkerSettings
+from msgspec import UNSET
+
+from common.core.settings import WorkerSettings, slices_of
 from common.jobs.build import codec_of, sliced_trainer_of, task_of, trainer_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.optimizers import STATE_NAMES
@@ -30,10 +32,13 @@ from services.worker.traces import BatchTraces
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from msgspec import UnsetType
+
     from common.config.settings import Settings
     from common.core.messages import WorkerId
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
+    from common.ports.group import Groups
     from common.ports.servers import Board, Log
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.serving import Watchdogs
@@ -67,7 +72,7 @@ class JobWorker:
         board: The job's board; whoever made it closes it.
         observers: Of the process.
         logger: Bound to the worker.
-        access: Of a job whose workers hold the weights, to the others.
+        access: Where workers hold the weights of a job as it is, to the others.
 
     Raises:
         TaskMissingError: If this process has not got the task.
@@ -85,7 +90,7 @@ class JobWorker:
         observers: Observers,
         logger: EventLogger,
         *,
-        access: GroupAccess | None = None,
+        access: Callable[[JobSpec], GroupAccess],
     ) -> None:
         spec = job.spec
         self._log = logger.bind(job=spec.name)
@@ -106,7 +111,7 @@ class JobWorker:
             found = JobSchemas(log, job.id, open_registry(settings))
             schemas = SchemaFinder(codec, found, self._log)
         cache = BatchCache(spec.memory_mib << 20)
-        self._spec = spec
+        self._spec, self._settings = spec, settings
         self._observers = observers
         self._watchdog = Watchdog(what="the gradient thread", limit_s=GRADIENT_STILL_S)
         with ExitStack() as undo:
@@ -132,7 +137,8 @@ class JobWorker:
                 hold=spec.on_preemption == "hold",
             )
             undo.callback(self._stream.close)
-            compute = OrderComputer(
+            self._computer_of = partial(
+                OrderComputer,
                 worker,
                 computer,
                 codec=codec,
@@ -144,7 +150,7 @@ class JobWorker:
                 watchdog=self._watchdog,
                 topic_id=self._stream.topic_id,
             )
-            shell = Shell(
+            self._shell = Shell(
                 board=board,
                 logger=self._log,
                 measures=measures,
@@ -154,17 +160,39 @@ class JobWorker:
                 round_began=self._stream.round_began,
                 stream=self._stream.triggers,
             )
-            self._desk: GradientLoop | GroupLoop
-            if access is None:
-                self._desk = GradientLoop(worker, compute, shell, sparse=spec.sparse_messages)
-            else:
-                states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
-                check_group_memory(len(computer.model.vector), states, settings)
-                make, machine = partial(_held, spec, settings), (settings.tier, time())
-                runs_on = None if spec.slices is None else machine
-                self._desk = GroupLoop(worker, compute, shell, access, make, runs_on)
+            self._id, self._numbers, self._access = worker, len(computer.model.vector), access
+            self._groups: Groups | None = None
+            self._desk = self._desk_of(slices_of(spec.among))
             undo.pop_all()
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)
+
+    def _desk_of(self, slices: int | UnsetType) -> GradientLoop | GroupLoop:
+        """What carries out the orders of a leader.
+
+        Args:
+            slices: As its `Lead` says it.
+
+        Raises:
+            UserError: If the weights are too many for this machine, or others cannot reach it.
+        """
+        worker, shell, spec, settings = self._id, self._shell, self._spec, self._settings
+        self._slices = slices
+        if slices is UNSET:
+            compute = self._computer_of()
+            return GradientLoop(worker, compute, shell, sparse=spec.sparse_messages)
+        states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
+        check_group_memory(self._numbers, states, settings)
+        access = self._access(spec)
+        self._groups = access.groups
+        make, machine = partial(_held, spec, settings, slices), (settings.tier, time())
+        runs_on = machine if slices else None
+        compute = self._computer_of()
+        return GroupLoop(worker, compute, shell, access, make, runs_on, slices=slices)
+
+    def _close_groups(self) -> None:
+        groups, self._groups = self._groups, None
+        if groups is not None:
+            groups.close()
 
     def run(self, look: Callable[[], JobSpec | None]) -> None:
         """Work on the job as it is now, until it is none for this worker; then leave well.
@@ -183,6 +211,7 @@ class JobWorker:
         self._log.info("worker_joins")
         with ExitStack() as closing:
             closing.callback(self._observers.metrics.forget)
+            closing.callback(self._close_groups)
             closing.callback(self._stream.close)
             closing.callback(self._end_gradients)
             self._thread.start()
@@ -194,6 +223,11 @@ class JobWorker:
         self._log.info("worker_left")
         if self._fault is not None:
             raise self._fault
+
+    @property
+    def pinned(self) -> bool:
+        """Whether what it holds keeps this worker from going to another job; from any thread."""
+        return isinstance(self._desk, GroupLoop) and self._desk.pinned
 
     def _turn(self) -> None:
         self._observers.watchdog.beat()
@@ -232,15 +266,24 @@ class JobWorker:
         try:
             while not self._ended.is_set():
                 self._desk.turn()
+                if self._desk.slices != self._slices:
+                    self._change_desk(self._desk.slices)
         except BaseException as fault:  # noqa: BLE001 -- raised again by `run`, in the main thread
             self._fault = fault
         finally:
             self._observers.watchdogs.end(self._watchdog)
             self._desk.close()
 
+    def _change_desk(self, slices: int | UnsetType) -> None:
+        """Others hold the weights now: what this worker held of them is in storage."""
+        self._log.info("aggregation_changed", slices=None if slices is UNSET else slices)
+        self._desk.close()
+        self._close_groups()
+        self._desk = self._desk_of(slices)
 
-def _held(spec: JobSpec, settings: Settings) -> Held:
+
+def _held(spec: JobSpec, settings: Settings, slices: int) -> Held:
     made_by = spec, settings.tasks, settings.max_model_mb
-    if spec.slices is None:
+    if not slices:
         return HeldWhole(trainer_of(*made_by)())
-    return HeldSlices(sliced_trainer_of(*made_by, spec.slices.count)())
+    return HeldSlices(sliced_trainer_of(*made_by, slices)())

@@ -84,6 +84,7 @@ class JobSelector:
         self._random = random
         self._clock = clock
         self._lock = threading.Lock()  # guards what the next four lines hold
+        self._pinned: Callable[[], bool] = _free
         self._job = ""  # that it works for, or is to join
         self._since = 0.0
         self._jobs: dict[str, JobRecord] = {}  # all that are not stopped
@@ -108,6 +109,10 @@ class JobSelector:
         """A job that was selected, as it is now; None where this worker is to leave it."""
         record = self.selected()
         return record.spec if record is not None and record.is_same_job(job) else None
+
+    def pinned_by(self, pinned: Callable[[], bool] | None) -> None:
+        """Whom to ask whether this worker must stay where it is; None: nobody."""
+        self._pinned = pinned or _free
 
     def failed(self, job: str, error: BaseException) -> float:
         """What ended this worker's part in a job, whoever's fault it is: it leaves it for a while.
@@ -256,11 +261,13 @@ class JobSelector:
 
     def _placement(self, now: float) -> WorkerPlacement:
         self._number += 1
-        avoided = self._avoided(now)
+        avoided, pinned = self._avoided(now), self._pinned()
         with self._lock:
             record = self._jobs.get(self._job)
             # Where partitions wait for their worker's return it must not go elsewhere.
             holds = record is not None and record.spec.on_preemption == "hold"
+            # Nor may what it alone holds of a job that runs: that would be learned again.
+            holds |= pinned and record is not None and record.wanted == "running"
             return WorkerPlacement(
                 self._me.name,
                 self._number,
@@ -271,6 +278,10 @@ class JobSelector:
                 avoided=avoided,
                 goes=self._goes,
             )
+
+
+def _free() -> bool:
+    return False
 
 
 def _task_of(record: JobRecord) -> str:

@@ -17,6 +17,12 @@ pytest_plugins = ["tests.redis_servers", "tests.contract.group_fixtures"]
 
 ALL = ("m0", "m1", "m2", "m3")
 SHORT_S = 1.0  # how long members wait for one who is silent
+# Of four members: each call in which all have a part, with what one of them brings to it.
+CALLS: dict[str, tuple[object, ...]] = {
+    "all_reduce": ([1.0] * 1000,),
+    "exchange": ([1.0] * 1000, [250] * 4, [250] * 4),
+    "gather": ([1.0] * 1000, [250] * 4),
+}
 
 
 @pytest.fixture
@@ -106,31 +112,33 @@ def test_one_alone_is_a_group(together: Together, name: str) -> None:
     assert results(together.begin("copy", name, {"m0": ([1.0],)}))["m0"] == [[1.0]]
 
 
+@pytest.mark.parametrize("call", CALLS)
 def test_a_death_in_a_call_is_told_to_all_and_the_others_go_on(
-    fleet: Fleet, together: Together, name: str
+    fleet: Fleet, together: Together, name: str, call: str
 ) -> None:
     # The neighbours of the dead notice; they leave, and so the others do.
     together.form(name, ALL)
-    adding = together.begin("all_reduce", name, dict.fromkeys(("m0", "m2", "m3"), ([1.0] * 1000,)))
+    left = ("m0", "m2", "m3")
+    calling = together.begin(call, name, dict.fromkeys(left, CALLS[call]))
 
     fleet.kill("m1")
 
-    assert broken(adding) == {each: ["m1"] for each in ("m0", "m2", "m3")}
-    left = ("m0", "m2", "m3")
+    assert broken(calling) == {each: ["m1"] for each in left}
     together.form(name + "-next", left)
     again = results(together.begin("all_reduce", name + "-next", dict.fromkeys(left, ([1.0],))))
     assert [vector.tolist() for vector in again.values()] == [[3.0]] * 3
 
 
+@pytest.mark.parametrize("call", CALLS)
 def test_who_is_frozen_is_waited_for_no_longer_than_said_and_accused_by_nobody(
-    fleet: Fleet, together: Together, name: str
+    fleet: Fleet, together: Together, name: str, call: str
 ) -> None:
-    together.form(name, ALL[:3], SHORT_S)
+    together.form(name, ALL, SHORT_S)
     fleet.freeze("m1")
 
-    adding = together.begin("all_reduce", name, dict.fromkeys(("m0", "m2"), ([1.0] * 1000,)))
+    calling = together.begin(call, name, dict.fromkeys(("m0", "m2", "m3"), CALLS[call]))
 
-    assert broken(adding) == {"m0": [], "m2": []}  # its machine answers
+    assert broken(calling) == {"m0": [], "m2": [], "m3": []}  # its machine answers
 
 
 def test_a_call_is_given_up_by_another_thread_and_the_group_is_left(
@@ -189,15 +197,16 @@ def test_forming_can_be_given_up_before_and_after_it_begins(together: Together, 
     assert broken(together.begin("form", name, {"m1": ()})) == {"m1": []}
 
 
+@pytest.mark.parametrize("call", CALLS)
 def test_who_dies_before_the_first_call_hangs_nobody(
-    fleet: Fleet, together: Together, name: str
+    fleet: Fleet, together: Together, name: str, call: str
 ) -> None:
     together.form(name, ALL)
     fleet.kill("m3")
 
-    adding = together.begin("all_reduce", name, dict.fromkeys(ALL[:3], ([1.0] * 1000,)))
+    calling = together.begin(call, name, dict.fromkeys(ALL[:3], CALLS[call]))
 
-    assert broken(adding) == {each: ["m3"] for each in ALL[:3]}
+    assert broken(calling) == {each: ["m3"] for each in ALL[:3]}
 
 
 def test_two_who_cannot_reach_each_other_name_each_other(

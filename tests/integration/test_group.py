@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 
 from common.checkpoints.find import on_board
-from common.core.messages import ModelId
+from common.config.aggregation import SLICES as SLICES_OF_ALL
+from common.core.messages import Lead, ModelId
 from common.embedded.process import Child
 from common.jobs.build import codec_of, task_of, trainer_of
 from common.jobs.spec import parse_job
@@ -21,6 +23,9 @@ from common.learning.checkpoint import weights_in
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model
 from common.runtime.connect import open_log
+from common.topics.names import updates_topic
+from common.topics.read import read_decoded
+from common.wire import messages as wire
 from load.harness.counting import CountingJob
 from tests.integration.cluster import await_condition
 
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
+    from msgspec import UnsetType
 
     from common.checkpoints.snapshot_file import FoundSnapshot
     from common.config.settings import Settings
@@ -182,6 +188,51 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
     cluster.start("worker", "w4")
     assert_each_record_counts_once(cluster, 2000)
     assert cluster.audit().taken_back == taken_back
+
+
+def switch(cluster: Cluster, **aggregation: str) -> None:
+    with closing(open_log(cluster.settings)) as log, closing(JobStore(log)) as book:
+        book.change(cluster.job, {"aggregation": {**aggregation}}, "test")
+
+
+def held_by(cluster: Cluster, slices: int | UnsetType) -> bool:
+    """Whether the newest updates are of a leader whose workers hold the weights so."""
+    records = read_decoded(cluster.log, updates_topic(cluster.job), wire.decode_audit)
+    leads = {lead.epoch: lead.slices for _, lead in records if isinstance(lead, Lead)}
+    return leads[cluster.audit().updates[-1].epoch] == slices
+
+
+def test_who_holds_the_weights_changes_and_nothing_is_taken_back(make: Make) -> None:
+    # held by   the coordinator │ members │ owners of slices │ members │ the coordinator
+    cluster = started(make, "switched", 6000, "c1", "w1", "w2", "w3", group="")
+    await_condition(lambda: cluster.version() >= 5, "five updates")
+    for slices, block in (
+        (0, {"mode": "group"}),
+        (SLICES_OF_ALL, {"mode": "group", "layout": "slices"}),
+        (0, {"mode": "group"}),
+        (UNSET, {"mode": "board"}),
+    ):
+        switch(cluster, **block)
+        await_condition(lambda: held_by(cluster, slices), f"an update of {block}")  # noqa: B023
+        await_updates(cluster, 3)
+    assert_each_record_counts_once(cluster, 6000)
+    assert cluster.audit().taken_back == 0
+
+
+def test_the_leader_dies_while_others_come_to_hold_the_weights(make: Make) -> None:
+    # c1   leads ██ told ██ killed
+    # c2                    ░░ leads, and has it done ██
+    cluster = started(make, "switch-killed", 4000, "c1", "w1", "w2", group="")
+    await_condition(lambda: cluster.version() >= 5, "five updates")
+    for leader, block in (("c1", {"mode": "group"}), ("c2", {"mode": "board"})):
+        other = "c2" if leader == "c1" else "c1"
+        cluster.start("coordinator", other)
+        switch(cluster, **block)
+        cluster.kill(leader)
+        slices: int | UnsetType = UNSET if block["mode"] == "board" else 0
+        await_condition(lambda: held_by(cluster, slices), f"an update of {block}")  # noqa: B023
+        await_updates(cluster, 3)
+    assert_each_record_counts_once(cluster, 4000)
 
 
 def test_an_owner_of_slices_dies_and_nothing_is_taken_back(make: Make) -> None:

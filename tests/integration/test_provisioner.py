@@ -261,7 +261,7 @@ BIDS = "provisioning: {workers: 2, policy: bidbrain, bidbrain: {lambda_s: 0.1, s
 
 
 class UnderBids:
-    """No weather but prices: a machine is lost when its own bid is passed."""
+    """Nothing but prices takes machines away: a machine is lost when its own bid is passed."""
 
     def __init__(self, prices: MemoryPrices) -> None:
         self._prices = prices

@@ -139,8 +139,8 @@ def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
         return [dict(each.headers)["from"].decode() for each in records_of(log, place)]
 
     own = settings.model_copy(update={"api_port": 0, "threads": 1})
-    door = (name, "--from", asked, "--to", answered)
-    servers = [Service("serve", f"s{n}", own, tmp_path, door) for n in range(2)]
+    options = (name, "--from", asked, "--to", answered)
+    servers = [Service("serve", f"s{n}", own, tmp_path, options) for n in range(2)]
     try:
         write()
         await_condition(lambda: len(answers()) > EACH // 2, "some are answered")

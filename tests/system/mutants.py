@@ -853,6 +853,39 @@ GROUP = CORE + "group/"
 # Of members that hold the weights: `common.simulation.faults.scenario.grouped` makes their worlds.
 GROUP_MUTANTS = (
     Mutant(
+        "others hold the weights only once these are in storage",
+        40,
+        (
+            Edit(
+                CORE + "coordinator.py",
+                "wanted == known or (snapshot.in_storage and newest)",
+                "True",
+            ),
+        ),
+    ),
+    Mutant(
+        "who is to let others hold the weights stores them first",
+        40,
+        (
+            Edit(
+                CORE + "leader.py",
+                "elif not self._aggregation.is_stored(self._made):",
+                "elif False:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a Lead by which others come to hold the weights takes nothing back",
+        500,
+        (
+            Edit(
+                CORE + "coordinator.py",
+                "exact = {history.slices, slices_of(among)} != {UNSET} and self._limit is None",
+                "exact = among is not None and self._limit is None",
+            ),
+        ),
+    ),
+    Mutant(
         "what a member computed is lost with it",
         20,
         (

@@ -129,7 +129,8 @@ class DiskBlobs:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     if time.monotonic() > deadline:
-                        raise UnavailableError(f"somebody sits on {lock.name}") from error
+                        locked = f"{lock.name} is locked by another process"
+                        raise UnavailableError(locked) from error
                     time.sleep(0.002)
                 else:
                     break

@@ -209,10 +209,12 @@ class ProcessFleet:
         return Refused(order.launch, record.capacity, record.refused) if record.refused else None
 
     def _lane(self, order: LaunchRequest, records: Iterable[Record], now: float) -> int | None:
-        """Choose the weather of a machine without a slot: where one can be had, if anywhere."""
+        """Choose whose times a machine without a slot follows: of one that can be had, if any."""
         if order.slot is not None or order.pool not in self._spot:
             return None
-        taken = {each.weather for each in records if each.pool == order.pool and not each.over}
+        taken = {
+            each.schedule_slot for each in records if each.pool == order.pool and not each.over
+        }
         free = [lane for lane in range(len(taken) + _LANES) if lane not in taken]
         return next((at for at in free if self._down_s(order, at, now) > now), free[0])
 
@@ -222,7 +224,7 @@ class ProcessFleet:
         if pool not in self._pools:
             return f"the market has no pool {pool!r}", False
         if pool in self._spot:
-            if self._down_s(order, order.weather, now) <= now:
+            if self._down_s(order, order.schedule_slot, now) <= now:
                 slot = "" if order.slot is None else f" for slot {order.slot}"
                 bid = order.bid_usd_per_hour
                 limit = "" if bid is None else f" under a bid of ${bid:g}"
@@ -267,7 +269,7 @@ class ProcessFleet:
         if record.leaving is None:
             down_s = math.inf
             if record.pool in self._spot:
-                down_s = self._down_s(record, record.weather, since_s)
+                down_s = self._down_s(record, record.schedule_slot, since_s)
             if down_s > now:
                 self._due_s = min(self._due_s, down_s)
                 return

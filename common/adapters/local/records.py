@@ -43,11 +43,11 @@ class Record(msgspec.Struct, frozen=True):
     detail: str = ""
     usd_per_hour: float | None = None  # when it was given; None: nobody said
     bid_usd_per_hour: float | None = None  # above which it is taken away; None: as its pool says
-    lane: int | None = None  # which of the pool's times of weather are its own; None: its slot's
+    lane: int | None = None  # of a machine without a slot, whose times of its pool it follows
 
     @property
-    def weather(self) -> int:
-        """Which of the pool's times it follows."""
+    def schedule_slot(self) -> int:
+        """The slot in whose times of its pool it is taken away."""
         return self.lane or 0 if self.slot is None else self.slot
 
     @property

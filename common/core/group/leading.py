@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from common.core.settings import AggregationSettings, Stage
     from common.core.snapshots import Snapshot
 
+STILL_S = 1.0  # between looks of a leader whom nothing held up
 REPORT_S = 0.2  # between questions to members of whom nothing is known
 COPY_S = 1.0  # after which a copy that nobody spoke of is ordered again
 AGAIN = 10  # times `heal_s` after which an update waits for the same member once more
@@ -188,6 +189,7 @@ class GroupAggregation:
             self._stores,
             self._backups.made if self._stores and self._backups.made != self._made else UNSET,
             self._reports.addresses(sorted(named)),
+            self._count,
         )
         self.news = self._report = False
         self._copies, self._stores = {}, ()
@@ -244,6 +246,8 @@ class GroupAggregation:
             rounds: In flight.
             now: The time.
         """
+        # Others may have said something while the leader itself stood still.
+        self._lost_since += max(now - self._looked_at - STILL_S, 0.0) if self._there else 0.0
         self._there, self._live, self._looked_at = there, live, now
         if there:
             self._patient = min(self._patient, now + REPORT_S)
@@ -375,7 +379,10 @@ class GroupAggregation:
                 left_out[member.worker] = _apart(
                     member.worker, [m.worker for m in apart], addresses
                 )
-        return GroupStatus(tuple(member.worker for member in members), left_out)
+        ranks = sorted({rank for each in self._membership.owners or () for rank in each})
+        owners = tuple(members[rank].worker for rank in ranks)
+        workers = tuple(member.worker for member in members)
+        return GroupStatus(workers, left_out, self._stage or 0, owners)
 
     # --- who lacks the weights ----------------------------------------------------------------
 
@@ -567,7 +574,20 @@ class GroupAggregation:
     def marked(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot, with what is to be known of members."""
         by = self._by if self._pending is None else self._pending.reduce.attempt
-        return replace(snapshot, attempt=by or UNSET, stored=self._backups.stored or UNSET)
+        attempt, stored = by or UNSET, self._backups.stored or UNSET
+        return replace(snapshot, attempt=attempt, stored=stored, slices=self._count)
+
+    def change(self, settings: AggregationSettings | None, *, parts: bool) -> None:
+        """The job was changed; who is to let others hold the weights goes by what was."""
+        if settings is not None and not parts:
+            self._settings, self._slices = settings, settings.slices
+
+    def is_stored(self, made: ModelId) -> bool:
+        """Whether a version is in storage."""
+        return made in self._backups.stored
+
+    def keep(self, made: ModelId) -> None:
+        """It hears that of members alone: see `hear`."""
 
     def _ask_to_store(self, member: Member, now: float) -> None:
         """Have a version stored: a checkpoint's, or one to copy from."""

@@ -162,6 +162,18 @@ class Replica:
         return self._orders is not None and self._member in self._orders.membership.members
 
     @property
+    def pinned(self) -> bool:
+        """Whether it must not go to another job: it owns slices, or nobody else is a member.
+
+        Version 0 can be made again.
+        """
+        if self._orders is None or not self.needed or self._orders.made == GENESIS:
+            return False
+        membership = self._orders.membership
+        owned = membership.owned(self._member)
+        return len(membership.members) == 1 or (owned is not UNSET and bool(owned))
+
+    @property
     def whole(self) -> bool:
         """Whether it holds the version that was named last."""
         orders = self._orders
@@ -207,14 +219,16 @@ class Replica:
 
     def _hear_copies(self, ordered: TriggerId, orders: GroupOrders) -> Iterator[ReplicaCommand]:
         for copy in orders.copies:
+            # Of version 0 each has all slices, or none: see `_hold`.
+            slices = UNSET if orders.made == GENESIS else copy.slices
             if copy.member == self._member and self._copying is None:
-                if self.whole and self._holds(copy.slices):
+                if self.whole and self._holds(slices):
                     yield self._report()
                 else:
                     self._copying = copy
-                    yield CopyState(copy.source, orders.made, ordered, copy.slices)
-            elif copy.source == self._member and self.whole and self._holds(copy.slices):
-                yield OfferState(copy.member, ordered, copy.slices)
+                    yield CopyState(copy.source, orders.made, ordered, slices)
+            elif copy.source == self._member and self.whole and self._holds(slices):
+                yield OfferState(copy.member, ordered, slices)
 
     def _hear_stores(self, orders: GroupOrders) -> Iterator[StoreState | Say]:
         mine = tuple(n for n, each in enumerate(orders.stores) if each == self._member)

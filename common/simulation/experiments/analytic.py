@@ -129,6 +129,7 @@ class _Streams:
         self._update_records = givens.group_size * givens.batch_size
         self._rates_per_s = np.maximum(givens.rates_per_s, LEAST)
         self.worst_lag_s = np.zeros(givens.runs)
+        self._lag_s2 = np.zeros(givens.runs)  # the worst lag of all streams, over the time
         self._heard_steps = np.zeros(shape, np.int32)  # in which records could come
         self.records = Records(shape, conditions.variation, rng)
 
@@ -147,11 +148,29 @@ class _Streams:
         self._waiting -= come
         return come
 
-    def note_lag(self, going: Flags) -> None:
-        """Note for how long the records of the slowest stream wait, as arrivals go on average."""
-        if self._waiting is not None:
-            lag_s = (self._waiting / self._rates_per_s).max(axis=1)
-            np.maximum(self.worst_lag_s, lag_s, out=self.worst_lag_s, where=going)
+    def lag_s(self) -> Array | None:
+        """(R, N) for how long each stream's records wait, as arrivals go on average."""
+        return None if self._waiting is None else self._waiting / self._rates_per_s
+
+    def note_lag(self, behind: Array, going: Flags) -> None:
+        """Note for how long the records of the slowest stream wait, as arrivals go on average.
+
+        Args:
+            behind: (R,) updates whose batches are complete and that are not made.
+            going: (R,) runs that are not over.
+        """
+        lag_s = self.lag_s()
+        if lag_s is not None:
+            longest_s = lag_s.max(axis=1)
+        else:
+            longest_s = behind * self._update_records / self._rates_per_s.sum(axis=1)
+        np.maximum(self.worst_lag_s, longest_s, out=self.worst_lag_s, where=going)
+        self._lag_s2 += longest_s * going * self._conditions.step_s
+
+    def mean_lag_s(self, runtimes_s: Array) -> Array:
+        """(R,) mean over the time of the worst lag of all streams."""
+        mean: Array = self._lag_s2 / runtimes_s
+        return mean
 
     def unread(self) -> Array | float:
         """(R,) updates of records that wait for their worker."""
@@ -216,6 +235,11 @@ class _Progress:
         self._arrived = np.where(self._looking, self._arrived, estimated)
         self._count(np.flatnonzero(self._looking & going & (self._arrived < givens.updates)))
 
+    @property
+    def behind(self) -> Array:
+        """(R,) updates whose batches are complete and that are not made."""
+        return self._arrived - self.made
+
     def unused(self) -> Array:
         """(R,) updates of records that were read and are in none."""
         unused: Array = self._total / (self._givens.group_size * self._givens.batch_size)
@@ -271,7 +295,7 @@ def simulate_analytically(
             changed = _changed(conditions.prices, before_s, now_s)
         left = np.maximum(givens.updates - work.made, 1.0)  # the last one, as long as it goes
         waiting = None if conditions.stream == "pause" else streams.unread() + work.unused()
-        driver.consider(now_s, usd_per_hour, changed, left, going, waiting)
+        driver.consider(now_s, usd_per_hour, changed, left, going, waiting, streams.lag_s())
         offered = [None if offers is None else offers.step(now_s) for offers in conditions.offers]
         fleet.step(now_s, offered, usd_per_hour)
         over, share = work.go_on(streams.go_on(now_s, fleet), fleet, going)
@@ -284,7 +308,7 @@ def simulate_analytically(
         if lost.size:
             going[lost] = False
             fleet.stop(lost, runtimes_s[lost] - now_s)
-        streams.note_lag(going)
+        streams.note_lag(work.behind, going)
         before_s = now_s
         steps += 1
         now_s = steps * step_s
@@ -293,6 +317,7 @@ def simulate_analytically(
     if progress is not None:
         progress(1.0)
     made = np.where(finished, givens.updates, work.made)
+    mean_lag_s = streams.mean_lag_s(runtimes_s)
     return tuple(
         Run(
             seed=seed,
@@ -305,6 +330,7 @@ def simulate_analytically(
             pools=pool_uses(fleet, run),
             history=tuple(driver.history[run]),
             worst_lag_s=float(streams.worst_lag_s[run]),
+            mean_lag_s=float(mean_lag_s[run]),
         )
         for run in range(givens.runs)
     )

@@ -31,6 +31,7 @@ from common.simulation.experiments.protocol import (
     VirtualTime,
 )
 from common.simulation.experiments.results import Run, Throughput, pool_uses
+from common.theory.lags import StreamLags
 from common.traces.files import traced
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ class ProtocolSimulation:
         unknown = None if beliefs is None else (beliefs, self._heard)
         self._driver = PolicyDriver(policy, self._fleet, givens, unknown)
         self._machines: list[Machine | None] = [None] * givens.workers
+        self._lags = StreamLags(givens.workers, 0.0)
         self._served = [-1] * givens.workers  # by which of the fleet's seats
         self._slots = dict[WorkerId, int]()  # of all workers that there ever were
         self._steps = 0
@@ -260,7 +262,9 @@ class ProtocolSimulation:
         if self._steps:
             changed |= [any(each.changed(before, now)[0] for each in draws.prices)]
         left = np.array([max(float(updates - made), 1.0)])
-        self._driver.consider(now, prices, changed, left, np.ones(1, np.bool_), self._waiting(made))
+        waiting = self._waiting(made)
+        lag_s = None if waiting is None else self._lag_s(now)
+        self._driver.consider(now, prices, changed, left, np.ones(1, np.bool_), waiting, lag_s)
         offered = [None if each is None else each.step(now) for each in draws.offers]
         self._fleet.step(now, offered, prices)
         self._follow()
@@ -277,6 +281,12 @@ class ProtocolSimulation:
         records, _ = self._heard.seen(np.array([0]))
         waiting: Array = records.sum(axis=1) / (givens.group_size * givens.batch_size) - made
         return waiting
+
+    def _lag_s(self, now: float) -> Array:
+        givens, since_s = self._draws.givens, self._fleet.unserved_since_s(0, now)
+        speed = min(pool.speed for pool in givens.pools)
+        loads = givens.rates_per_s[0] * givens.gradient_s / givens.batch_size / speed
+        return self._lags.at(now, since_s, loads)[np.newaxis]
 
     def _follow(self) -> None:
         """Start and preempt machines as the fleet says."""

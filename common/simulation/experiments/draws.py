@@ -74,7 +74,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
         prices.append(pool_prices)
         shape = runs, seats
         offers.append(offers_of(spot, pool_prices, folder, *shape, offers_rng, common_s))
-        pools.append(_spot(spot, pool_prices, folder, experiment.workers))
+        pools.append(spot_on_average(spot, folder, experiment.workers))
     records = experiment.updates * experiment.group_size * experiment.batch_size
     undisturbed_s = records / rates_per_s.sum(axis=1)
     if experiment.deadline_s is not None:
@@ -115,14 +115,24 @@ def _on_demand(experiment: Experiment) -> Pool:
     )
 
 
-def _spot(spec: SpotSpec, prices: Prices, folder: Path, workers: int) -> Pool:
-    """Describe a pool as it is on average, which is what a plan made beforehand can know."""
+def spot_on_average(spec: SpotSpec, folder: Path, workers: int) -> Pool:
+    """Describe a pool as it is on average, which is what a plan made beforehand can know.
+
+    Args:
+        spec: The pool.
+        folder: What its files are relative to.
+        workers: How many machines may be wanted.
+
+    Raises:
+        UserError: If a file cannot be read.
+    """
     if isinstance(spec.availability, TraceSpec):
         trace = traced(spec.availability, folder)
         availability, cycle_s = _on_average(trace, workers, together=spec.together)
     else:
         availability, cycle_s = spec.availability, spec.cycle_s
-    usd_per_hour = prices.mean_usd_per_hour
+    priced = spec.usd_per_hour
+    usd_per_hour = traced(priced, folder).mean() if isinstance(priced, TraceSpec) else priced
     if spec.bid_usd_per_hour is not None and not isinstance(spec.usd_per_hour, TraceSpec):
         availability *= usd_per_hour <= spec.bid_usd_per_hour
     if spec.bid_usd_per_hour is not None and isinstance(spec.usd_per_hour, TraceSpec):

@@ -253,10 +253,10 @@ class Fleet:
         since = now_s - self._of_slots(seats.launched_s)[runs]
         return np.where(self._of_slots(seats.has)[runs], since, np.nan)
 
-    def unserved_s(self, runs: Indexes, now_s: float) -> Array:
-        """(n, N) for how long slots have had no machine, where machines are counted; 0: they do."""
-        waits_s: Array = np.where(self.server[runs] < 0, now_s - self._waits_since_s[runs], 0.0)
-        return waits_s
+    def unserved_since_s(self, run: int, now_s: float) -> Array:
+        """(N,) since when slots have had no machine, where machines are counted; now: they do."""
+        since_s: Array = np.where(self.server[run] < 0, self._waits_since_s[run], now_s)
+        return since_s
 
     def order(self, run: int, decision: Decision) -> None:
         """Say what a run's slots shall run on, from the next step on.

@@ -157,6 +157,7 @@ class PolicyDriver:
         updates_left: Array,
         going: Flags,
         waiting: Array | None = None,
+        lag_s: Array | None = None,
     ) -> None:
         """Ask for every run in which there is a reason to.
 
@@ -167,6 +168,7 @@ class PolicyDriver:
             updates_left: (R,)
             going: (R,) runs that are not over.
             waiting: (R,) updates whose records have arrived; None: nothing waits, it is paused.
+            lag_s: (R, N) for how long each stream's records wait; None: nobody knows.
         """
         due = going & self._due(now_s, price_changed)
         runs = np.flatnonzero(due)
@@ -181,7 +183,6 @@ class PolicyDriver:
             known[:, runs] = now[:, runs]
         up = self._known_up[runs]
         stands_in_s = fleet.stands_in_s(runs, now_s)
-        unserved_s = fleet.unserved_s(runs, now_s) if waiting is not None else None
         rates_per_s = self._rates_per_s(runs)
         deadlines_s = np.maximum(givens.deadline_s[runs] - now_s, 0.0).tolist()
         lefts = updates_left[runs].tolist()
@@ -193,7 +194,9 @@ class PolicyDriver:
             told = None
             if waiting is not None:
                 much, gradient_s = float(waiting[run]), givens.gradient_s
-                work, told = waiting_told(self._policy.name, work, much, gradient_s)
+                work, told = waiting_told(
+                    work, much, gradient_s, backlog=self._policy.plans_backlog
+                )
             machines = {
                 Offer(pool.name): MachineCount(int(ready[index, run]), int(coming[index, run]))
                 for index, pool in enumerate(pools[row])
@@ -207,7 +210,7 @@ class PolicyDriver:
                 stands_in_s[row],
                 told,
                 machines,
-                unserved_s=None if unserved_s is None else unserved_s[row],
+                lag_s=None if lag_s is None else lag_s[run],
             )
             self._ask(run, situation)
 

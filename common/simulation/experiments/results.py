@@ -104,7 +104,8 @@ class Run:
     pools: tuple[PoolUse, ...]  # on-demand first
     history: tuple[Change, ...] = field(default=(), repr=False)
     throughput: Throughput | None = None
-    worst_lag_s: float = 0.0  # of records that wait for their stream's machine
+    worst_lag_s: float = 0.0  # of records that wait for a machine
+    mean_lag_s: float = 0.0  # over the time, of the stream whose records wait longest
 
     @property
     def met(self) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias
 
+from msgspec import UNSET
+
 from common.core.history import History
 from common.core.ledger import Ledger
 from common.core.messages import (
@@ -61,8 +63,11 @@ def check_audit(world: World) -> None:
     updates, quarantined = effective_updates(world)
     by_name = {token[0]: token for token in world.nodes}
     if world.scenario.group:
-        made = {ModelId(update.epoch, update.version): update.by for update in updates}
-        by_name = {model: world.group.results[by][0] for model, by in made.items()}  # type: ignore[index,misc]
+        results, named = world.group.results, by_name
+        by_name = {}
+        for update in updates:
+            model = ModelId(update.epoch, update.version)
+            by_name[model] = named[model] if update.by is UNSET else results[update.by][0]  # type: ignore[assignment]
         _check_states(world, by_name)
     last = GENESIS
     used = Counter(quarantined)
@@ -107,6 +112,7 @@ def refused_claims(world: World) -> int:
 def check_drained(world: World) -> None:
     """At the end: every record in exactly one place, and every replay agrees."""
     check_audit(world)
+    _check_switched(world)
     updates, quarantined = effective_updates(world)
     used, accepted, ledger = _replay(world)
     claimed = ledger.claimed
@@ -130,6 +136,20 @@ def check_drained(world: World) -> None:
                 kind = "record used twice" if times else "record lost"
                 raise Violation(kind, f"{partition}@{offset} is used {times} times")
     _check_quarantined(world, quarantined)
+
+
+def _check_switched(world: World) -> None:
+    """Whoever is to hold the weights holds them; to come to that took nothing back."""
+    history = History()
+    for offset, record in enumerate(world.updates):
+        slices, head = history.slices, history.head
+        history.feed(offset, record)
+        switched = history.slices != slices and history.head != head
+        if switched and not (world.group.met["fallen back"] or world.topic_losses):
+            raise Violation("taken back", f"{head} by {record}")
+    wanted = world.revisions[-1].slices
+    if (None if history.slices is UNSET else history.slices) != wanted:
+        raise Violation("not switched", f"{history.slices} leads, wanted {wanted}")
 
 
 def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:

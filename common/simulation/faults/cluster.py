@@ -333,7 +333,14 @@ class Cluster:
             case "change job":
                 modes = self.scenario.way is not None
                 group = self.scenario.group
-                world.revisions.append(sizes_of(fault.target, modes=modes, group=group))
+                sizes = sizes_of(fault.target, modes=modes, group=group)
+                world.revisions.append(replace(sizes, slices=world.revisions[-1].slices))
+                world.say("the job is", world.revisions[-1])
+            case "switch aggregation":
+                last = world.revisions[-1]
+                others = [each for each in self.scenario.layouts if each != last.slices]
+                slices = others[fault.target % len(others)]
+                world.revisions.append(replace(last, slices=slices))
                 world.say("the job is", world.revisions[-1])
             case "restart worker" if worker is not None:
                 number = int(worker.id.removeprefix("w"))

@@ -91,7 +91,9 @@ def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
         checkpoint_every_s=1.5,
         checkpoint_every_updates=None,
         lease_ttl_s=LEASE_S,
-        aggregation=dataclasses.replace(GROUP, slices=scenario.slices) if scenario.group else None,
+        aggregation=None
+        if sizes.slices is None
+        else dataclasses.replace(GROUP, slices=scenario.slices if sizes.slices else None),
     )
 
 
@@ -121,7 +123,7 @@ class SimulatedCoordinator:
         self._follows = False  # the updates topic: what became of it concerns this process
         self._triggers = ""  # the stream that its triggers are in
         self._leader_status: LeaderStatus | None = None  # what it says
-        self._found = dict[tuple[int, int, int], Token]()
+        self._found = dict[tuple[int, int, int], Token | None]()
         self._token = self._copy = GENESIS_TOKEN
         self._viewed = GENESIS, GENESIS_TOKEN  # the model that workers can have, of this leadership
         self._taken: Taken | None = None  # what is true of the reply in hand
@@ -170,6 +172,7 @@ class SimulatedCoordinator:
             and leader_status.control_position == self._control_at.offset
             and leader_status.waiting < enough
             and not any(round_.todo for round_ in leader.rounds)
+            and not leader.parting
         )
 
     # --- inputs -------------------------------------------------------------------------------
@@ -271,13 +274,14 @@ class SimulatedCoordinator:
                 world.later(
                     world.jitter(world.scenario.board_s), lambda: self._find_snapshots(source)
                 )
-            case do.RestoreSnapshot(snapshot):
-                world.later(world.jitter(world.scenario.board_s), lambda: self._restore(snapshot))
+            case do.RestoreSnapshot(snapshot, members):
+                delay_s = world.jitter(world.scenario.board_s)
+                world.later(delay_s, lambda: self._restore(snapshot, members=members))
             case do.Begin(epoch, snapshot):
                 self._begin(epoch, snapshot)
             case do.AppendAudit(record):
                 self._count_poison(record)
-                if self.settings.aggregation is not None and isinstance(record, UpdateApplied):
+                if isinstance(record, UpdateApplied) and record.by is not UNSET:
                     self._take(record)
                 self._append(record)
             case do.OpenPartition(record):
@@ -306,8 +310,8 @@ class SimulatedCoordinator:
                 self._sums.pop(number, None)
             case do.CopyWeights():
                 self._copy = self._token
-            case do.PublishSnapshot(snapshot, checkpoint):
-                self._publish(snapshot, checkpoint=checkpoint)
+            case do.PublishSnapshot():
+                self._publish(command)
             case do.DeadLetterRecords(skipped):
                 places = {(world.partitions[s.partition], o) for s in skipped for o in s.offsets}
                 self._write_letter(lambda: world.dead_letters.update(places))
@@ -356,6 +360,10 @@ class SimulatedCoordinator:
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self.world.say(f"{self.name} LEADS with epoch {epoch} from", snapshot.made)
         self.takeovers += 1
+        slices = UNSET if self.machine.leader is None else self.machine.leader.slices
+        if self.world.slices not in (None, slices):
+            self.world.group.met["switched"] += 1
+        self.world.slices = slices
         self._stated = self._orders_lost = False
         self._in_a_row = 0
         self._control_at = snapshot.control
@@ -614,20 +622,38 @@ class SimulatedCoordinator:
             if self._in_a_row > self.settings.poison_in_a_row:
                 raise Violation("poison in a row", f"{self._in_a_row} batches, and no hold")
 
-    def _publish(self, snapshot: Snapshot, *, checkpoint: bool) -> None:
-        world, token = self.world, self._copy
+    def _publish(self, command: do.PublishSnapshot) -> None:
+        world, leadership, snapshot = self.world, self.takeovers, command.snapshot
+        token = self._copy if snapshot.slices is UNSET else self._fetch(snapshot)
 
         def publish() -> None:
             self._published = snapshot.made.version
             if not self._redis_away:
                 world.redis.snapshots[snapshot.by] = (snapshot, token)
-            if checkpoint:
+            if command.checkpoint:
                 upload_s = world.draw.uniform(0.01, world.scenario.upload_s)
                 upload_s += max(world.storage_back_at - world.now, 0.0)
-                world.later(upload_s, lambda: world.blobs.append((snapshot, token)))
+                world.later(upload_s, uploaded)
+
+        def uploaded() -> None:
+            if not command.state or token is None:
+                world.blobs.append((snapshot, token))
+                return
+            every = range(world.scenario.slices.count if world.scenario.slices else 1)
+            world.group.stored[snapshot.made] = dict.fromkeys(every, token)
+            world.blobs.append((replace(snapshot, stored=(snapshot.made,)), token))
+            if self.takeovers == leadership and not self.dead:
+                self._when_up(lambda: self._feed(events.StateStored(snapshot.made)))
 
         self._after_letters.append(publish)
         self._letter_delivered(0)
+
+    def _fetch(self, snapshot: Snapshot) -> Token | None:
+        """What members have stored of a version."""
+        world = self.world
+        stored = world.group.stored.get(snapshot.made, {})
+        slices = world.scenario.slices
+        return stored[0] if len(stored) == (1 if slices is None else slices.count) else None
 
     def _write_letter(self, write: Callable[[], object]) -> None:
         """Deliver a dead letter later, unless this process dies before."""
@@ -692,7 +718,7 @@ class SimulatedCoordinator:
             self._feed(events.AttemptFailed("a server is unavailable"))
             return
         hot = list(world.redis.snapshots.values())
-        first = (genesis(world.first, world.known), GENESIS_TOKEN)
+        first: tuple[Snapshot, Token | None] = (genesis(world.first, world.known), GENESIS_TOKEN)
         found = {"hot": hot, "all": [*world.blobs, *hot], "genesis": [first]}[source]
         self._found = {snapshot.rank: token for snapshot, token in found}
         snapshots = tuple(snapshot for snapshot, _ in found)
@@ -716,22 +742,26 @@ class SimulatedCoordinator:
         ids = world.control.topic_id, world.updates.topic_id
         self._feed(events.SnapshotsFound(source, snapshots, updates, end, lost, *ids))
 
-    def _restore(self, snapshot: Snapshot) -> None:
+    def _restore(self, snapshot: Snapshot, *, members: bool) -> None:
         """Load the weights; sometimes they turn out to be torn, or cannot be fetched just now."""
         if not self._up():
             if not self.dead:
-                self._when_up(lambda: self._restore(snapshot))
+                self._when_up(lambda: self._restore(snapshot, members=members))
             return
         if snapshot.rank not in self._found:
             return
         if snapshot.by >= 0 and self._redis_away and self.world.storage_away:
             self._feed(events.AttemptFailed("neither board nor storage can be read"))
             return
-        group = self.world.scenario.group  # members have the weights
-        if snapshot.by >= 0 and not group and self.world.chance(self.world.scenario.torn):
+        if snapshot.by >= 0 and not members and self.world.chance(self.world.scenario.torn):
             self._feed(events.SnapshotTorn(snapshot))
             return
-        self._token = self._copy = self._found[snapshot.rank]
+        token = self._found[snapshot.rank]
+        if token is None and not members:
+            token = GENESIS_TOKEN if snapshot.made == GENESIS else self._fetch(snapshot)
+            if token is None:
+                raise Violation("no weights", f"of {snapshot.made}, which are said to be stored")
+        self._token = self._copy = token or (snapshot.made, 0)
         self._rate = 0.0  # whatever it was: these are other hands
         self._feed(events.SnapshotRestored(self.world.unused_number()))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from common.core.assignments import Assignments
 from common.core.group.replica import (
     ApplyResult,
     CopyState,
@@ -41,8 +42,10 @@ from common.simulation.faults.world import Collectives, Entry, Found, Node, Part
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from msgspec import UnsetType
+
     from common.core.assignments import Compute
-    from common.core.messages import Membership, Reduce, UpdateTrigger
+    from common.core.messages import Membership, Reduce, Tier, UpdateTrigger
     from common.simulation.faults.world import Token, World
 
 STEP_S = 0.01  # mean time between a member's looks at a collective
@@ -58,31 +61,67 @@ class SimulatedMember(SimulatedWorker):
     """One process of a group."""
 
     def __init__(self, world: World, number: int, on_death: Callable[[], None]) -> None:
-        self.member = Member(WorkerId(f"w{number}"), next(world.serial))
+        self._name = WorkerId(f"w{number}")
+        self._tier: Tier = "spot" if number % 3 else "reliable"
         slices = world.scenario.slices
-        machine = Machine(self.member, "spot" if number % 3 else "reliable", world.now)
-        self.replica = Replica(self.member, machine=None if slices is None else machine)
+        self._slices = 1 if slices is None else slices.count
+        self._begin_with(world, world.revisions[world.revision].slices)
+        super().__init__(world, number, on_death)
+
+    def _begin_with(self, world: World, layout: int | None) -> None:
+        """Hold nothing, and go by a leader of whom one layout is known; None: it has no members."""
+        self._layout = layout
+        self.member = Member(self._name, next(world.serial))
+        machine = Machine(self.member, self._tier, world.now)
+        self.replica = Replica(self.member, machine=machine if layout else None)
         self.state: Token | None = None
         self.moments = dict[int, "Token"]()  # of which state it has the optimizer's part, by slice
         self.prepared: Token | None = None
-        self._slices = 1 if slices is None else slices.count
         self._owned: Slices = UNSET  # by the attempt that it entered last
         self._taken = dict[tuple[tuple[int, ...], float], Taken]()
         self._to_store: tuple[ModelId, dict[int, Token]] | None = None
         self._entered: AttemptId | None = None
         self._computes_at = self.replica.held
-        self._collectives: Collectives | None = None
-        super().__init__(world, number, on_death)
         world.group.members[self.member] = self._offer
+
+    def hear(self) -> None:
+        """Something was posted: perhaps by a leader of another kind, whom one hears from anew."""
+        if self._up() and not self._redis_away:
+            self.orders.listen(self.machine.triggers)
+            triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
+            if triggers and triggers[-1].slices != self._slices_of_leader:
+                if not self._busy:
+                    self._begin_anew(triggers[-1].slices)
+                    self.world.later(0.0, self.hear)
+                return
+        super().hear()
+
+    @property
+    def _slices_of_leader(self) -> int | UnsetType:
+        return UNSET if self._layout is None else self._layout
+
+    def _begin_anew(self, slices: int | UnsetType) -> None:
+        """Let go of all that was held: it is in storage."""
+        self.world.say(f"{self.id} follows a leader of", slices)
+        self._close_all()
+        self.world.group.members[self.member] = lambda _: Found()
+        self._begin_with(self.world, None if slices is UNSET else slices)
+        self.orders, self._model = Assignments(self.id), None
 
     # --- gradients ----------------------------------------------------------------------------
 
     def _take_in(self, triggers: list[UpdateTrigger]) -> None:
+        if self._layout is None:
+            super()._take_in(triggers)
+            return
         self.replica.listen(self.orders.heard)
         for trigger in triggers:
             self._carry_out(self.replica.hear(trigger))
 
     def _carry_on(self, compute: Compute) -> None:
+        if self._layout is None:
+            super()._carry_on(compute)
+            return
         offsets = tuple(batch.offset for batch in compute.batches)
         known = self.replica.known(offsets, compute.local_rate)
         if known is not None:
@@ -98,6 +137,9 @@ class SimulatedMember(SimulatedWorker):
 
     def _found(self, compute: Compute, token: Token, seconds: float) -> None:
         """The gradient is there, and stays."""
+        if self._layout is None:
+            super()._found(compute, token, seconds)
+            return
         offsets = tuple(batch.offset for batch in compute.batches)
         samples = sum(batch.samples for batch in compute.batches)
         rate = compute.local_rate
@@ -233,11 +275,11 @@ class SimulatedMember(SimulatedWorker):
 
     def _copy(self, source: Member | None, made: ModelId, slices: Slices) -> None:
         """Take over half of what the source holds, and the rest later."""
-        world = self.world
+        world, replica = self.world, self.replica
         self.world.say(f"{self.id} copies", tuple(made), "from", source)
 
         def end(before: Found) -> None:
-            if self.dead:
+            if self.dead or self.replica is not replica:
                 return
             if not self._up():
                 world.later(max(self.frozen_until - world.now, 0.0) + 0.001, lambda: end(before))
@@ -296,7 +338,7 @@ class SimulatedMember(SimulatedWorker):
         return Found(stored[0], 0, stored)
 
     def _store(self, made: ModelId, slices: Slices) -> None:
-        world = self.world
+        world, replica = self.world, self.replica
         waiting = made, {number: self.moments[number] for number in self._numbers(slices)}
         self._to_store = waiting
 
@@ -308,13 +350,16 @@ class SimulatedMember(SimulatedWorker):
                 world.later(world.group.draw.expovariate(1 / STORE_S), end)
                 return
             world.group.stored.setdefault(made, {}).update(waiting[1])
-            if self._up():
+            if self._up() and self.replica is replica:
                 self._carry_out(self.replica.stored(made, slices))
 
         world.later(world.group.draw.expovariate(1 / STORE_S), end)
 
     def _end(self) -> None:
+        self._close_all()
+        super()._end()
+
+    def _close_all(self) -> None:
         for group in self.world.group.collectives.values():
             if self.member in group.members:
                 group.closed.add(self.member)
-        super()._end()

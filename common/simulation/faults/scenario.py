@@ -55,6 +55,7 @@ FaultKind: TypeAlias = Literal[
     "restart worker",  # another process under its name, before anybody misses it
     "kill some workers",  # at once
     "cut members",  # two reach each other no longer, for a while or for good
+    "switch aggregation",  # by its owner: others are to hold the weights
 ]
 
 Harm: TypeAlias = Literal["kills", "raises", "is not finite"]  # a worker, a task, the numbers
@@ -140,6 +141,7 @@ class Sizes:
     batch_size: int  # b
     bound: int  # batches announced and not settled, per worker
     way: Way | None = None  # None: synchronous, whatever happens
+    slices: int | None = None  # as members hold the weights, 0: whole; None: the coordinator does
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -295,7 +297,13 @@ class Scenario:
     @property
     def sizes(self) -> Sizes:
         """Of the job as it was submitted."""
-        return _with_room(Sizes(self.group_size, self.batch_size, self.bound, self.way))
+        sizes = Sizes(self.group_size, self.batch_size, self.bound, self.way)
+        return _with_room(replace(sizes, slices=self.layouts[-1] if self.group else None))
+
+    @property
+    def layouts(self) -> tuple[int | None, ...]:
+        """Who may hold the weights in this world, as `Sizes` says it."""
+        return (None, 0) if self.slices is None else (None, 0, self.slices.count)
 
 
 def from_seed(seed: int) -> Scenario:
@@ -368,6 +376,8 @@ def grouped(scenario: Scenario) -> Scenario:
         )
         for _ in range(int(scenario.calm_at * draw.choice([0.0, 0.3, 1.0])))
     )
+    switches = random.Random(f"switches of {scenario.seed}")  # noqa: S311 -- likewise
+    more += _switches(switches, scenario.calm_at)
     return replace(
         scenario,
         group=True,
@@ -446,6 +456,17 @@ def _changes(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
     times += [time + draw.uniform(0, SOON_S) for time in times if draw.random() < SOON_AGAIN]
     return tuple(
         Fault(time, "change job", draw.randrange(1000), 0.0) for time in times if time < calm_at
+    )
+
+
+def _switches(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+    """Half of the owners know from the beginning who is to hold the weights."""
+    times = [draw.uniform(0, calm_at) for _ in range(draw.choice([0, 0, 0, 1, 2, 4]))]
+    times += [time + draw.uniform(0, SOON_S) for time in times if draw.random() < SOON_AGAIN]
+    return tuple(
+        Fault(time, "switch aggregation", draw.randrange(1000), 0.0)
+        for time in times
+        if time < calm_at
     )
 
 

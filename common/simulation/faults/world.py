@@ -44,6 +44,8 @@ from common.simulation.faults.topic import Topic
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from msgspec import UnsetType
+
     from common.simulation.faults.scenario import Scenario
 
 TOPICS = ("s", "t")  # of the partitions, in turn
@@ -69,7 +71,8 @@ class Redis:
     replies: dict[int, list[tuple[Reply, Taken | None]]] = field(default_factory=dict)
     leader_status: LeaderStatus | None = None
     alive: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)
-    snapshots: dict[int, tuple[Snapshot, Token]] = field(default_factory=dict)
+    # Without weights, where members hold them.
+    snapshots: dict[int, tuple[Snapshot, Token | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -185,11 +188,12 @@ class World:
         self.control = Topic[ControlRecord]("control")
         self.updates = Topic[AuditRecord]("updates")
         self.newest_lead = -1
+        self.slices: int | UnsetType | None = None  # as the last who came to lead has it
         self.ended = set[str]()  # coordinators
         self.kafka_back_at = self.redis_back_at = self.storage_back_at = 0.0
         self.redis = Redis()
         self.replica: Redis | None = None
-        self.blobs = list[tuple[Snapshot, Token]]()
+        self.blobs = list[tuple[Snapshot, Token | None]]()
         self.nodes = dict[Token, Node]()
         self.group = Between(random.Random(f"between members {scenario.seed}"))  # noqa: S311 -- likewise
         self.dead_letters = set[tuple[Partition, int]]()  # of records that did not decode

@@ -105,7 +105,7 @@ class JobFollower:
         self._untold = 0  # updates since
         self._head: tuple[JobRecord, bytes] | None = None
         self._thread = threading.Thread(target=self._run, name=f"follow {self.job}", daemon=True)
-        self._looker = Poller(record, sources.log, sources.open_board, _log)
+        self._poller = Poller(record, sources.log, sources.open_board, _log)
         self._outage = Outage(_log.bind(job=self.job), "kafka")
 
     @property
@@ -197,7 +197,7 @@ class JobFollower:
             self.ended_s = monotonic()
             self.feed.close()
             self._close_tails()
-            self._looker.close()
+            self._poller.close()
 
     def _turn(self) -> None:
         """Read on, and tell of it.
@@ -297,7 +297,7 @@ class JobFollower:
                         self._publish(event)
 
     def _look(self) -> None:
-        look = self._looker.look(self._sources.clock(), monotonic())
+        look = self._poller.look(self._sources.clock(), monotonic())
         if look is None:
             return
         with self._lock:
@@ -333,9 +333,9 @@ class JobFollower:
 
     def _catch_up(self) -> None:
         """Say that all is known, once what had happened before is."""
-        if self._lost and self._looker.looked:
+        if self._lost and self._poller.looked:
             self._ready.set()
-        if self._live() or self._history is None or not (self._plans_at and self._looker.looked):
+        if self._live() or self._history is None or not (self._plans_at and self._poller.looked):
             return
         plans = 0 if self._plans is None else self._plans.position()
         if self._history.caught_up and plans >= self._plans_until:

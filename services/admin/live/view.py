@@ -63,7 +63,7 @@ class JobView:
     ) -> None:
         self.job = JobProgress(record, updates_start, control_start, kept)
         self.ledger = FleetLedger(billing)
-        self._course = LossCurve()
+        self._losses = LossCurve()
         self._lags = Thinned[tuple[float, list[int | None]]](POINTS)  # of all streams, at a time
         self._evaluations = Evaluations(record.spec.streams)
 
@@ -88,8 +88,8 @@ class JobView:
         row = self.job.newest() if isinstance(record, UpdateApplied) else None
         if row is not None:
             if row.version != before + 1:  # whom the first records showed to lead did not
-                self._course = LossCurve()
-            self._course.append(row)
+                self._losses = LossCurve()
+            self._losses.append(row)
         return True
 
     def look(self, look: Look) -> None:
@@ -133,7 +133,7 @@ class JobView:
         reviews = self.ledger.reviews.samples()
         return CurvesAnswer(
             now_s=now,
-            **self._course.points()._asdict(),
+            **self._losses.points()._asdict(),
             lag_at_s=tuple(at_s for at_s, _ in lags),
             lag=tuple(
                 LagCurve(stream=name, lag=tuple(lag[index] for _, lag in lags))
@@ -151,5 +151,5 @@ class JobView:
 
     def _take_back(self, version: int) -> None:
         self._evaluations.take_back(version)
-        left = self.job.columns.rows(self._course.first_of(version), version)
-        self._course.take_back(version, left)
+        left = self.job.columns.rows(self._losses.first_of(version), version)
+        self._losses.take_back(version, left)

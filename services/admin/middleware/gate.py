@@ -121,8 +121,8 @@ class Gate:
                 if issuer is not None and key.count(".") == _DOTS:
                     caller = await issuer.person(key)
                 else:
-                    await self._service.books.ready()
-                    caller = self._service.books.keys.role_of(key)
+                    await self._service.stores.ready()
+                    caller = self._service.stores.keys.role_of(key)
             except UnavailableError as error:
                 return problem_of(error, scope)
         signs_in = issuer is not None and issuer.signs_in

@@ -28,6 +28,10 @@ from common.api.jobs import (
     unreadable_records,
 )
 from common.api.keys import KeyRecord, fingerprint
+from common.api.provisioning import check_market
+from common.config.aggregation import (
+    AggregationSpec,  # noqa: TC001 -- FastAPI reads it when run
+)
 from common.config.synchronisation import (
     SynchronisationSpec,  # noqa: TC001 -- FastAPI reads it when run
 )
@@ -140,6 +144,14 @@ class JobPatch(TypedDict, total=False):
             examples=[{"group_size": [2, 24]}],
         ),
     ]
+    aggregation: Annotated[
+        AggregationSpec | None,
+        Field(
+            description="The whole block, likewise; null: as by default. The newest version is"
+            " stored first.",
+            examples=[{"mode": "group"}],
+        ),
+    ]
     revision: Annotated[
         int,
         Field(
@@ -178,7 +190,7 @@ async def create_job(
     check_options(spec)  # before anybody waits for a turn
     await _check(service, spec)
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
-    record, new = await service.books.write(lambda book: _submit(book, spec, asked))
+    record, new = await service.stores.write(lambda store: _submit(store, spec, asked))
     if new:
         now, job = service.clock(), JobProgress(record)
         answer = job_answer(record, job.state(now), progress_answer(job, now))
@@ -199,7 +211,7 @@ async def list_jobs(
     ] = "",
 ) -> JobList:
     """List jobs by name, each with its state."""
-    jobs = service.books.jobs
+    jobs = service.stores.jobs
     names = sorted(
         name for name, record in jobs.items() if name > after and wanted in (None, record.wanted)
     )
@@ -208,7 +220,7 @@ async def list_jobs(
     now = service.clock()
     return JobList(
         jobs=tuple(_summary(jobs[name], followers.get(name), now) for name in shown),
-        unreadable=() if after else unreadable_records(service.books.unreadable),
+        unreadable=() if after else unreadable_records(service.stores.unreadable),
         next=names[limit - 1] if len(names) > limit else None,
     )
 
@@ -234,7 +246,7 @@ async def change_job(
     given = _given(patch)
     if not given.keys().isdisjoint(BLOCKS):  # another memory may be needed
         await _check(service, changed_spec(service.job(job).spec, given))
-    record = await service.books.write(lambda book: _change(book, job, patch, reason))
+    record = await service.stores.write(lambda store: _change(store, job, patch, reason))
     try:
         follower = await service.followers.ready(job)
     except UnavailableError:  # the change was made, so tell what is known of the rest
@@ -263,10 +275,10 @@ async def delete_job(
 ) -> Response:
     """Take a stopped job out of the list; its history and its files stay, unless `purge` is set."""
     if not purges:
-        await service.books.write(lambda book: _delete(book, service.log(), job))
+        await service.stores.write(lambda store: _delete(store, service.log(), job))
         return Response(status_code=204)
     removed = await service.histories.run(lambda: _purge(service, job))
-    await service.books.write(lambda book: book.read())  # whoever asks next is told without it
+    await service.stores.write(lambda store: store.read())  # whoever asks next is told without it
     return Response(removed.model_dump_json(), media_type="application/json")
 
 
@@ -275,8 +287,8 @@ async def list_remains(service: Answering, job: JobName) -> RemainsAnswer:
     """Say what a purge of a stopped job would remove, or of one that was deleted without."""
 
     def found() -> RemainsAnswer:
-        with closing(JobStore(service.log())) as book:
-            return remains_answer(remains_of(job, book, service.outside))
+        with closing(JobStore(service.log())) as store:
+            return remains_answer(remains_of(job, store, service.outside))
 
     return await service.histories.run(found)
 
@@ -333,6 +345,7 @@ async def _check(service: Service, spec: JobSpec) -> None:
             spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
         )
     )
+    await service.tasks.run(lambda: check_market(spec, settings))
 
 
 def _given(patch: JobPatch) -> dict[str, Value]:
@@ -346,7 +359,7 @@ def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
     return f"{fingerprint(f'{caller} {key}')}:{fingerprint(spec.model_dump_json())}"
 
 
-def _submit(book: JobStore, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
+def _submit(store: JobStore, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
     """Submit a job, unless this very request has done so; True where it had not.
 
     Raises:
@@ -354,19 +367,19 @@ def _submit(book: JobStore, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]
         UserError: If a stream does not exist, or the idempotency key stands for another job.
         UnavailableError: If Kafka is unavailable for long.
     """
-    before = _made_by(book, asked)
+    before = _made_by(store, asked)
     if before is not None:
         return before, False
     try:
-        return book.submit(spec, request=asked), True
+        return store.submit(spec, request=asked), True
     except ConflictError:
-        meanwhile = _made_by(book, asked)  # by another replica, for the same client
+        meanwhile = _made_by(store, asked)  # by another replica, for the same client
         if meanwhile is None:
             raise
         return meanwhile, False
 
 
-def _made_by(book: JobStore, asked: str) -> JobRecord | None:
+def _made_by(store: JobStore, asked: str) -> JobRecord | None:
     """The job that a request made, None if it made none yet.
 
     Raises:
@@ -376,7 +389,7 @@ def _made_by(book: JobStore, asked: str) -> JobRecord | None:
     if not asked:
         return None
     key = asked.partition(":")[0]
-    for name, record in book.read().items():
+    for name, record in store.read().items():
         if record.request.partition(":")[0] == key:
             if record.request == asked:
                 return record
@@ -387,7 +400,7 @@ def _made_by(book: JobStore, asked: str) -> JobRecord | None:
     return None
 
 
-def _change(book: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecord:
+def _change(store: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecord:
     """Change settings first, then what is wanted; what cannot be done whole is not begun.
 
     Raises:
@@ -396,7 +409,7 @@ def _change(book: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecord
         ConflictError: If the job is at another revision, or somebody else wrote it meanwhile.
         UnavailableError: If Kafka is unavailable for long.
     """
-    record = book.get(job)
+    record = store.get(job)
     if patch.get("revision", record.revision) != record.revision:
         raise ConflictError(
             f'the job "{job}" is at revision {record.revision}, not {patch["revision"]}: look at it'
@@ -404,11 +417,11 @@ def _change(book: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecord
         )
     if changed := _given(patch):
         changed_spec(record.spec, changed)
-        record = book.change(job, changed, reason)
+        record = store.change(job, changed, reason)
     if patch.get("after_loss"):
         if patch.get("wanted") != "running":
             raise UserError('after_loss: goes with "wanted": "running"')
-        record = book.resume_after_loss(
+        record = store.resume_after_loss(
             job,
             reason,
             from_start=patch.get("from_start", False),
@@ -417,11 +430,11 @@ def _change(book: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecord
     elif alone := [field for field in ("from_start", "read_from") if patch.get(field)]:
         raise UserError(f'{alone[0]}: goes with "after_loss": true')
     elif "wanted" in patch and patch["wanted"] != record.wanted:
-        record = book.want(job, patch["wanted"], reason)
+        record = store.want(job, patch["wanted"], reason)
     return record
 
 
-def _delete(book: JobStore, log: Log, job: str) -> None:
+def _delete(store: JobStore, log: Log, job: str) -> None:
     """Delete a job that runs no more, nor its machines.
 
     Raises:
@@ -429,8 +442,8 @@ def _delete(book: JobStore, log: Log, job: str) -> None:
         ConflictError: If it is not stopped, or machines of it are not given back.
         UnavailableError: If Kafka is unavailable for long.
     """
-    check_given_back(book.get(job), log)
-    book.delete(job)
+    check_given_back(store.get(job), log)
+    store.delete(job)
 
 
 def _purge(service: Service, job: str) -> RemainsAnswer:
@@ -441,11 +454,11 @@ def _purge(service: Service, job: str) -> RemainsAnswer:
         ConflictError: If it is not stopped, or machines of it are not given back.
         UnavailableError: If Kafka is unavailable.
     """
-    with closing(JobStore(service.log())) as book:
-        record = book.read().get(job)
+    with closing(JobStore(service.log())) as store:
+        record = store.read().get(job)
         if record is not None:
             check_given_back(record, service.log())
-        return remains_answer(purge(job, book, service.outside))
+        return remains_answer(purge(job, store, service.outside))
 
 
 def _summary(record: JobRecord, follower: JobFollower | None, now: float) -> JobSummary:

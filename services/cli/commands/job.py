@@ -231,12 +231,20 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         str | None,
         typer.Option(metavar="BLOCK|none", help='As in a job file: "{group_size: [2, 24]}".'),
     ] = None,
+    aggregation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE|BLOCK|none",
+            help='A mode, or the block as in a job file: "{mode: group, layout: slices}".',
+        ),
+    ] = None,
     reason: Reason = "changed by a person",
 ) -> None:
     """Change a job, running or not, from its next update on: K, deadline, synchronisation, ...
 
     A new b takes effect at each worker's next batch. A block replaces the one before whole. With K
     the learning rate changes in proportion, unless one is given, with sgd and momentum of the mean.
+    Where others are to hold the weights (--aggregation), these are stored first.
 
     Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
 
@@ -249,7 +257,12 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         "learning_rate": learning_rate,
     }
     changed: dict[str, Value] = {n: value for n, value in given.items() if value is not None}
-    blocks = {"synchronisation": synchronisation, "compression": compression, "tuner": tuner}
+    blocks = {
+        "synchronisation": synchronisation,
+        "compression": compression,
+        "tuner": tuner,
+        "aggregation": aggregation,
+    }
     changed |= {n: _block(n, text) for n, text in blocks.items() if text is not None}
     if no_deadline:
         if deadline is not None:
@@ -258,7 +271,7 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     if not changed:
         raise UserError(
             "nothing to change: give --deadline, --no-deadline, --group-size, --batch-size,"
-            " --learning-rate, --synchronisation, --compression or --tuner"
+            " --learning-rate, --synchronisation, --compression, --tuner or --aggregation"
         )
     from common.jobs.notes import notes_on
 
@@ -438,7 +451,7 @@ def _block(name: str, text: str) -> Value:
 
     if text == "none":
         return None
-    if name == "synchronisation" and text.isalpha():
+    if name in {"synchronisation", "aggregation"} and text.isalpha():
         return {"mode": text}
     return load_text(text, f"change: {name}")
 

@@ -19,11 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.api.answers import ToldCurve, ToldPlan
+    from common.theory.work import Pool
 
 _PLOTTED = 1000  # points of the curve: as many as a figure has dots
 _TOLD = (
     *("feasible", "spot", "on_demand", "expected_cost_usd", "expected_runtime_s"),
     *("cost_ratio_to_on_demand", "binding", "reason"),
+)
+_OF_POOL = (
+    *("name", "usd_per_hour", "availability", "cycle_s", "capacity", "start_up_s", "billing"),
+    "transfer_usd_per_gb",
 )
 _RANGES = 8  # of worker numbers, or so many names: a line or two
 _POINTS = 12  # of the curve, about: what a screen holds
@@ -32,6 +37,7 @@ _OPTIONS = {  # where an option is not called as its field
     "rate_per_s": "--rate",
     "rates_per_s": "--rates",
     "deadline_s": "--deadline",
+    "gradient_s": "--gradient",
     "spot_usd_per_hour": "--spot-price",
     "on_demand_usd_per_hour": "--on-demand-price",
     "cycle_s": "--cycle",
@@ -76,6 +82,40 @@ def plan(  # noqa: PLR0913 -- the options of a command
             show_default="1000",
         ),
     ] = None,
+    market: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A market file instead of --availability, --cycle and both prices: the plan is of"
+            " the cheapest of its spot pools; of recorded prices the mean counts.",
+        ),
+    ] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Recorded availability instead of --availability and --cycle: a file for each pool"
+            " of --market, or each file a pool at --spot-price.",
+        ),
+    ] = None,
+    update_mb: Annotated[
+        float,
+        typer.Option(
+            help="Megabytes that a machine sends and receives for an update, for pools of --market"
+            " with a price of transfer."
+        ),
+    ] = 0.0,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bidbrain",
+            help="Say what bidbrain would bid now, at what machines of --market cost last, to work"
+            " off a backlog with --workers machines at most: no rates, but --gradient.",
+        ),
+    ] = None,
+    gradient: Annotated[
+        float | None, typer.Option(help="bidbrain: mean seconds of one gradient on demand.")
+    ] = None,
     probability: Annotated[
         float | None,
         typer.Option(help="Meet the deadline with this probability, not only on average."),
@@ -110,10 +150,11 @@ def plan(  # noqa: PLR0913 -- the options of a command
 
     if plot is not None:
         plots.check(plot)
-    given = {
+    listed = None if rates is None else read_rates(rates)
+    given: dict[str, Any] = {
         "workers": workers,
         "rate_per_s": rate,
-        "rates_per_s": None if rates is None else read_rates(rates),
+        "rates_per_s": listed,
         "job": job,
         "group_size": group_size,
         "batch_size": batch_size,
@@ -125,13 +166,36 @@ def plan(  # noqa: PLR0913 -- the options of a command
         "cycle_s": cycle,
         "probability": probability,
         "spot": spot,
+        "update_mb": update_mb,
+        "policy": policy,
+        "gradient_s": gradient,
         "list_workers": list_workers or not as_json,
         "curve": _PLOTTED if plot is not None else 0 if as_json else _POINTS,
     }
+    notes = tuple[str, ...]()
+    if market is not None or traces is not None:
+        _only(
+            market,
+            availability=availability,
+            cycle=cycle,
+            on_demand_price=on_demand_price,
+            spot_price=spot_price,
+        )
+        from common.planning.markets import rentable
+
+        there = rentable(market, traces, spot_price, workers or len(listed or ()) or None)
+        notes = there.notes
+        past = there.past_usd_per_hour if policy else {}
+        pools = [_asked(each) | {"past_usd_per_hour": past.get(each.name)} for each in there.pools]
+        given |= {"pools": pools, "spot_usd_per_hour": None}
+        if there.on_demand_usd_per_hour is not None:
+            given["on_demand_usd_per_hour"] = there.on_demand_usd_per_hour
     with complaints_by(_option_of):
         found = system_of(context).plan(PlanRequest.model_validate(given))
-    for note in found.notes:
+    for note in (*found.notes, *notes):
         typer.echo(f"note: {note}", err=True)
+    if plot is not None and found.curve is None:
+        raise UserError("--plot: bidbrain has no curve of N_s: leave out one of both")
     if plot is not None:
         plots.save(plots.plan_figure(found), plot)
     if as_json:
@@ -140,6 +204,27 @@ def plan(  # noqa: PLR0913 -- the options of a command
         typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
     else:
         Console().print(draw(found, all_workers=list_workers))
+
+
+def _only(market: Path | None, **options: float | None) -> None:
+    """Refuse what a market file or recordings say themselves.
+
+    Raises:
+        UserError: Where an option says it, too.
+    """
+    said = "--traces" if market is None else "--market"
+    says = ("availability", "cycle") if market is None else tuple(options)
+    for name in says:
+        if options[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option}: {said} says it: leave one of both out")
+
+
+def _asked(pool: Pool) -> dict[str, Any]:
+    """Ask a plan for a pool as it is on average."""
+    from dataclasses import asdict
+
+    return {field: value for field, value in asdict(pool).items() if field in _OF_POOL}
 
 
 def _option_of(path: str) -> str:
@@ -201,6 +286,10 @@ def as_data(plan: ToldPlan, *, with_workers: bool, with_probability: bool) -> di
     data: dict[str, Any] = {name: getattr(plan, name) for name in _TOLD}
     if with_probability:
         data["deadline_probability"] = plan.deadline_probability
+    if plan.bids:
+        data["bids"] = [one.model_dump() for one in plan.bids]
+    if plan.pools:
+        data |= {"pool": plan.pool, "pools": [one.model_dump() for one in plan.pools]}
     if with_workers:
         data["spot_workers"] = list(plan.spot_workers or ())
         if plan.names:
@@ -224,11 +313,42 @@ def draw(plan: ToldPlan, *, all_workers: bool = False) -> Group:
         "limited by": plan.binding,
         "because": plan.reason,
     }
+    if plan.bids:
+        for name in ("spot workers", "in time", "limited by"):
+            del rows[name]
+        rows["plan"] = f"{plan.spot} machines under bids, {plan.on_demand} on demand"
     if not plan.feasible:
         rows = {"feasible": "no; what comes nearest:" if not plan.spot else "no", **rows}
+    if plan.pools:
+        rows["plan"] += f", of pool {plan.pool}"
     for name, value in rows.items():
         table.add_row(name, Text(value, "bold red" if name == "feasible" else ""))
-    return Group(table, Text(), *([] if plan.curve is None else [_curve(plan, plan.curve)]))
+    shown: list[Table | Text] = [table, Text()]
+    if plan.pools:
+        shown += [_pools(plan), Text()]
+    if plan.curve is not None:
+        shown.append(_curve(plan, plan.curve))
+    return Group(*shown)
+
+
+def _pools(plan: ToldPlan) -> Table:
+    """What each kind of spot machines would come to."""
+    table = Table(Column("pool", no_wrap=True), box=None)
+    for head in ("$/h", "there", "cycle", "N_s", "runtime", "in time", "cost"):
+        table.add_column(head, justify="right")
+    for one in plan.pools:
+        table.add_row(
+            one.name,
+            f"{one.usd_per_hour:.4g}",
+            _percent(one.availability),
+            _seconds(one.cycle_s),
+            str(one.spot) if one.feasible else "late",
+            _seconds(one.expected_runtime_s),
+            _percent(one.deadline_probability),
+            _usd(one.expected_cost_usd),
+            style="bold" if one.name == plan.pool else "",
+        )
+    return table
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:

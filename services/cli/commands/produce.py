@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -136,73 +136,65 @@ def produce(  # noqa: PLR0913 -- the options of a command
     if not repeat and records > here:
         again = "--repeat starts again at the end"
         say(f"{source} has {here:,} records, fewer than the {records:,} asked for: {again}")
-    schedule = Schedule(rate, arrivals if poisson else None) if rate else None
-    room = backlog.room if backlog else unbounded
+    pace = Schedule(rate, arrivals if poisson else None) if rate else None
+    sending = _Sending(topic, total, pace, backlog.room if backlog else unbounded, console, say)
     if table is not None and not outside.settings.embedded_kafka:
         with closing(_once(log, topic, source, table)) as way:
             if way.written:
                 say(f"{way.written:,} of {here:,} rows were sent before")
-            stream, total = table.stream(way.written), min(records or here, here - way.written)
-            say(_send(stream, way, way, topic, console, schedule=schedule, room=room, total=total))
+            rest = min(records or here, here - way.written)
+            say(_send(table.stream(way.written), way, way, sending._replace(total=rest)))
         return
-    say(_sent(stream, outside, log, topic, console, schedule=schedule, room=room, total=total))
+    say(_sent(stream, outside, log, sending))
 
 
-def _sent(  # noqa: PLR0913 -- what `produce` has found out
-    stream: Iterator[bytes],
-    outside: Outside,
-    log: Log,
-    topic: str,
-    console: Console,
-    *,
-    schedule: Schedule | None,
-    room: Callable[[int], int],
-    total: int | None,
-) -> str:
+class _Sending(NamedTuple):
+    """What `produce` has found out."""
+
+    topic: str
+    total: int | None  # records; None: all there are
+    schedule: Schedule | None
+    room: Callable[[int], int]
+    console: Console
+    say: Callable[[str], None]
+
+
+def _sent(stream: Iterator[bytes], outside: Outside, log: Log, sending: _Sending) -> str:
     """Send records at least once, in the way of the broker; says how many and how fast."""
     from common.embedded.kafka import KEPT_BYTES
     from common.jobs.store import JobStore
     from services.cli.commands.bounded_topic import BoundedTopic
     from services.cli.commands.producing import RetryingWriter
 
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    built_in = bool(outside.settings.embedded_kafka)
-    with closing(log.writer(waits=built_in)) as writer:
-        way: BoundedTopic | RetryingWriter
-        if built_in:
-            way = BoundedTopic(
-                log,
-                writer,
-                topic,
-                keeps_bytes=KEPT_BYTES,
-                book=JobStore(log),
-                open_board=outside.open_board,
-                wait=time.sleep,
-                say=say,
-            )
-            if total is not None and (one := next(stream, None)) is not None:
-                way.check(total, len(one))
-                stream = chain([one], stream)
-        else:
+    topic, say = sending.topic, sending.say
+    if not outside.settings.embedded_kafka:
+        with closing(log.writer(waits=False)) as writer:
             way = RetryingWriter(writer, topic, time.monotonic, time.sleep, say)
-        told = _send(stream, writer, way, topic, console, schedule=schedule, room=room, total=total)
-        if isinstance(way, BoundedTopic):
-            way.verify()
+            return _send(stream, writer, way, sending)
+    with closing(log.writer()) as writer:
+        bounded = BoundedTopic(
+            *(log, writer, topic),
+            keeps_bytes=KEPT_BYTES,
+            book=JobStore(log),
+            open_board=outside.open_board,
+            wait=time.sleep,
+            say=say,
+        )
+        if sending.total is not None and (one := next(stream, None)) is not None:
+            bounded.check(sending.total, len(one))
+            stream = chain([one], stream)
+        told = _send(stream, writer, bounded, sending)
+        bounded.verify()
     return told
 
 
-def _send(  # noqa: PLR0913 -- what `produce` has found out
+def _send(
     stream: Iterator[bytes],
     writer: Writer | OnceWriter,
     way: BoundedTopic | RetryingWriter | OnceWriter,
-    topic: str,
-    console: Console,
-    *,
-    schedule: Schedule | None,
-    room: Callable[[int], int],
-    total: int | None,
+    sending: _Sending,
 ) -> str:
-    """Send so many records (None: all there are), and say how many and how fast."""
+    """Send so many records, and say how many and how fast."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -213,6 +205,7 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
 
     from services.cli.commands.producing import send_all
 
+    topic, total = sending.topic, sending.total
     sent, ended, start_s = 0, "", time.monotonic()
 
     def send(value: bytes) -> None:
@@ -226,14 +219,13 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]:,.0f}/s, {task.fields[behind]:,} behind"),
         TimeElapsedColumn(),
-        console=console,
+        console=sending.console,
     ) as progress:
         bar = progress.add_task(topic, total=total, rate=0.0, behind=0)
         bursts = send_all(
-            islice(stream, total),
-            send,
-            schedule=schedule,
-            room=room,
+            *(islice(stream, total), send),
+            schedule=sending.schedule,
+            room=sending.room,
             clock=time.monotonic,
             wait=time.sleep,
         )

@@ -155,7 +155,7 @@ class Demo:
             self.fleet = FleetWatch(self.log, job)
         self._board = open_board(settings, job)
         self._history = HistoryReader(job, self.log)
-        self._looker = Poller(self.record, lambda: self.log, lambda _: self._board, _log)
+        self._poller = Poller(self.record, lambda: self.log, lambda _: self._board, _log)
         self.progress = JobProgress(self.record)
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ class Demo:
         self._check_services()
         with contextlib.suppress(UnavailableError):
             read_history(self._history, self.progress, now_s, wait_s)
-        look = self._looker.look(now_s, now)
+        look = self._poller.look(now_s, now)
         if look is not None and not look.board_away:  # else what was known goes on to count
             self.progress.look(look)
         now = monotonic()

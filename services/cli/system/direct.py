@@ -16,7 +16,13 @@ from common.api.jobs import (
     update_answers,
 )
 from common.api.model import about_model, versions_answer
-from common.api.provisioning import billing_of, market_of, prices_answer, provisioning_answer
+from common.api.provisioning import (
+    billing_of,
+    check_market,
+    market_of,
+    prices_answer,
+    provisioning_answer,
+)
 from common.checkpoints.find import all_kept, find_model
 from common.errors import (
     ExpiredError,
@@ -248,6 +254,7 @@ class Direct:
         check_submission(
             spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
         )
+        check_market(spec, settings)
 
     def _book(self) -> JobStore:
         return JobStore(self._outside.open_log())
@@ -293,7 +300,7 @@ class DirectlyWatched:
         self._log = log
         self._book = book
         self._record = book.get(job)
-        self._looker = Poller(self._record, lambda: log, open_board, _log)
+        self._poller = Poller(self._record, lambda: log, open_board, _log)
         self._history: HistoryReader | None = None
         self._progress = JobProgress(self._record)
         with suppress(UnknownTopicError):  # its record says why nobody works on it
@@ -306,7 +313,7 @@ class DirectlyWatched:
         if record is not None and self._record.is_same_job(record):
             self._record = record
         now = time.time()
-        look = self._looker.look(now, time.monotonic())
+        look = self._poller.look(now, time.monotonic())
         progress = self._progress
         progress.record = self._record
         if look is not None:
@@ -324,7 +331,7 @@ class DirectlyWatched:
     def close(self) -> None:
         """Let go of the connections."""
         self._leave()
-        self._looker.close()
+        self._poller.close()
         self._book.close()
 
     def _open(self) -> None:

@@ -167,7 +167,7 @@ def test_a_recording_that_is_not_there_is_the_users_to_mend(tmp_path: Path) -> N
 # --- several pools -------------------------------------------------------------------------------
 
 
-def test_pools_have_weather_of_their_own(tmp_path: Path) -> None:
+def test_pools_are_down_at_times_of_their_own(tmp_path: Path) -> None:
     names = ("spot", "other")
     pools = [SpotPool(name=name, usd_per_hour=1.0) for name in names]
     provider = ProcessProvider(availability=0.5, cycle_s=10.0)

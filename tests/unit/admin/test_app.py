@@ -79,7 +79,7 @@ def test_the_document_and_its_page_come_from_here_and_need_a_key(world: World) -
 def test_following_begins_and_ends_with_the_process(world: World) -> None:
     async def live() -> None:
         async with world.app.router.lifespan_context(world.app):
-            await world.service.books.ready()
+            await world.service.stores.ready()
             assert not world.service.ending.is_set()
 
     world.runner.run(live())
@@ -97,7 +97,7 @@ def test_a_thread_that_fails_is_a_fault_of_the_process() -> None:
     try:
         answer = world.ask("GET", "/v1/jobs", key="doll_x")
         assert problem(answer, 503) == "this process has failed"
-        assert isinstance(world.service.books.fault, ZeroDivisionError)
+        assert isinstance(world.service.stores.fault, ZeroDivisionError)
     finally:
         world.close()
 

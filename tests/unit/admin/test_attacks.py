@@ -48,9 +48,9 @@ def world() -> Iterator[World]:
 
 @pytest.fixture(autouse=True)
 def _nothing_changes(world: World) -> Iterator[None]:
-    before = dict(world.service.books.jobs)
+    before = dict(world.service.stores.jobs)
     yield
-    assert dict(world.service.books.jobs) == before
+    assert dict(world.service.stores.jobs) == before
 
 
 @pytest.mark.parametrize("name", FORGED)

@@ -274,7 +274,7 @@ def test_a_reader_that_takes_nothing_is_sent_away(
     JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
-        await world.service.books.ready()
+        await world.service.stores.ready()
         follower = await world.service.followers.ready(JOB)
         reader = Reader(takes=1)
         stream = module.EventStream(follower)
@@ -296,7 +296,7 @@ def test_a_reader_that_takes_not_even_the_end_is_sent_away(
     JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
-        await world.service.books.ready()
+        await world.service.stores.ready()
         follower = await world.service.followers.ready(JOB)
         reader = Reader(takes=1)
         stream = module.EventStream(follower)
@@ -314,7 +314,7 @@ def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
     JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
-        await world.service.books.ready()
+        await world.service.stores.ready()
         follower = await world.service.followers.ready(JOB)
         reader = Reader(takes=100)
         stream = module.EventStream(follower)
@@ -334,7 +334,7 @@ def test_a_reader_that_goes_is_noticed_at_once(world: World) -> None:
     JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
-        await world.service.books.ready()
+        await world.service.stores.ready()
         follower = await world.service.followers.ready(JOB)
         reader = Reader(takes=100)
         stream = module.EventStream(follower)

@@ -17,6 +17,7 @@ from common.planning.plan import plan_told
 from common.planning.request import PlanRequest
 from common.planning.simulation import SimulateRequest
 from services.admin.routes.provisioning import MOST_WORKERS, PlanBody
+from services.admin.routes.requests import JOB
 from services.admin.simulating import AT_ONCE
 from tests.unit.admin.conftest import SIMULATE_S, World, problem
 
@@ -67,6 +68,24 @@ def refused(world: World, path: str, body: object) -> list[str]:
     answer = world.ask("POST", path, json=body)
     problem(answer, 422)
     return [each["field"] for each in answer.json()["errors"]]
+
+
+def test_several_pools_are_planned_and_each_says_its_own(world: World) -> None:
+    pools = [
+        {"name": "east", "usd_per_hour": 0.158, "availability": 0.9},
+        {"name": "west", "usd_per_hour": 0.12, "availability": 0.9, "cycle_s": 5000},
+    ]
+    no = {"availability": None, "spot_usd_per_hour": None}
+    found = planned(world, **no, pools=pools)
+    assert (found["pool"], [one["name"] for one in found["pools"]]) == ("west", ["west", "east"])
+    assert found["pools"][1]["expected_cost_usd"] == planned(world)["expected_cost_usd"]
+    assert refused(world, PLAN, {**PAPER, "pools": pools}) == ["body.availability"]
+    assert refused(world, PLAN, {**PAPER, **no, "pools": [pools[0]] * 2}) == ["body.pools"]
+    bids = planned(world, **no, pools=pools, policy="bidbrain", gradient_s=0.01, rate_per_s=None)
+    assert bids["bids"] == [
+        {"pool": "west", "machines": 64, "at_most_usd_per_hour": pytest.approx(0.12, abs=1e-4)}
+    ]
+    assert refused(world, PLAN, {**PAPER, "policy": "bidbrain"}) == ["body.rate_per_s"]
 
 
 def simulated(world: World, **asked: object) -> dict[str, Any]:
@@ -303,5 +322,21 @@ def test_a_market_file_that_makes_no_sense_is_no_fault_of_whoever_asks(tmp_path:
     world = World(Settings(market=str(market)))
     try:
         assert "on_demand: is missing" in problem(world.ask("GET", PRICES), 502)
+    finally:
+        world.close()
+
+
+def test_a_lag_that_the_market_cannot_keep_is_refused_when_the_job_is_submitted(
+    tmp_path: Path,
+) -> None:
+    market = tmp_path / "market.yaml"
+    market.write_text("on_demand: {usd_per_hour: 0.286, start_up_s: 69}\n")
+    world = World(Settings(market=str(market)))
+    asked = {"workers": 2, "policy": "pools", "max_lag_s": 30}
+    try:
+        refused = world.ask("POST", "/v1/jobs", json={**JOB, "provisioning": asked})
+        assert "69 s to start up" in problem(refused, 422)
+        given = {**JOB, "provisioning": {**asked, "max_lag_s": 69}}
+        assert "there is no topic" in problem(world.ask("POST", "/v1/jobs", json=given), 422)
     finally:
         world.close()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.planning.plan import answer, gather
+from common.planning.plan import answers, gather
 from common.planning.request import PlanRequest
 from common.theory.provisioning import plan as best_plan
 from common.theory.provisioning import plan_of
@@ -281,10 +281,141 @@ def test_many_ranges_are_shortened_unless_all_are_asked_for(world: World, tmp_pa
 
 def test_an_answer_says_which_numbers_of_spot_workers_are_enough() -> None:
     asked = gather(PAPER_REQUEST, no_log, 0.0)
-    on_average = answer(asked, probability=None, spot=None)
+    on_average, *others = answers(asked, probability=None, spot=None)
+    assert not others
     assert np.flatnonzero(on_average.enough).tolist() == list(range(31))
-    surely = answer(asked, probability=0.99, spot=None)
+    (surely,) = answers(asked, probability=0.99, spot=None)
     assert int(np.flatnonzero(surely.enough).max()) == surely.plan.spot < 30
+
+
+MARKET = """
+on_demand: {usd_per_hour: 0.286}
+spot:
+  - {name: east, usd_per_hour: 0.158, availability: 0.9}
+  - {name: west, usd_per_hour: {file: prices.csv}, availability: 0.9, billing: ec2, capacity: 20}
+"""
+UNSAID = ("--availability", "--spot-price", "--on-demand-price")
+
+
+@pytest.fixture(name="market_file")
+def two_pools(tmp_path: Path) -> Path:
+    """The paper's pool, and one of 20 machines at $0.10 and $0.14 in turn."""
+    (tmp_path / "prices.csv").write_text("seconds,usd\n0,0.10\n300,0.14\n600,0.10\n900,0.14\n")
+    path = tmp_path / "market.yaml"
+    path.write_text(MARKET)
+    return path
+
+
+def test_a_market_file_is_planned_pool_by_pool_and_the_cheapest_is_the_plan(
+    world: World, market_file: Path
+) -> None:
+    found = planned(world, *options(*UNSAID, market=market_file))
+    assert (found["pool"], found["spot"]) == ("west", 20)  # it has no more machines
+    west, east = found["pools"]
+    assert west["usd_per_hour"] == pytest.approx(0.12)  # the mean of what was recorded
+    alone = planned(world, *options())
+    assert (east["name"], east["spot"]) == ("east", alone["spot"])
+    assert east["expected_cost_usd"] == pytest.approx(alone["expected_cost_usd"])
+    # EC2 charges nothing for machines that it interrupts in their first hour: 900 s on average.
+    assert west["expected_cost_usd"] < east["expected_cost_usd"]
+    shown = world.run("plan", *options(*UNSAID, market=market_file)).stdout
+    assert re.search(r"^ *east +0.158 +90.00 % +1,000 s +30 ", shown, re.MULTILINE)
+    assert "of pool west" in shown
+
+
+def test_recorded_availability_is_that_of_the_pool_its_file_is_called_after(
+    world: World, market_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "east.csv").write_text("seconds,n\n0,1\n600,0\n900,1\n1000,1\n")
+    answer = world.run("plan", *options(*UNSAID, market=market_file, traces=folder), "--json")
+    assert "come and go at once" in answer.stderr
+    east = next(one for one in json.loads(answer.stdout)["pools"] if one["name"] == "east")
+    assert (east["availability"], east["cycle_s"]) == (pytest.approx(0.7), pytest.approx(1000))
+    (folder / "south.csv").write_text("seconds,n\n0,1\n1000,1\n")
+    alone = options("--availability", traces=folder)
+    assert [one["name"] for one in planned(world, *alone)["pools"]] == ["south", "east"]
+    stray = world.run(
+        "plan", *options(*UNSAID, market=market_file, traces=folder), code=exits.REFUSED
+    )
+    assert "south is none of the market's spot pools (east, west)" in stray.stderr
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [
+        ({"market": "seconds,usd\n0,0.10\n300,x\n600,0.1\n"}, "west: prices.csv: row 3 cannot"),
+        ({"traces": "seconds,n\n0,1\n900,0\n600,1\n"}, "east: east.csv: row 4 (600 s) is 300 s"),
+        ({"traces": None}, "traces: holds no recording (.csv, .json, .txt; also .gz or .xz)"),
+    ],
+    ids=["price", "order", "none"],
+)
+def test_a_file_that_makes_no_sense_is_told_by_pool_row_and_what_is_expected(
+    world: World, market_file: Path, tmp_path: Path, broken: dict[str, str], problem: str
+) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "east.csv").write_text("seconds,n\n0,1\n600,0\n900,1\n1000,1\n")
+    if "market" in broken:
+        (tmp_path / "prices.csv").write_text(broken["market"])
+    elif broken["traces"]:
+        (folder / "east.csv").write_text(broken["traces"])
+    else:
+        (folder / "east.csv").unlink()
+    refused = world.run(
+        "plan", *options(*UNSAID, market=market_file, traces=folder), code=exits.REFUSED
+    )
+    assert problem in refused.stderr
+
+
+def test_what_a_market_file_says_is_not_said_again(world: World, market_file: Path) -> None:
+    refused = world.run("plan", *options(market=market_file), code=exits.REFUSED)
+    assert "--availability: --market says it: leave one of both out" in refused.stderr
+
+
+BACKLOG = ("--rate", "--availability", "--spot-price", "--on-demand-price")
+
+
+def test_bids_for_a_backlog_are_told_with_what_past_prices_say_of_them(
+    world: World, tmp_path: Path
+) -> None:
+    # Ten days at $0.10, but every third hour twice as much for five minutes.
+    prices = [0.2 if step % 36 == 35 else 0.1 for step in range(2880)]
+    rows = "\n".join(f"{300 * step},{usd}" for step, usd in enumerate([*prices, 0.1]))
+    (tmp_path / "prices.csv").write_text(f"seconds,usd\n{rows}\n")
+    market = tmp_path / "market.yaml"
+    market.write_text(
+        "on_demand: {usd_per_hour: 0.3}\n"
+        "spot: [{name: old, usd_per_hour: {file: prices.csv}, billing: ec2-2017}]\n"
+    )
+    line = options(*BACKLOG, policy="bidbrain", gradient=0.2, market=market, workers=20)
+    found = planned(world, *line)
+    (bid,) = found["bids"]
+    assert (bid["pool"], bid["machines"], found["spot"], found["on_demand"]) == ("old", 20, 20, 0)
+    # An update takes 20 machines one gradient; of what may be refunded nothing is expected to be.
+    assert found["expected_runtime_s"] == pytest.approx(2000)
+    share = 1 - found["expected_cost_usd"] / (20 * 0.1 * 2000 / 3600)
+    assert share == pytest.approx(1 / 3 if bid["at_most_usd_per_hour"] < 0.2 else 0, abs=0.02)
+    shown = world.run("plan", *line)
+    assert "20 of old at up to $" in shown.stdout
+    assert "`doll simulate`" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("without", "changed", "problem"),
+    [
+        (BACKLOG[1:], {"gradient": 0.2}, "--rate: a stream cannot go faster than it arrives"),
+        (BACKLOG[:1], {}, "--gradient: must be given for bidbrain"),
+        (BACKLOG[:1], {"gradient": 0.2, "spot": 3}, "--spot: bidbrain looks at what work costs"),
+    ],
+    ids=["live stream", "no gradient", "a number"],
+)
+def test_bids_for_what_is_no_backlog_are_refused_with_the_reason(
+    world: World, without: tuple[str, ...], changed: dict[str, object], problem: str
+) -> None:
+    line = options(*without, policy="bidbrain", **changed)
+    assert problem in world.run("plan", *line, code=exits.REFUSED).stderr
 
 
 def test_help_has_an_example_and_says_that_infeasible_is_an_answer(world: World) -> None:

@@ -32,6 +32,7 @@ from common.core.group.state_reports import StateReports
 from common.core.messages import (
     GENESIS,
     Broken,
+    Copy,
     GradientReady,
     GroupOrders,
     Lead,
@@ -263,6 +264,18 @@ def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() ->
     group.finish(A, B)
     group.read_back()
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2)}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_leader_looks_for_the_dead_as_soon_as_one_cannot_be_reached(told: bool) -> None:  # noqa: FBT001 -- both ways
+    group = begun(A, B, C)
+    group.kill(C)
+    process = group.of[A]
+    assert process.entered is not None
+    looks = len(of_kind(group.bench.said, do.ReadHeartbeats))
+    lost = (Member(C, 3),) if told else ()
+    group.tell(process, process.replica.failed(process.entered.reduce.attempt, "left", lost))
+    assert len(of_kind(group.bench.said, do.ReadHeartbeats)) - looks == int(told)
 
 
 def test_what_enough_members_have_counts_though_one_died_of_it() -> None:
@@ -628,6 +641,22 @@ def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_who
     assert f"back to version {stored.version}" in group.fall_back()
 
 
+def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
+    group = begun(A, B, C, bench=Bench(sliced()))
+    group.deaf.update((A, B))  # nothing is in storage
+    group.finish(A, B, C)
+    group.read_back()
+    process = group.of.pop(B)
+    group.see()  # B is not in sight, and alone has a slice
+    assert not of_kind(group.bench.tick(group.bench.now + 60.0), do.StepDown)
+
+    group.of[B] = process
+    group.see()
+    group.settle()
+    update(group, A, B, C)
+    assert group.weights[B] == (0, 1, 2, 3, 4, 5)
+
+
 def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_read() -> None:
     #  version     1        2         | the next leader       | B dies
     #  in storage  ██                 | begins at version 2   | back to 1, and not to 0
@@ -649,6 +678,19 @@ def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_r
     later.lead(hot)
     group.kill(A, B)
     assert "back to version 1" in group.fall_back()
+
+
+def test_whoever_joins_at_version_0_copies_all_slices_whichever_it_is_to_own() -> None:
+    one, other = Member(A, 1), Member(B, 2)
+    told = GroupOrders(GENESIS, Membership(1), origin=1, copies=(Copy(other, one, ()),))
+    trigger = UpdateTrigger(TriggerId(0, 1), GENESIS, (), group=told)
+    replicas = [Replica(each, machine=Machine(each, "spot", 0.0)) for each in (one, other)]
+    replicas[0].hear(replace(trigger, id=TriggerId(0, 0), group=replace(told, copies=())))
+    replicas[0].copied(GENESIS, 1)
+
+    offered, copied = (replica.hear(trigger) for replica in replicas)
+    assert OfferState(other, TriggerId(0, 1)) in offered
+    assert CopyState(one, GENESIS, TriggerId(0, 1)) in copied
 
 
 def checkpoints(group: _Group) -> list[tuple[int, list[int]]]:
@@ -763,6 +805,24 @@ def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:
     assert owners == [[A], [B]]
     assert [] not in group.owners()
     assert {worker for worker, _ in group.stores} <= {A, B}
+
+
+def test_who_owns_slices_or_is_the_last_goes_to_no_other_job() -> None:
+    group = begun(A, B, C, bench=Bench(sliced()))
+    pinned = [group.of[worker].replica.pinned for worker in (A, B, C)]
+    assert pinned == [False] * 3  # version 0 is made again by anybody
+    group.finish(A, B, C)
+    group.read_back()
+    assert [group.of[worker].replica.pinned for worker in (A, B, C)] == [True, True, False]
+
+    replicas = begun(A, B)
+    replicas.finish(A, B)
+    replicas.read_back()
+    assert [replicas.of[worker].replica.pinned for worker in (A, B)] == [False] * 2
+    replicas.kill(B)
+    replicas.see()
+    replicas.settle()
+    assert replicas.of[A].replica.pinned
 
 
 # --- what members say ----------------------------------------------------------------------------

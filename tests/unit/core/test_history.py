@@ -17,7 +17,7 @@ from common.core.messages import (
     UpdateApplied,
     unused_number,
 )
-from common.core.partial_history import Trail
+from common.core.partial_history import PartialHistory
 from common.core.spans import Span
 from tests.unit.core.examples import batch
 from tests.unit.core.leaders import Topic, read, topics, update
@@ -59,7 +59,7 @@ def test_an_exact_lead_counts_for_the_newest_update_alone() -> None:
 
 def test_an_exact_lead_counts_for_a_reader_who_came_after_the_topic_s_beginning() -> None:
     # Lead 40 of an epoch that made no update; its base is of an earlier one.
-    trail = Trail(start=7)
+    trail = PartialHistory(start=7)
     assert trail.feed(7, Lead(40, ModelId(20, 5), "c9", 60, exact=True))
     assert (trail.epoch, trail.head) == (60, ModelId(20, 5))
 

@@ -84,7 +84,7 @@ def test_a_hot_snapshot_of_an_earlier_leader_is_no_reason_not_to_wait() -> None:
 def test_where_members_hold_the_weights_a_snapshot_of_any_age_will_do() -> None:
     search = SnapshotSearch(TTL_S, rolls=True)
     search.begin()
-    topic: Topic = [*LED, Lead(0, ModelId(0, 3), "c2", exact=True)]
+    topic: Topic = [*LED, Lead(0, ModelId(0, 3), "c2", exact=True, slices=0)]
     chosen = judge(search, found("hot", topic, snapshot(0, 2, 3)), 0.0)
     assert isinstance(chosen, Chosen)
     assert (chosen.snapshot.made, chosen.history.head) == (ModelId(0, 2), ModelId(0, 3))

@@ -16,6 +16,7 @@ from common.config.program import command_line
 from common.config.settings import Settings, read_settings
 from common.telemetry.metrics.catalogue import CATALOGUE
 from tests.unit.deploy.rendering import (
+    CHART,
     FILES,
     ROOT,
     Manifest,
@@ -328,6 +329,31 @@ def test_only_workers_are_on_spot_nodes_and_their_eviction_is_never_refused() ->
     assert priority["value"] < 0  # everybody's who says nothing
     budgets = {each["metadata"]["name"] for each in of_kind(objects, "PodDisruptionBudget")}
     assert budgets == {"doll-coordinator", "doll-admin"}
+
+
+def test_workers_say_their_tier_and_reliable_ones_run_beside_those_on_spot_nodes() -> None:
+    def tiers(objects: tuple[Manifest, ...]) -> dict[str, str]:
+        workers = {n: pod for n, pod in pods(objects).items() if n.startswith("doll-worker")}
+        of = {name: environment_of(objects, container_of(pod)) for name, pod in workers.items()}
+        return {name: found["DOLL_TIER"] for name, found in of.items()}
+
+    assert tiers(made()) == {"doll-worker": "reliable"}
+    spot = str(CHART / "values-spot.yaml")
+    both = chart("-f", spot, "--set", "worker.reliable.replicas=3")
+    assert tiers(both) == {"doll-worker": "spot", "doll-worker-reliable": "reliable"}
+    (reliable,) = (e for e in of_kind(both, "Deployment") if "reliable" in e["metadata"]["name"])
+    assert reliable["spec"]["replicas"] == 3
+    pod = reliable["spec"]["template"]
+    assert container_of(pod)["args"][0] == "worker"
+    assert not {"affinity", "tolerations", "priorityClassName"} & pod["spec"].keys()
+    (meet,) = (e for e in of_kind(both, "NetworkPolicy") if e["metadata"]["name"] == "doll-workers")
+    rules = meet["spec"]
+    peers = [
+        each["podSelector"] for each in (*rules["ingress"][0]["from"], *rules["egress"][0]["to"])
+    ]
+    for template in pods(both).values():
+        worker = "worker" in template["metadata"]["labels"]["app.kubernetes.io/component"]
+        assert [selects(each, template) for each in (rules["podSelector"], *peers)] == [worker] * 3
 
 
 def test_each_worker_with_a_gpu_has_one_and_uses_it() -> None:

@@ -13,10 +13,13 @@ from common.errors import UserError
 from load.paper import markets, zones
 from load.paper.__main__ import main
 from load.paper.auctions import read_auctions
+from load.paper.markets import job_of
 from load.paper.policies import START_UP_S
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from common.simulation.experiments.spec import Experiment
 
 RECORD = "timestamp,availability_zone,instance_type,product,price_usd_per_hour\n"
 BEGIN = datetime(2015, 3, 1, tzinfo=UTC)
@@ -62,6 +65,11 @@ def test_a_type_that_is_not_known_is_named_with_what_to_do(prices: Path) -> None
     assert read_auctions(prices, "tables").yardstick == pytest.approx(0.05)
 
 
+def shortened(job: Experiment) -> Experiment:
+    """A quarter of the paper's updates."""
+    return job.model_copy(update={"updates": job.updates // 4})
+
+
 def test_the_command_writes_rows_and_says_what_falls_short(
     prices: Path,
     tmp_path: Path,
@@ -69,6 +77,8 @@ def test_the_command_writes_rows_and_says_what_falls_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(markets, "SINGLE", markets.SINGLE[-1:])  # machines that start at once
+    monkeypatch.setattr(markets, "WAITING", {300.0: 0.545})
+    monkeypatch.setattr(markets, "job_of", lambda row: shortened(job_of(row)))
     out = tmp_path / "out"
     words = ["--only", "markets", "--runs", "12", "--processes", "1", "--out", str(out)]
     words += ["--no-live"]

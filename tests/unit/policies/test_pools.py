@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from common.policies.policy import NOWHERE, Decision, MachineCount, Situation
-from common.policies.pools import Pools, expected_serving, plan_machines, ready_usd_per_s
-from common.policies.reassign import Computing, machines_for_stability
+from common.policies.policy import Decision, MachineCount, Situation
+from common.policies.pools import Pools, expected_serving
+from common.policies.spot import ready_usd_per_s
 from common.ports.machines import Offer
 from common.theory.billing import BY_NAME
 from common.theory.errors import ParameterError
@@ -29,15 +28,6 @@ STREAMS = 10
 def work(rates: list[float], factor: float = 1.05) -> Work:
     job = Work(np.array(rates), 4, 16, 100, 1.0)
     return replace(job, deadline_s=factor * job.undisturbed_s)
-
-
-spots = st.builds(
-    Pool,
-    name=st.just("spot"),
-    usd_per_hour=st.floats(0.02, 0.25),
-    availability=st.floats(0.3, 1.0),
-    capacity=st.none() | st.integers(0, 3),
-)
 
 
 def seen(
@@ -220,68 +210,34 @@ def test_a_deadline_that_is_past_reach_is_told() -> None:
     assert late.on_demand == STREAMS
 
 
-@settings(max_examples=40)
-@given(st.lists(spots, min_size=1, max_size=2), st.floats(0.001, 0.3))
-def test_no_numbers_of_machines_are_cheaper(some: list[Pool], gradient_s: float) -> None:
-    pools = (ON_DEMAND_POOL, *some)
-    job = work([30.0] * 6)
-    needed = machines_for_stability(job, Computing(gradient_s))
-    found = plan_machines(job, pools, gradient_s)
-    costs = [
-        sum(c * p.availability * p.usd_per_hour for c, p in zip(counts, pools, strict=True))
-        for counts in product(range(7), repeat=len(pools))
-        if needed is not None
-        and sum(counts) <= 6
-        and all(p.capacity is None or c <= p.capacity for c, p in zip(counts, pools, strict=True))
-        and sum(c * p.availability for c, p in zip(counts, pools, strict=True)) >= needed - 1e-6
-    ]
-    assert found.plan.feasible == bool(costs)
-    if costs:
-        hours = job.undisturbed_s / 3600
-        assert found.plan.expected_cost_usd == pytest.approx(min(costs) * hours, rel=2e-4)
-
-
-def test_machines_that_move_streams_are_fewer_than_slots() -> None:
-    pools = ON_DEMAND_POOL, Pool("spot", 0.1, 0.9)
-    decision = Pools("reassign").reconsider(seen(work([50.0] * 12), pools), None)
-    assert decision.plan.feasible
-    assert (decision.places == NOWHERE).any()
-
-
-def test_reassigned_machines_are_counted_again_only_when_a_price_moved_much() -> None:
-    pools, policy = (ON_DEMAND_POOL, A, B), Pools("reassign")
-    first = policy.reconsider(seen(PLENTY, pools), None)
-    assert policy.reconsider(seen(PLENTY, pools), first) is first
-    dear = ON_DEMAND_POOL, replace(A, usd_per_hour=0.15), B
-    moved = policy.reconsider(seen(PLENTY, dear), first)
-    assert moved.reason.startswith("price of a moved")
-
-
-def test_without_any_pool_it_says_so() -> None:
-    with pytest.raises(ParameterError, match="pools"):
-        plan_machines(work([1.0]), (), 0.1)
-
-
 def test_where_records_may_wait_a_stream_gets_a_machine_on_demand_in_time_and_not_before() -> None:
     pools = replace(ON_DEMAND_POOL, start_up_s=69.0), A
     policy, job = Pools(max_lag_s=300.0), hours(3600, 7200)
 
-    def on_demand(waits_s: list[float], alone: tuple[int, int] = (0, 0), left: Work = job) -> int:
+    def on_demand(
+        waits_s: list[float],
+        alone: tuple[int, int] = (0, 0),
+        left: Work = job,
+        behind_s: float = 0.0,
+    ) -> int:
         served = STREAMS - len(waits_s)
         there = {"a": (served - alone[0], 0), "on-demand": alone}
-        waits = np.array([*waits_s, *[0.0] * served])
-        situation = replace(seen(left, pools, 0.0, there), unserved_s=waits)
+        lag_s = np.array([*waits_s, behind_s, *[0.0] * (served - 1)])
+        up = np.arange(STREAMS) >= len(waits_s)
+        situation = replace(seen(left, pools, 0.0, there), lag_s=lag_s, up=up)
         decision = policy.reconsider(situation, first)
         assert asked(decision)["a"] == STREAMS
         return decision.on_demand
 
-    first = policy.reconsider(replace(seen(job, pools), unserved_s=np.zeros(STREAMS)), None)
+    first = policy.reconsider(replace(seen(job, pools), lag_s=np.zeros(STREAMS)), None)
     assert first.on_demand == 0
     assert on_demand([200.0, 100.0]) == 0
     assert on_demand([215.0, 100.0]) == 1
     assert on_demand([215.0, 100.0], (0, 1)) == 1
     assert on_demand([215.0, 100.0], (1, 0)) == 2  # it serves another, and stays
     assert on_demand([], (1, 0)) == 1
+    assert on_demand([100.0], (1, 0), behind_s=215.0) == 1
+    assert on_demand([], (1, 0), behind_s=215.0) == 1  # not all is worked off
     assert on_demand([100.0, 100.0], left=hours(60, 80)) == 2  # the deadline bounds it, too
 
 

@@ -240,6 +240,29 @@ def test_the_time_of_a_gradient_is_that_of_the_first_pool_whatever_made_it() -> 
     assert estimator.gradient(T0).value == pytest.approx(0.2)
 
 
+def test_a_pool_that_is_not_as_fast_as_the_market_file_says_is_found_out() -> None:
+    # Said to be twice as fast, and half as fast: 0.2 s on demand, 0.4 s there.
+    slow = replace(SETTINGS.pools[1], speed=2.0)
+    estimator = Estimator(replace(SETTINGS, pools=(SETTINGS.pools[0], slow)))
+    ledger = FleetLedger()
+    records: list[PlanRecord] = [lead(), ordered(1), started(1)]
+    for offset, record in enumerate(records):
+        ledger.feed(offset, record)
+        estimator.fleet(record, ledger)
+    trail: list[AuditRecord] = [Lead(-1, GENESIS, "c")]
+    for version in range(1, 801):
+        by = [WorkerId("digits-w0-1")] * (1 + version % 9) + [WorkerId("by-hand")] * 4
+        made = tuple(batch(20 * version + at, worker) for at, worker in enumerate(by))
+        mean_s = (0.4 * (len(by) - 4) + 0.2 * 4) / len(by)
+        trail.append(UpdateApplied(0, version, made, 40, 1.0, gradient_s=mean_s))
+    for offset, told_of in enumerate(trail):
+        estimator.updates([(offset, told_of)], T0 + offset)
+
+    told = estimator.pools({}, T0 + 800)
+    assert told[1].speed == pytest.approx(0.5, rel=0.2)
+    assert estimator.gradient(T0 + 800).value == pytest.approx(0.2, rel=0.2)
+
+
 def test_updates_that_say_no_time_leave_it_a_guess() -> None:
     estimator = audited(update(1), update(2))
 

@@ -491,8 +491,8 @@ def test_a_policy_is_told_what_runs_and_what_starts_up(
     told = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
     assert told.machines == {Offer("on-demand"): (1, 0)}
     assert told.up.tolist() == [True, False]
-    assert told.unserved_s is not None
-    assert (told.unserved_s > 0).tolist() == [False, True]
+    assert told.lag_s is not None
+    assert (told.lag_s > 0).tolist() == [False, True]
 
 
 def test_a_spare_does_not_count_among_the_machines_that_work(

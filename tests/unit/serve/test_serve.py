@@ -51,11 +51,11 @@ from common.wire.messages import encode_audit
 from services.serve.__main__ import inputs_of
 from services.serve.app import ModelServer
 from services.serve.batching import Batches
-from services.serve.door import Door, Route
 from services.serve.follower import Follower
 from services.serve.gate import KeyGate
 from services.serve.predictions import PredictionWriter
 from services.serve.served_model import ServedModel
+from services.serve.topic_answerer import Route, TopicAnswerer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -598,7 +598,7 @@ def test_swapping_weights_under_load_never_mixes_two_versions(world: World) -> N
 # --- from a topic to another one ------------------------------------------------------------------
 
 
-class Doors:
+class Answerers:
     """Processes that answer the topic `asked` to the topic `answered`."""
 
     def __init__(self, world: World, partitions: int = 2) -> None:
@@ -607,12 +607,14 @@ class Doors:
         self.log.create_topics([NewTopic("asked", partitions), NewTopic("answered")])
         self._writer = self.log.writer()
 
-    def open(self, name: str) -> Door:
+    def open(self, name: str) -> TopicAnswerer:
         """One more process."""
         inputs = self._world.inputs
         route = Route(self._world.spec.name, "asked", "answered")
         logger = event_logger("serve")
-        return Door(self.log, route, self._world.models[0], inputs, name, logger, retry_s=0.0)
+        return TopicAnswerer(
+            self.log, route, self._world.models[0], inputs, name, logger, retry_s=0.0
+        )
 
     def write(self, *records: object, partition: int = 0) -> None:
         """Ask something."""
@@ -633,83 +635,85 @@ class Doors:
 
 
 @pytest.fixture
-def doors(made: list[World]) -> Doors:
+def answerers(made: list[World]) -> Answerers:
     made.append(World(CLICKS))
-    return Doors(made[0])
+    return Answerers(made[0])
 
 
-def turned(*doors: Door) -> None:
+def turned(*answerers: TopicAnswerer) -> None:
     """Let each have some turns."""
     for _ in range(4):
-        for door in doors:
-            door.turn(0.0)
+        for answerer in answerers:
+            answerer.turn(0.0)
 
 
 CLICK = {"spent": 2, "visits": 4.5}
 
 
 def test_each_record_of_a_topic_is_answered_once_there_is_a_version(
-    doors: Doors, made: list[World]
+    answerers: Answerers, made: list[World]
 ) -> None:
     [world] = made
-    door = doors.open("s1")
-    doors.write(CLICK, b"not JSON", CLICK)
-    doors.write(CLICK, partition=1)
-    turned(door)
-    assert doors.answers() == {}
+    answerer = answerers.open("s1")
+    answerers.write(CLICK, b"not JSON", CLICK)
+    answerers.write(CLICK, partition=1)
+    turned(answerer)
+    assert answerers.answers() == {}
     world.publish(0, 1, seed=1)
     world.look()
-    turned(door)
-    answers = doors.answers()
+    turned(answerer)
+    answers = answerers.answers()
     assert sorted(answers) == ["asked[0]@0", "asked[0]@1", "asked[0]@2", "asked[1]@0"]
     right = expected(CLICKS, 1, {"features": np.array([[1, 2.25]], np.float32)})
     told = answers["asked[1]@0"]
     assert told.pop("outputs") == pytest.approx(right)
     assert told == {"job": "clicks", "version": 1, "epoch": 0}
     assert "error" in answers["asked[0]@1"]
-    door.close()
+    answerer.close()
 
 
-def test_who_comes_next_goes_on_where_the_last_one_was(doors: Doors, made: list[World]) -> None:
+def test_who_comes_next_goes_on_where_the_last_one_was(
+    answerers: Answerers, made: list[World]
+) -> None:
     [world] = made
     world.publish(0, 1, seed=1)
     world.look()
-    first = doors.open("s1")
-    doors.write(CLICK, CLICK)
+    first = answerers.open("s1")
+    answerers.write(CLICK, CLICK)
     turned(first)
-    doors.write(CLICK)
-    second = doors.open("s2")  # takes a partition over; the first has not gone
-    doors.write(CLICK, CLICK, partition=1)
+    answerers.write(CLICK)
+    second = answerers.open("s2")  # takes a partition over; the first has not gone
+    answerers.write(CLICK, CLICK, partition=1)
     turned(first, second, first)
-    doors.log.lose("doll.clicks.served.asked.answered", "s1")  # and it does not know it
-    doors.write(CLICK, CLICK)
+    answerers.log.lose("doll.clicks.served.asked.answered", "s1")  # and it does not know it
+    answerers.write(CLICK, CLICK)
     turned(second)
     turned(first)
-    doors.write(CLICK, partition=1)
+    answerers.write(CLICK, partition=1)
     turned(second, first)
-    assert len(doors.answers()) == 8
-    for door in (first, second):
-        door.close()
+    assert len(answerers.answers()) == 8
+    for answerer in (first, second):
+        answerer.close()
 
 
-def test_records_that_expired_are_passed_over(doors: Doors, made: list[World]) -> None:
+def test_records_that_expired_are_passed_over(answerers: Answerers, made: list[World]) -> None:
     [world] = made
     world.publish(0, 1, seed=1)
     world.look()
-    door = doors.open("s1")
-    turned(door)
-    doors.write(CLICK, CLICK, CLICK)
-    doors.log.expire(Partition("asked", 0), 2)
-    turned(door)
-    turned(door)
-    assert list(doors.answers()) == ["asked[0]@2"]
-    door.close()
+    answerer = answerers.open("s1")
+    turned(answerer)
+    answerers.write(CLICK, CLICK, CLICK)
+    answerers.log.expire(Partition("asked", 0), 2)
+    turned(answerer)
+    turned(answerer)
+    assert list(answerers.answers()) == ["asked[0]@2"]
+    answerer.close()
 
 
-def test_topics_of_a_door_must_be_there(doors: Doors) -> None:
+def test_topics_of_a_door_must_be_there(answerers: Answerers) -> None:
     with pytest.raises(UnknownTopicError, match="elsewhere"):
-        Door(
-            doors.log,
+        TopicAnswerer(
+            answerers.log,
             Route("clicks", "elsewhere", "answered"),
             *(cast("Any", None), cast("Any", None)),
             "s1",

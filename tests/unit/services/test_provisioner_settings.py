@@ -87,12 +87,29 @@ def test_what_a_job_says_to_pools_is_what_the_policy_goes_by() -> None:
 
 
 @pytest.mark.parametrize("field", ["max_lag_s: 300", "spot_up_to: 2", "reliable: 1"])
-@pytest.mark.parametrize("other", ["policy: backfill", "policy: pools"])
-def test_what_only_pools_with_hold_understands_is_refused_elsewhere(field: str, other: str) -> None:
-    preemption = "hold" if other == "policy: backfill" else "reassign"
-    asked = f"{JOB}on_preemption: {preemption}\nprovisioning: {{workers: 3, {other}, {field}}}\n"
-    with pytest.raises(UserError, match="is for policy: pools with on_preemption: hold, and this"):
+def test_what_only_pools_understands_is_refused_elsewhere(field: str) -> None:
+    asked = f"{JOB}on_preemption: hold\nprovisioning: {{workers: 3, policy: backfill, {field}}}\n"
+    with pytest.raises(UserError, match="is for policy: pools, and this is backfill"):
         parse_job(asked)
+
+
+def test_machines_beyond_streams_are_refused_where_streams_move() -> None:
+    asked = f"{JOB}provisioning: {{workers: 3, policy: pools, max_lag_s: 60, reliable: 1}}\n"
+    settings = provisioner_settings(record(asked), MARKET)
+    assert (settings.max_lag_s, settings.reliable, settings.on_preemption) == (60, 1, "reassign")
+    with pytest.raises(UserError, match="spot_up_to: is for on_preemption: hold"):
+        parse_job(asked.replace("reliable: 1", "spot_up_to: 2"))
+
+
+def test_a_lag_below_the_start_up_of_what_can_be_bought_is_refused() -> None:
+    slow = MARKET.model_copy(
+        update={"on_demand": MARKET.on_demand.model_copy(update={"start_up_s": 69.0})}
+    )
+    asked = f"{JOB}provisioning: {{workers: 3, policy: pools, max_lag_s: 68}}\n"
+    assert provisioner_settings(record(asked), MARKET).max_lag_s == 68
+    with pytest.raises(UserError, match=r"max_lag_s: a machine .* at least 69"):
+        provisioner_settings(record(asked), slow)
+    assert provisioner_settings(record(asked.replace("68", "69")), slow).max_lag_s == 69
 
 
 def test_no_more_machines_are_reliable_than_there_are_workers() -> None:

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from common.checkpoints.snapshot_file import SnapshotFile, to_parts
+from common.checkpoints.states import stored_state
 from common.checkpoints.store import CheckpointStore
 from common.core.messages import ModelId
 from common.core.snapshots import Snapshot, genesis
@@ -64,6 +65,7 @@ class Bench:
         self.metrics = CoordinatorMetrics()
         self.metrics.follow("digits", lambda: None)
         self.faults = list[BaseException]()
+        self.stored = list[ModelId]()
         self.steps = Supervisor(None, Watchdogs(), event_logger("test"), threads=2)
         self._stores = list[SnapshotStore]()
 
@@ -83,6 +85,7 @@ class Bench:
                 metrics=self.metrics,
                 wake=lambda: None,
                 fail=self.faults.append,
+                stored=self.stored.append,
                 clock=self.clock,
             )
         )
@@ -391,7 +394,7 @@ def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) ->
         checkpoints.put_state(ModelId(2, version), data)
     options = "aggregation: {mode: group}\nevaluation: {stream: clinic-test}\n"
     store = bench.store(blobs, spec=parse_job(JOB + options))
-    snapshot = Snapshot(3, made, 9, 0, FIRST, stored=(made,))
+    snapshot = Snapshot(3, made, 9, 0, FIRST, stored=(made,), slices=0)
 
     store.put(SnapshotFile(snapshot, b""), checkpoint=True)
 
@@ -402,5 +405,19 @@ def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) ->
     offered = bench.board.offered_model()
     assert offered == (made, weights.tobytes())
     [hot] = store.hot()
+    assert hot.trainer() == data  # though the board has none
+    later = Snapshot(3, ModelId(2, 8), 10, 0, FIRST, stored=(made,), slices=0)
+    store.put(SnapshotFile(later, b""), checkpoint=False)
+    [hot] = store.hot()
     with pytest.raises(CorruptError, match="its weights are with the workers alone"):
         hot.trainer()
+
+
+def test_a_checkpoint_for_members_is_stored_as_they_copy_it_and_says_so(bench: Bench) -> None:
+    blobs, made = MemoryBlobs(), ModelId(3, 7)
+    store = bench.store(blobs)
+    store.put(SnapshotFile(Snapshot(3, made, 9, 0, FIRST), b"numbers"), checkpoint=True, state=True)
+    until(lambda: bench.stored == [made], "it is there")
+    assert stored_state(CheckpointStore(blobs, "digits"), made) == b"numbers"
+    [found] = store.lasting()
+    assert found.snapshot.stored == (made,)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from common.core.messages import TriggerId
     from common.jobs.spec import JobSpec
     from common.testing.log import MemorySpanReader
+    from services.worker.group import GroupAccess
 
 NAME, STREAM = "digits", "clinic-a"
 PLACES = (Partition(STREAM, 0), Partition(STREAM, 1))
@@ -98,6 +99,11 @@ class FailingBoard(MemoryBoard):
         raise OutsideError(f"no triggers in {stream!r} after {after} within {timeout_s}")
 
 
+def _nobody(_: JobSpec) -> GroupAccess:
+    """Other workers are not reached here."""
+    raise AssertionError("the coordinator holds the weights")
+
+
 class Bench:
     """A process with a job, and what is left of it afterwards."""
 
@@ -114,7 +120,8 @@ class Bench:
         record = JobRecord(spec or job(), "running", {}, "submitted", 0.0)
         logger = event_logger("worker")
         return JobWorker(
-            *(WorkerId("w1"), record, settings, self.log, self.board, self.observers, logger)
+            *(WorkerId("w1"), record, settings, self.log, self.board, self.observers, logger),
+            access=_nobody,
         )
 
     def produce(self) -> None:

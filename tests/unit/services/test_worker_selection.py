@@ -202,6 +202,22 @@ def test_a_worker_whose_partitions_wait_for_its_return_stays(bench: Bench) -> No
     assert bench.placement().pinned
 
 
+def test_a_worker_that_others_need_for_what_it_holds_stays_while_the_job_runs(
+    bench: Bench,
+) -> None:
+    bench.submit("a")
+    worker = bench.worker()
+    worker.turn()
+    worker.pinned_by(lambda: True)
+    bench.submit("b")
+    bench.turns(worker, 5, a=0, b=9000)
+    assert (named(worker.selected()), bench.placement().pinned) == ("a", True)
+
+    bench.book.want("a", "paused", "a rest")
+    bench.turns(worker, 5, a=0, b=9000)
+    assert named(worker.selected()) == "b"
+
+
 def test_nobody_moves_while_redis_is_away_or_comes_back_empty(bench: Bench) -> None:
     bench.submit("a", "b")
     worker = bench.worker()

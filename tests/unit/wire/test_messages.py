@@ -192,6 +192,8 @@ leader_statuses = st.builds(
         GroupStatus,
         st.lists(workers, max_size=3).map(tuple),
         st.dictionaries(workers, texts, max_size=2),
+        st.integers(0, 3),
+        st.lists(workers, max_size=3).map(tuple),
     ),
 )
 triggers = st.builds(

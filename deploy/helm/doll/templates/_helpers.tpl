@@ -23,8 +23,21 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {app.kubernetes.io/name: doll, app.kubernetes.io/component: {{ . }}}
 {{- end }}
 
+{{/* Not empty where workers of both tiers run. */}}
+{{- define "doll.reliable" -}}
+{{- with .Values.worker }}{{ if and .enabled .spot.enabled .reliable.replicas (not .hold) }}yes{{ end }}{{ end -}}
+{{- end }}
+
+{{/* Which pods are workers. */}}
+{{- define "doll.workers" -}}
+matchLabels: {app.kubernetes.io/name: doll}
+matchExpressions:
+  - {key: app.kubernetes.io/component, operator: In, values: [worker, worker-reliable]}
+{{- end }}
+
 {{/* A component: its pods, their account, and how many of them may be away while nodes are drained. Wants: root;
-     name; image: worker (with PyTorch) or service; values: of the component; args: beside its name; ready: the
+     name; command: its name, unless said; image: worker (with PyTorch) or service; values: of the component; tier: of a
+     worker's machine; args: beside the command; ready: the
      path that says whether its API answers, where it has one; grace: seconds; surge: of an update,
      empty for one pod that ends before its successor starts; scaled: whether an autoscaler says how many; away:
      empty for no budget; hosts: what to do where two pods must share a node, empty for one pod. */}}
@@ -106,11 +119,14 @@ spec:
         - name: {{ .name }}
           {{- $image := .root.Values.image }}
           image: "{{ $image.registry }}doll-{{ .image }}:{{ default .root.Chart.AppVersion $image.tag }}{{ .values.tagSuffix }}"
-          args: {{ concat (list .name) (default list .args) (list "--name" "$(POD_NAME)") | toJson }}
+          args: {{ concat (list (default .name .command)) (default list .args) (list "--name" "$(POD_NAME)") | toJson }}
           envFrom:
             - configMapRef: {name: doll-settings}
           env:
             - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+            {{- with .tier }}
+            - {name: DOLL_TIER, value: {{ . }}}
+            {{- end }}
             {{- with .values.device }}
             - {name: DOLL_DEVICE, value: {{ . }}}
             {{- end }}

@@ -62,6 +62,7 @@ class Scripted:
     answer: Callable[[Situation, Decision | None], Decision]
     review_s: float | None = None
     watches_outages: bool = False
+    plans_backlog: bool = False
     name: str = "scripted"
     asked: list[Situation] = field(default_factory=list)
 

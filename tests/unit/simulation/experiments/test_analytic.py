@@ -27,6 +27,7 @@ from common.theory.work import Pool, Work, market
 from tests.unit.simulation.experiments.decisions import ON_DEMAND, SPOT, Scripted, always
 
 if TYPE_CHECKING:
+    from common.ports.machines import PriceHistory
     from common.simulation.experiments.results import Run
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -77,6 +78,10 @@ class Jump:
     def changed(self, before_s: float, now_s: float) -> npt.NDArray[np.bool_]:
         """Tell."""
         return np.full(self.runs, before_s < self.at_s <= now_s)
+
+    def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:
+        """Tell."""
+        return ConstantPrices(self.before, self.runs).past(run, ahead_s, most_s)
 
 
 def prices(runs: int) -> tuple[ConstantPrices, ConstantPrices]:

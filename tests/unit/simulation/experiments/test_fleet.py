@@ -411,12 +411,12 @@ def test_who_waits_longest_is_served_first_and_of_two_the_one_with_more_records(
     ]
 
 
-def test_for_how_long_streams_have_had_no_machine_is_told() -> None:
+def test_since_when_streams_have_had_no_machine_is_told() -> None:
     fleet = counting(SPOT_POOL, seats=2)
     fleet.order(0, count(spot=2))
     for at, offer in enumerate(("##", "#.", "#.")):
         step(fleet, at, offer)
-    assert fleet.unserved_s(np.array([0]), 3 * STEP_S).tolist() == [[0.0, 2 * STEP_S]]
+    assert fleet.unserved_since_s(0, 3 * STEP_S).tolist() == [3 * STEP_S, STEP_S]
 
 
 def test_the_fastest_machines_serve_and_their_speeds_are_the_slots() -> None:

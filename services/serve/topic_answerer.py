@@ -1,8 +1,8 @@
 """Answers the records of a topic to another one: each once, whatever is killed meanwhile.
 
-    group       ── which partitions ──▶ ┌──────┐
-    a topic     ── records          ──▶ │ door │ ── predictions, a position ──▶ one transaction
-    positions   ── where it stands  ──▶ └──────┘
+    group       ── which partitions ──▶ ┌──────────┐
+    a topic     ── records          ──▶ │ answerer │ ── predictions, a position ──▶ one transaction
+    positions   ── where it stands  ──▶ └──────────┘
 
 The group says who should have a partition; who writes for it, Kafka says by its transactional id.
 So a process that stood still for long is refused, and none of its answers is there twice.
@@ -58,7 +58,7 @@ class _Taken(NamedTuple):
         self.transactions.close()
 
 
-class Door:
+class TopicAnswerer:
     """The partitions of a topic that the group gives this process. For one thread.
 
     Args:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import GENESIS, Batch, Evaluated, Lead, ModelId, UpdateApplied
-from common.core.partial_history import Trail
+from common.core.partial_history import PartialHistory
 from common.core.snapshot_schedule import is_offered
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class _Next(NamedTuple):
     batches: tuple[Batch, ...]
 
 
-class Track:
+class OfferedVersions:
     """The fold over a job's updates topic, in bounded memory.
 
     Args:
@@ -43,7 +43,7 @@ class Track:
     def __init__(self, every_updates: int, start: int = 0) -> None:
         self._every = every_updates
         self._start = start
-        self._trail = Trail(start)
+        self._history = PartialHistory(start)
         self._began = dict[int, ModelId]()  # by epoch of a Lead that counted: its first weights
         self._after = dict[int, dict[str, _Next]]()  # by version that is offered, and stream
         self._progress = list[tuple[int, float]]()  # of the last versions, ascending
@@ -67,14 +67,14 @@ class Track:
         Raises:
             ValueError: If `offset` was fed before.
         """
-        counts = self._trail.feed(offset, record)
+        counts = self._history.feed(offset, record)
         match record:
             case Lead() if counts:
-                self._began[self._trail.epoch] = self._trail.head
-                self._take_back(self._trail.version)
+                self._began[self._history.epoch] = self._history.head
+                self._take_back(self._history.version)
             case UpdateApplied() if counts:
                 self._learned(record)
-            case Evaluated() if self._trail.holds(record.model):
+            case Evaluated() if self._history.holds(record.model):
                 if record.test:
                     _append(self._tested, record.model.version)
                 if record.prequential:
@@ -89,20 +89,20 @@ class Track:
         canonical = self._began.get(model.epoch)
         if canonical is None or canonical.version != model.version:
             canonical = model
-        return canonical if self._trail.find(model.version) == canonical else None
+        return canonical if self._history.find(model.version) == canonical else None
 
     def may_come(self, model: ModelId) -> bool:
         """Whether a model that does not count may yet: its record, or its leader's, is unread."""
-        if model.epoch == self._trail.epoch:
-            return model.version > self._trail.version
-        return model.epoch > self._trail.epoch
+        if model.epoch == self._history.epoch:
+            return model.version > self._history.version
+        return model.epoch > self._history.epoch
 
     def after(self, name: ModelId) -> dict[str, tuple[Batch, ...]]:
         """By stream, the first batches of it that were learned from after this version.
 
         Of streams that come before the next version that is offered; the others are not there.
         """
-        if self._trail.find(name.version) != name:
+        if self._history.find(name.version) != name:
             return {}
         found = self._after.get(name.version, {})
         return {stream: next_.batches for stream, next_ in found.items()}

@@ -19,7 +19,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
-from common.evaluation.track import Track
+from common.evaluation.offered_versions import OfferedVersions
 
 
 def batch(offset: int) -> Batch:
@@ -37,20 +37,20 @@ def evaluated(model: ModelId, *, test: bool = True, streams: bool = False) -> Ev
     )
 
 
-def fed(*records: AuditRecord | None, every: int = 2) -> Track:
-    track = Track(every)
+def fed(*records: AuditRecord | None, every: int = 2) -> OfferedVersions:
+    versions = OfferedVersions(every)
     for offset, record in enumerate(records):
-        track.feed(offset, record)
-    return track
+        versions.feed(offset, record)
+    return versions
 
 
 def test_a_version_counts_once_its_update_was_read() -> None:
-    track = fed(Lead(-1, GENESIS, "c1"), update(0, 1))
-    assert track.name(ModelId(0, 1)) == ModelId(0, 1)
-    assert track.name(ModelId(0, 2)) is None
-    assert track.may_come(ModelId(0, 2))
-    track.feed(2, update(0, 2))
-    assert track.name(ModelId(0, 2)) == ModelId(0, 2)
+    versions = fed(Lead(-1, GENESIS, "c1"), update(0, 1))
+    assert versions.name(ModelId(0, 1)) == ModelId(0, 1)
+    assert versions.name(ModelId(0, 2)) is None
+    assert versions.may_come(ModelId(0, 2))
+    versions.feed(2, update(0, 2))
+    assert versions.name(ModelId(0, 2)) == ModelId(0, 2)
 
 
 def test_what_a_leader_began_with_goes_by_the_name_of_whoever_made_it() -> None:
@@ -58,27 +58,29 @@ def test_what_a_leader_began_with_goes_by_the_name_of_whoever_made_it() -> None:
     # record   Lead   J=1  J=2  Lead, base J=2  J=3
     # epoch    0      0    0    3               3
     made = ModelId(0, 2)
-    track = fed(Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2))
-    assert track.name(ModelId(0, 0)) == GENESIS
-    assert track.name(ModelId(3, 2)) is None
-    assert track.may_come(ModelId(3, 2))  # its Lead is not read yet
-    track.feed(3, Lead(0, made, "c2"))
-    assert track.name(ModelId(3, 2)) == track.name(made) == made
-    track.feed(4, update(3, 3))
-    assert track.name(ModelId(3, 3)) == ModelId(3, 3)
+    versions = fed(Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2))
+    assert versions.name(ModelId(0, 0)) == GENESIS
+    assert versions.name(ModelId(3, 2)) is None
+    assert versions.may_come(ModelId(3, 2))  # its Lead is not read yet
+    versions.feed(3, Lead(0, made, "c2"))
+    assert versions.name(ModelId(3, 2)) == versions.name(made) == made
+    versions.feed(4, update(3, 3))
+    assert versions.name(ModelId(3, 3)) == ModelId(3, 3)
 
 
 def test_a_version_that_was_taken_back_counts_no_more_and_never_will() -> None:
-    track = fed(Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2), Lead(0, ModelId(0, 1), "c2"))
-    assert track.name(ModelId(0, 2)) is None
-    assert not track.may_come(ModelId(0, 2))
-    assert not track.may_come(ModelId(0, 3))  # a leader that has not heard of the other
-    assert track.may_come(ModelId(3, 2))
+    versions = fed(
+        Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2), Lead(0, ModelId(0, 1), "c2")
+    )
+    assert versions.name(ModelId(0, 2)) is None
+    assert not versions.may_come(ModelId(0, 2))
+    assert not versions.may_come(ModelId(0, 3))  # a leader that has not heard of the other
+    assert versions.may_come(ModelId(3, 2))
 
 
 def test_a_version_of_the_leader_in_force_that_it_went_past_never_comes() -> None:
-    track = fed(Lead(-1, GENESIS, "c1"), update(0, 1), Lead(0, ModelId(0, 1), "c2"))
-    assert not track.may_come(ModelId(2, 0))
+    versions = fed(Lead(-1, GENESIS, "c1"), update(0, 1), Lead(0, ModelId(0, 1), "c2"))
+    assert not versions.may_come(ModelId(2, 0))
 
 
 def of(stream: str, offset: int) -> Batch:
@@ -99,12 +101,12 @@ def test_of_each_stream_the_first_batches_after_a_version_are_known() -> None:
         *(made(1, a), made(2, b), made(3, both, b)),
         *(made(4, a), made(5, both, late), made(6, b, c), made(7, a)),
     )
-    track = fed(Lead(-1, GENESIS, "c1"), *updates, every=3)
-    assert track.after(GENESIS) == {"a": (a,), "b": (b,)}
-    assert track.after(ModelId(0, 3)) == {"a": (a,), "b": (late,), "c": (c,)}
-    assert track.after(ModelId(0, 6)) == {"a": (a,)}
-    assert track.after(ModelId(0, 4)) == {}  # never offered but at a job's end
-    assert track.after(ModelId(0, 9)) == {}
+    versions = fed(Lead(-1, GENESIS, "c1"), *updates, every=3)
+    assert versions.after(GENESIS) == {"a": (a,), "b": (b,)}
+    assert versions.after(ModelId(0, 3)) == {"a": (a,), "b": (late,), "c": (c,)}
+    assert versions.after(ModelId(0, 6)) == {"a": (a,)}
+    assert versions.after(ModelId(0, 4)) == {}  # never offered but at a job's end
+    assert versions.after(ModelId(0, 9)) == {}
 
 
 def test_by_another_k_as_many_updates_of_the_job_lie_between_two_that_are_offered() -> None:
@@ -112,33 +114,33 @@ def test_by_another_k_as_many_updates_of_the_job_lie_between_two_that_are_offere
     #            counts as   1    1.5  2    2.5  3    3.5  4
     a, b = of("a", 1), of("b", 2)
     halves = [with_(made(v, b if v == 4 else a), equivalent=(v + 1) / 2) for v in range(2, 8)]
-    track = fed(Lead(-1, GENESIS, "c1"), made(1, a), *halves)
-    assert track.after(GENESIS) == {"a": (a,)}
-    assert track.after(ModelId(0, 3)) == {"a": (a,), "b": (b,)}
-    assert track.after(ModelId(0, 2)) == {}
-    assert track.offered_between(0, 7) == 1
-    track.feed(8, Lead(0, ModelId(0, 2), "c2"))
-    track.feed(9, with_(made(3, b, epoch=8), equivalent=2.5))
-    assert track.offered_between(0, 9) == 1
-    assert track.after(ModelId(8, 3)) == {}
-    track.feed(10, with_(made(4, b, epoch=8), equivalent=3.5))
-    assert track.after(ModelId(8, 3)) == {"b": (b,)}
+    versions = fed(Lead(-1, GENESIS, "c1"), made(1, a), *halves)
+    assert versions.after(GENESIS) == {"a": (a,)}
+    assert versions.after(ModelId(0, 3)) == {"a": (a,), "b": (b,)}
+    assert versions.after(ModelId(0, 2)) == {}
+    assert versions.offered_between(0, 7) == 1
+    versions.feed(8, Lead(0, ModelId(0, 2), "c2"))
+    versions.feed(9, with_(made(3, b, epoch=8), equivalent=2.5))
+    assert versions.offered_between(0, 9) == 1
+    assert versions.after(ModelId(8, 3)) == {}
+    versions.feed(10, with_(made(4, b, epoch=8), equivalent=3.5))
+    assert versions.after(ModelId(8, 3)) == {"b": (b,)}
 
 
 def test_batches_of_an_update_that_was_taken_back_were_not_learned_from() -> None:
     a, b = of("a", 1), of("b", 2)
-    track = fed(Lead(-1, GENESIS, "c1"), made(1, a), made(2, a), made(3, a), made(4, b))
-    assert track.after(ModelId(0, 2)) == {"a": (a,), "b": (b,)}
-    track.feed(5, Lead(0, ModelId(0, 3), "c2"))
-    assert track.after(ModelId(0, 2)) == {"a": (a,)}
-    track.feed(6, Lead(5, ModelId(0, 2), "c3"))
-    assert track.after(ModelId(0, 2)) == {}
-    track.feed(7, made(3, b, epoch=6))
-    assert track.after(ModelId(0, 2)) == {"b": (b,)}
+    versions = fed(Lead(-1, GENESIS, "c1"), made(1, a), made(2, a), made(3, a), made(4, b))
+    assert versions.after(ModelId(0, 2)) == {"a": (a,), "b": (b,)}
+    versions.feed(5, Lead(0, ModelId(0, 3), "c2"))
+    assert versions.after(ModelId(0, 2)) == {"a": (a,)}
+    versions.feed(6, Lead(5, ModelId(0, 2), "c3"))
+    assert versions.after(ModelId(0, 2)) == {}
+    versions.feed(7, made(3, b, epoch=6))
+    assert versions.after(ModelId(0, 2)) == {"b": (b,)}
 
 
 def test_what_was_told_before_is_known_but_not_of_versions_that_were_taken_back() -> None:
-    track = fed(
+    versions = fed(
         Lead(-1, GENESIS, "c1"),
         *(update(0, version) for version in range(1, 5)),
         evaluated(ModelId(0, 2), streams=True),
@@ -146,16 +148,16 @@ def test_what_was_told_before_is_known_but_not_of_versions_that_were_taken_back(
         evaluated(ModelId(9, 3), streams=True),  # of a version that nobody made
         Drifted(ModelId(0, 4), 1.0, "clicks", 0.1, 0.3),
     )
-    assert (track.tested, track.predicted) == (4, 2)
-    track.feed(9, Lead(0, ModelId(0, 3), "c2"))
-    assert (track.tested, track.predicted) == (2, 2)
-    track.feed(10, Lead(9, ModelId(0, 1), "c3"))
-    assert (track.tested, track.predicted) == (-1, -1)
+    assert (versions.tested, versions.predicted) == (4, 2)
+    versions.feed(9, Lead(0, ModelId(0, 3), "c2"))
+    assert (versions.tested, versions.predicted) == (2, 2)
+    versions.feed(10, Lead(9, ModelId(0, 1), "c3"))
+    assert (versions.tested, versions.predicted) == (-1, -1)
 
 
 def test_a_record_that_does_not_parse_changes_nothing() -> None:
-    track = fed(Lead(-1, GENESIS, "c1"), None, update(0, 1))
-    assert track.name(ModelId(0, 1)) == ModelId(0, 1)
+    versions = fed(Lead(-1, GENESIS, "c1"), None, update(0, 1))
+    assert versions.name(ModelId(0, 1)) == ModelId(0, 1)
 
 
 RECORDS = st.lists(
@@ -172,15 +174,15 @@ RECORDS = st.lists(
 
 @given(RECORDS)
 def test_what_counts_is_what_the_history_says(records: list[AuditRecord | None]) -> None:
-    history, track = History(), fed(*records)
+    history, versions = History(), fed(*records)
     for offset, record in enumerate(records):
         history.feed(offset, record)
     for epoch in range(-1, len(records)):
         for version in range(8):
             model = ModelId(epoch, version)
-            name = track.name(model)
+            name = versions.name(model)
             assert name in (None, GENESIS, *history.path)
             assert name is None or name.version == version
             if model in history.path:
                 assert name is not None
-    assert track.tested <= history.head.version
+    assert versions.tested <= history.head.version

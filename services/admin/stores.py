@@ -1,6 +1,6 @@
 """The thread that follows the jobs and keys topics, and writes jobs in turn.
 
-One thread owns both books, so a writer sees what was written before it, and its own work is in the
+One thread owns both stores, so a writer sees what was written before it, and its own work is in the
 fold when it gets its answer. Requests read the last fold: that costs no call of a server.
 """
 
@@ -33,14 +33,14 @@ NEWS_S = 0.05  # between looks at the topics: so soon counts a key, or a job mad
 AGAIN_S = 0.5  # after Kafka did not answer
 READY_S = 5.0  # that a request waits for the first fold
 LOOK_S = 0.01  # between its looks
-WRITE_S = 20.0  # that a request waits for its turn and its work: a book gives up after 15
+WRITE_S = 20.0  # that a request waits for its turn and its work: a store gives up after 15
 ORDERS = 64  # that wait for their turn
 END_S = 2.0  # a thread that waits for Kafka ends with the process
 
 _log = event_logger(__name__)
 
 
-class Books:
+class Stores:
     """Jobs and keys as of the last fold.
 
     Attributes:
@@ -80,7 +80,7 @@ class Books:
         """Begin to follow, unless that has begun or ended."""
         with self._lock:
             if self._thread is None and not self._ending:
-                self._thread = threading.Thread(target=self._run, name="books", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="stores", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
@@ -182,21 +182,21 @@ class Books:
         if not asked.set_running_or_notify_cancel():
             return  # whoever asked has gone
         try:
-            done = act(self._book())
-            self._fold(self._book().refresh(0.0), self._records)
+            done = act(self._jobs_store())
+            self._fold(self._jobs_store().refresh(0.0), self._records)
         except Exception as error:  # noqa: BLE001 -- told to whoever asked
             asked.set_exception(error)
         else:
             asked.set_result(done)
 
-    def _book(self) -> JobStore:
+    def _jobs_store(self) -> JobStore:
         if self._opened is None or not self._read:
             raise UnavailableError(self.unread)
         return self._opened[0]
 
     def _end(self) -> None:
-        for book in self._opened or ():
-            book.close()
+        for store in self._opened or ():
+            store.close()
         self._ended = True
         self._refuse()
 

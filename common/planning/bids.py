@@ -1,0 +1,91 @@
+"""What `bidbrain` would bid now for a backlog, and what that comes to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.errors import GivenError
+from common.jobs.store import JobStore
+from common.policies.bidding import Bidding, BidSettings, odds_of
+from common.policies.policy import Situation
+from common.policies.reassign import update_capacity_per_s
+from common.ports.machines import PriceHistory
+from common.theory.billing import HOUR_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.planning.request import PlanRequest
+    from common.policies.policy import Decision
+    from common.ports.servers import Log
+    from common.theory.work import Pool, Work
+
+LIVE = "a stream cannot go faster than it arrives, and bidbrain bids for a backlog"
+
+
+def check_bids(given: PlanRequest, open_log: Callable[[], Log]) -> None:
+    """Refuse what is no backlog, and what bids do not know.
+
+    Raises:
+        GivenError: By the field, with the reason.
+        NotFoundError: If there is no such job.
+        UnavailableError: If Kafka is unavailable and a job is named.
+    """
+    for field in ("rate_per_s", "rates_per_s"):
+        if getattr(given, field) is not None:
+            raise GivenError((field,), f"{LIVE}: leave it out; `workers` is how many machines")
+    for field in ("probability", "spot"):
+        if getattr(given, field) is not None:
+            raise GivenError((field,), "bidbrain looks at what work costs, not at the deadline")
+    if given.job:
+        spec = JobStore(open_log()).get(given.job).spec
+        if spec.on_preemption == "hold":
+            held = "a held stream is never faster than its one worker (on_preemption: hold)"
+            raise GivenError(("job",), f"{given.job}: {held}")
+        if spec.start_at == "latest":
+            raise GivenError(("job",), f"{given.job}: {LIVE} (start_at: latest)")
+    lacking = [name for name in ("workers", "gradient_s") if getattr(given, name) is None]
+    if lacking:
+        raise GivenError(tuple(lacking), "must be given for bidbrain")
+
+
+def computed_per_s(workers: int, group_size: int, batch_size: int, gradient_s: float) -> float:
+    """Give the records a second that a worker has its share of, if all of them compute."""
+    machines = np.array([float(workers)])
+    capacity = float(update_capacity_per_s(machines, group_size, gradient_s)[0])
+    return capacity * group_size * batch_size / workers
+
+
+def bids(work: Work, pools: tuple[Pool, ...], given: PlanRequest) -> Decision:
+    """Decide as a job does at its beginning.
+
+    Args:
+        work: The backlog; of its rates only their number counts.
+        pools: On-demand first.
+        given: Says what machines have cost.
+
+    Raises:
+        ParameterError: If the past of a pool is too short to see an hour.
+    """
+    past = {pool.name: PriceHistory((0.0,), (pool.usd_per_hour,), HOUR_S) for pool in pools}
+    now = {}
+    for asked in given.pools or ():
+        if asked.past_usd_per_hour is not None:
+            times_s, usd_per_hour = zip(*asked.past_usd_per_hour, strict=True)
+            past[asked.name] = PriceHistory(times_s, usd_per_hour, times_s[-1])
+            now[asked.name] = usd_per_hour[-1]
+    pools = tuple(replace(one, usd_per_hour=now.get(one.name, one.usd_per_hour)) for one in pools)
+    nobody = np.zeros(work.workers, np.bool_)
+    situation = Situation(
+        now_s=0.0,
+        work=work,
+        pools=pools,
+        gradient_s=given.gradient_s or 0.0,
+        up=nobody,
+        stands_in_s=np.full(work.workers, np.nan),
+        waiting=work.updates,
+    )
+    return Bidding(BidSettings(), odds_of(pools, past)).reconsider(situation, None)

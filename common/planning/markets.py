@@ -1,0 +1,153 @@
+"""From a market file and recorded availability to the pools that a plan may rent from.
+
+A plan made beforehand knows averages: of a recorded price its mean, of recorded availability the
+share of the time and how often machines go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.config.market_file import load_market
+from common.errors import UserError
+from common.simulation.experiments.draws import spot_on_average
+from common.simulation.experiments.spec import SpotSpec
+from common.traces.files import read_once, traced
+from common.traces.spec import TraceSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from common.config.market_file import SpotPool
+    from common.theory.work import Pool
+
+ENDINGS = (".csv", ".json", ".txt")
+TOGETHER = (
+    "availability was recorded of all machines together, which come and go at once; the probability"
+    " is that of machines that each go by themselves: `doll simulate` with `together: true` knows"
+)
+
+
+class Rentable(NamedTuple):
+    """What a market offers to a plan."""
+
+    pools: tuple[Pool, ...]  # spot
+    on_demand_usd_per_hour: float | None  # None: no market file says it
+    notes: tuple[str, ...]
+    # By pool, where its prices were recorded: each from so many seconds on, until the last.
+    past_usd_per_hour: Mapping[str, Sequence[tuple[float, float]]]
+
+
+@read_once()
+def rentable(
+    market: Path | None, traces: Path | None, usd_per_hour: float | None, workers: int | None
+) -> Rentable:
+    """Read a market file, recordings of availability, or both.
+
+    Args:
+        market: The market file.
+        traces: A folder of recordings, each of the pool that its file is called after; without a
+            market file each is a pool.
+        usd_per_hour: Of all spot machines, where no market file says it.
+        workers: How many machines may be wanted; None: nobody says.
+
+    Raises:
+        UserError: If a file cannot be read or makes no sense, by its field and place.
+    """
+    recorded = {} if traces is None else _recordings(traces)
+    if market is None:
+        if usd_per_hour is None:
+            raise UserError("--traces: say what spot machines cost: --spot-price, or --market FILE")
+        specs = [
+            SpotSpec(name=name, usd_per_hour=usd_per_hour, availability=one, together=True)
+            for name, one in recorded.items()
+        ]
+        pools = tuple(
+            _on_average(f"--traces: {one.name}: availability", one, Path(), workers)
+            for one in specs
+        )
+        return Rentable(pools, None, (TOGETHER,), {})
+    found = load_market(market)
+    names = [pool.name for pool in found.spot]
+    if not names:
+        raise UserError(f"{market}: spot: names no pool, so there is nothing to plan")
+    for name in recorded:
+        if name not in names:
+            problem = f"{name} is none of the market's spot pools ({', '.join(names)})"
+            raise UserError(f"--traces: {traces}: {problem}; call the file after one of them")
+    told = [_spec(pool, recorded.get(pool.name), market) for pool in found.spot]
+    average = (_on_average(f"{market}: {one.name}", one, market.parent, workers) for one in told)
+    pools = tuple(
+        replace(one, billing=found.billing(pool))
+        for one, pool in zip(average, found.spot, strict=True)
+    )
+    together = any(isinstance(spec.availability, TraceSpec) for spec in told)
+    past = {
+        one.name: _past(one.usd_per_hour, market.parent)
+        for one in told
+        if isinstance(one.usd_per_hour, TraceSpec)
+    }
+    alone_usd = found.on_demand.least_usd_per_hour
+    return Rentable(pools, alone_usd, (TOGETHER,) * together, past)
+
+
+def _past(spec: TraceSpec, folder: Path) -> list[tuple[float, float]]:
+    trace = traced(spec, folder)
+    times_s, usd_per_hour = trace.times_s.tolist(), trace.values.tolist()
+    if trace.end_s > times_s[-1]:  # until when the last price held
+        times_s, usd_per_hour = [*times_s, trace.end_s], [*usd_per_hour, usd_per_hour[-1]]
+    return list(zip(times_s, usd_per_hour, strict=True))
+
+
+def _recordings(folder: Path) -> dict[str, TraceSpec]:
+    """By the name of the pool."""
+    if not folder.is_dir():
+        raise UserError(f"--traces: {folder}: there is no such folder")
+    found: dict[str, TraceSpec] = {}
+    for path in sorted(folder.iterdir()):
+        name = path.name.removesuffix(".gz").removesuffix(".xz")
+        ending = next((each for each in ENDINGS if name.endswith(each)), None)
+        if ending and path.is_file():
+            found[name.removesuffix(ending)] = TraceSpec(file=str(path.resolve()))
+    if not found:
+        endings = ", ".join(ENDINGS)
+        raise UserError(f"--traces: {folder}: holds no recording ({endings}; also .gz or .xz)")
+    return found
+
+
+def _on_average(where: str, spec: SpotSpec, folder: Path, workers: int | None) -> Pool:
+    try:
+        return spot_on_average(spec, folder, workers or _least_workers(spec, folder))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _least_workers(spec: SpotSpec, folder: Path) -> int:
+    recorded = spec.availability
+    most = traced(recorded, folder).values.max() if isinstance(recorded, TraceSpec) else 1
+    if most > 1:
+        raise UserError(f"counts up to {most:g} machines: say how many --workers want one")
+    return 1
+
+
+def _spec(pool: SpotPool, recorded: TraceSpec | None, market: Path) -> SpotSpec:
+    if pool.usd_per_hour == "history":
+        problem = "usd_per_hour: history is what EC2 tells while machines are rented; for a plan"
+        raise UserError(
+            f"{market}: {pool.name}: {problem} write what `doll prices` says, or a recorded series"
+        )
+    availability = recorded or pool.trace or pool.availability
+    return SpotSpec(
+        name=pool.name,
+        usd_per_hour=pool.usd_per_hour,
+        availability=availability,
+        cycle_s=pool.cycle_s,
+        together=isinstance(availability, TraceSpec),
+        bid_usd_per_hour=pool.bid_usd_per_hour,
+        speed=pool.speed,
+        capacity=pool.capacity,
+        start_up_s=pool.start_up_s,
+        transfer_usd_per_gb=pool.transfer_usd_per_gb,
+    )

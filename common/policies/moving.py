@@ -1,0 +1,180 @@
+"""How many machines where streams move to the survivors: as few as keep up, and in time.
+
+Kafka keeps what arrives, so what a loss takes is compute capacity, and what it leaves is lag. How
+long all may stand still from now is what the tolerated lag and the deadline leave:
+
+    lost  spot ready            lost       lost again   on demand ready
+    ------============================------------------================---
+    lag grows  worked off                         |     spot is back, too; worked off, then it goes
+                                                  on demand is ordered: spot may be too late
+
+Machines on spot are as many as keep up, and are asked for anew when they are lost. Those on demand
+are there when nothing else is sure to be in time, and while another loss would be too much.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from common.policies.adaptive import LATE
+from common.policies.policy import ON_DEMAND, MachineCount
+from common.policies.reassign import Computing, machines_for_rate, update_capacity_per_s
+from common.policies.spot import life_s
+from common.ports.machines import Offer
+from common.theory.preemption import distribution_of_running
+
+if TYPE_CHECKING:
+    from common.policies.policy import Situation
+    from common.policies.spot import Spot
+    from common.theory.provisioning import Binding
+
+ROUNDING = 1e-9
+
+
+class Moving(NamedTuple):
+    """How many machines there shall be, and why."""
+
+    spot: int
+    on_demand: int
+    reason: str
+
+
+class Prospect(NamedTuple):
+    """What machines come to."""
+
+    runtime_s: float  # until the work is done
+    lacks: Binding | None  # what keeps them from being in time; None: nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Backlog:
+    """What waits, what may, and what machines make of it; machines are sums of their speeds."""
+
+    situation: Situation
+    spot: Spot
+    max_lag_s: float | None
+    look_s: float  # until a loss is noticed, at most
+
+    @property
+    def lag_s(self) -> float:
+        """In which time what waits has arrived."""
+        return (self.situation.waiting or 0.0) / self.situation.work.updates_per_s
+
+    @property
+    def time_s(self) -> float:
+        """Until the deadline, less what arrivals may be late."""
+        work = self.situation.work
+        return work.deadline_s - LATE * math.sqrt(work.records) / work.records_per_s
+
+    @property
+    def arrives_in_s(self) -> float:
+        """Until what is to be trained on has arrived."""
+        return max(self.situation.work.undisturbed_s - self.lag_s, 0.0)
+
+    @property
+    def ahead_s(self) -> float:
+        """From the loss of a machine until one on demand works in its place."""
+        return self.situation.pools[ON_DEMAND].start_up_s + self.look_s
+
+    def made(self, machines: float) -> float:
+        """Give the seconds of arrivals that are worked off in a second: capacity over arrivals."""
+        work, many = self.situation.work, np.array([machines])
+        capacity = update_capacity_per_s(many, work.group_size, self.situation.gradient_s)
+        return float(capacity[0]) / work.updates_per_s
+
+    @cached_property
+    def needed(self) -> int:
+        """Machines of speed 1 that keep up and are in time.
+
+        What waits too long is worked off while the machines live that are started for it.
+        """
+        work, lives_s = self.situation.work, [life_s(pool) for pool in self.spot.pools]
+        too_long_s = 0.0 if self.max_lag_s is None else max(self.lag_s - self.max_lag_s, 0.0)
+        by_lag = 1 + too_long_s / max(max(lives_s, default=math.inf), 1.0)
+        share = self.spot.share if self.spot.pools else 1.0
+        least_s = self.arrives_in_s + self.look_s  # nothing is done before it has arrived
+        by_deadline = work.undisturbed_s / max(self.time_s - self.ahead_s, least_s) / share
+        pace = max(Computing(self.situation.gradient_s).headroom, by_lag, by_deadline)
+        rate_per_s = pace * work.updates_per_s
+        found = machines_for_rate(rate_per_s, work.group_size, self.situation.gradient_s)
+        return min(work.group_size if found is None else found, work.workers)
+
+    def before_deadline_s(self, machines: float = 0.0, seconds: float = 0.0) -> float:
+        """Say how long all may stand still for the deadline, after so long with so many machines.
+
+        Those that are needed work from then on.
+        """
+        left_s = self.situation.work.undisturbed_s - seconds * self.made(machines)
+        takes_s = max(left_s, 0.0) / max(self.made(self.needed), ROUNDING)
+        return self.time_s - seconds - takes_s
+
+    def spare_s(self, machines: float = 0.0, seconds: float = 0.0) -> float:
+        """Say the same for the deadline and the tolerated lag."""
+        spare_s = self.before_deadline_s(machines, seconds)
+        if self.max_lag_s is None or not self.arrives_in_s:
+            return spare_s
+        lag_s = max(self.lag_s + seconds * (1 - self.made(machines)), 0.0)
+        return min(spare_s, self.max_lag_s - lag_s)
+
+    def prospect(self, spots: int, on_demand: int) -> Prospect:
+        """Say what so many machines come to, of those on spot as many as run on average."""
+        left_s, deadline_s = self.situation.work.undisturbed_s, self.situation.work.deadline_s
+        mean = float(np.mean([pool.speed for pool in self.spot.pools])) if spots else 0.0
+        chances = distribution_of_running(spots, self.spot.share) if spots else np.ones(1)
+        running = enumerate(chances.tolist())
+        made = math.fsum(each * self.made(on_demand + mean * many) for many, each in running)
+        runtime_s = max(left_s / made if made else math.inf, self.arrives_in_s)
+        most = self.made(self.needed)
+        if max(left_s / most if most else math.inf, self.arrives_in_s) > deadline_s:
+            return Prospect(runtime_s, "infeasible")
+        return Prospect(runtime_s, "stability" if most < 1 and self.arrives_in_s else None)
+
+    def lost_s(self, certain: int) -> float:
+        """Say how much of that goes when the largest pool does, and machines on demand are left."""
+        had, needed = self.spot.had, self.needed
+        left = 1 - float(had.max() / had.sum()) if had.any() else 0.0
+        return self.ahead_s * max(1 - self.made(certain + (needed - certain) * left), 0.0)
+
+
+def moving(backlog: Backlog, reliable: int = 0, *, first: bool) -> Moving:
+    """Count machines on spot and on demand.
+
+    Args:
+        backlog: How things stand.
+        reliable: Machines that are on demand in any case.
+        first: Whether nothing was ordered before, so that nothing is missing yet.
+    """
+    spot, needed = backlog.spot, backlog.needed
+    if not spot.pools:
+        return Moving(0, max(needed, reliable), "no spot machine pays")
+    alone = backlog.situation.pools[ON_DEMAND]
+    there = backlog.situation.machines.get(Offer(alone.name), MachineCount())
+    speeds = np.array([pool.speed for pool in spot.pools])
+    ready = float(spot.ready @ speeds)
+    missing = 0 if first else max(math.ceil(needed - ready - ROUNDING), 0)
+    # So many that the loss of all others could be borne, if it came while nothing lagged.
+    most_s = math.inf if backlog.max_lag_s is None else backlog.max_lag_s
+    most_s = min(most_s, backlog.before_deadline_s())
+    certain = bisect_left(range(needed), x=True, key=lambda n: backlog.lost_s(n) <= most_s)
+    certain = max(certain, reliable)
+    on_demand, reason = certain, "as many as keep up"
+    soon_s = backlog.spare_s(ready + there.ready, backlog.ahead_s)
+    if missing and soon_s < backlog.look_s:
+        on_demand, reason = max(missing, certain), "no more time to wait for spot machines"
+    elif sum(there) > certain:
+        risky = backlog.spare_s() < backlog.lost_s(0)
+        stays = sum(there) if risky else min(there.ready, missing)
+        on_demand = max(min(stays, needed), certain)
+        reason = "another loss would be too much" if risky else "until spot machines are ready"
+    # Spot machines work until those that take their place for certain are ready.
+    replaced = certain if first else min(certain, there.ready)
+    lacks, had = max(needed - replaced, 0) - float(spot.had @ speeds), int(spot.had.sum())
+    change = lacks / speeds[0] if lacks > 0 else -math.floor(-lacks / speeds.max() + ROUNDING)
+    spots = had + math.ceil(float(change) - ROUNDING)
+    return Moving(min(spots, backlog.situation.work.workers), on_demand, reason)

@@ -1,0 +1,151 @@
+"""Spot machines over several pools: what a ready second costs, and where to ask for how many."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.policies.policy import MachineCount
+from common.ports.machines import Offer
+from common.theory.preemption import effective_availability
+
+if TYPE_CHECKING:
+    from common.policies.policy import Decision, Situation
+    from common.theory.work import Pool
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Counts: TypeAlias = npt.NDArray[np.int64]
+
+# Relative, of a ready second. Pools that close share machines: a loss takes some of them only, and
+# the others are known to give more.
+EQUAL_PRICES = 0.05
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spot:
+    """The spot pools that are worth their price, the best first; arrays are (Z,)."""
+
+    pools: tuple[Pool, ...]
+    usd_per_s: Array  # of a ready second
+    asked: Counts  # machines, by the last decision
+    ready: Counts
+    had: Counts  # ready or coming
+
+    @property
+    def room(self) -> Array:
+        """How many more can be had at all."""
+        most = [math.inf if pool.capacity is None else pool.capacity for pool in self.pools]
+        return np.array(most) - self.had
+
+    @property
+    def gone(self) -> bool:
+        """Whether everything that was asked for has been lost, everywhere."""
+        return bool(self.asked.all()) and not self.had.any()
+
+    @property
+    def scarce(self) -> bool:
+        """Whether a pool gives machines, and fewer than it is asked for: each is lost by itself."""
+        some = self.had > 0
+        return bool(some.any() and (self.asked > self.had)[some].all())
+
+    @property
+    def main(self) -> Pool:
+        """The pool that matters most now."""
+        return self.pools[int(np.argmax(self.had))]
+
+    @property
+    def share(self) -> float:
+        """Which share of the machines asked for is ready, on average.
+
+        Where all are given, lost ones are replaced at once: only start-up takes its part.
+        """
+        main = self.main
+        delivers = effective_availability(main)
+        return delivers if self.scarce or not main.availability else delivers / main.availability
+
+    def offers(self, wanted: int) -> dict[Offer, int]:
+        """Say the same as `counts` by offer."""
+        return {Offer(self.pools[at].name): count for at, count in self.counts(wanted).items()}
+
+    def counts(self, wanted: int) -> dict[int, int]:
+        """Say how many machines of which pools there shall be; a pool that is not named is left.
+
+        Machines stay where they are. What is missing is asked for in the cheapest pools that have
+        not just refused; of those that have, one machine tells when that is over. Where all have,
+        all are asked for all of it.
+        """
+        missing = wanted - int(self.had.sum())
+        there = {index: int(count) for index, count in enumerate(self.had) if count}
+        if missing <= 0:
+            return self._without(there, -missing)
+        refused = self.asked > self.had
+        give = np.flatnonzero(~refused & (self.room > 0))
+        if give.size:
+            alike = give[self.usd_per_s[give] <= self.usd_per_s[give].min() * (1 + EQUAL_PRICES)]
+            counts = dict.fromkeys(np.flatnonzero(refused).tolist(), 1) | there
+            for left, index in zip(range(len(alike), 0, -1), alike.tolist(), strict=True):
+                more = int(min(math.ceil(missing / left), self.room[index]))
+                missing -= more
+                if more:
+                    counts[index] = there.get(index, 0) + more
+            return counts
+        return {
+            index: int(count + min(missing, room))
+            for index, (count, room) in enumerate(zip(self.had, self.room, strict=True))
+        }
+
+    def _without(self, there: dict[int, int], surplus: int) -> dict[int, int]:
+        """Let machines go where they are dearest."""
+        for index in sorted(there, reverse=True):
+            if there[index] <= surplus:
+                surplus -= there.pop(index)
+            else:
+                there[index] -= surplus
+                break
+        return there
+
+
+def ready_usd_per_s(pool: Pool) -> float:
+    """Give the price of a second in which a machine of a pool is ready, at speed 1.
+
+    Machines live for exponential times of mean u. Of their time they are ready for exp(-S / u), and
+    billed as `Billing.paid_share` says.
+    """
+    mean_s = life_s(pool)
+    if pool.availability == 1:
+        return (pool.usd_per_s + pool.transfer_usd_per_s) / pool.speed
+    if not mean_s:
+        return math.inf
+    usd_per_s = pool.usd_per_s * pool.billing.paid_share(mean_s) + pool.transfer_usd_per_s
+    return usd_per_s * math.exp(min(pool.start_up_s / mean_s, 700.0)) / pool.speed
+
+
+def life_s(pool: Pool) -> float:
+    """Give the mean time for which a machine of a pool is there."""
+    return pool.availability * pool.cycle_s
+
+
+def spot_of(situation: Situation, last: Decision | None, least_speed: float = 0.0) -> Spot:
+    """Put the pools that pay, and whose machines are fast enough, in the order of their price."""
+    alone, *others = situation.pools
+    limit = ready_usd_per_s(alone)
+    usable = [
+        (usd, pool)
+        for pool in others
+        if (usd := ready_usd_per_s(pool)) < limit and pool.speed > least_speed
+    ]
+    usable.sort(key=lambda one: one[0])
+    pools = tuple(pool for _, pool in usable)
+    there = [situation.machines.get(Offer(pool.name), MachineCount()) for pool in pools]
+    asked = {} if last is None else last.machines
+    return Spot(
+        pools,
+        np.array([usd for usd, _ in usable]),
+        np.array([asked.get(Offer(pool.name), 0) for pool in pools], np.int64),
+        np.array([each.ready for each in there], np.int64),
+        np.array([each.ready + each.coming for each in there], np.int64),
+    )

@@ -1,0 +1,201 @@
+"""Who holds the weights changes while a job runs: what is stored is what others begin with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec import UNSET
+
+from common.core import commands as do
+from common.core import events
+from common.core.messages import GENESIS, Lead, ModelId
+from common.core.settings import AggregationSettings, SliceSettings
+from common.core.snapshots import Snapshot
+from tests.unit.core.bench import QUIET, Bench, changed
+from tests.unit.core.examples import A, B, P, of_kind, the
+from tests.unit.core.leaders import update
+from tests.unit.core.test_group import GROUP, begun
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+    from common.core.settings import CoordinatorSettings
+    from tests.unit.core.leaders import Topic
+
+BOARD = changed(GROUP, aggregation=None, revision=1)
+MEMBERS = changed(QUIET, aggregation=AggregationSettings(), revision=1)
+SLICED = changed(GROUP, aggregation=AggregationSettings(slices=SliceSettings(2)), revision=1)
+MADE = ModelId(0, 1)
+
+
+def led() -> Bench:
+    """A leader that holds the weights, after its first update."""
+    bench = Bench()
+    bench.lead()
+    bench.see(A, B)
+    bench.announce(A, B)
+    bench.compute()
+    bench.read_updates()
+    return bench
+
+
+def ordered(bench: Bench, since: int) -> list[int]:
+    """Batches that were asked for since so many commands."""
+    triggers = [each.trigger for each in of_kind(bench.said[since:], do.PostTrigger)]
+    return [b.offset for trigger in triggers for order in trigger.orders for b in order.batches]
+
+
+def test_a_leader_stores_the_newest_version_as_members_copy_it_and_stands_again() -> None:
+    # J=1 of 0, 1   2, 3 in flight: put back   stored: a snapshot says so   Lead(base J=1), members
+    bench = led()
+    bench.announce(A, B)
+    said = bench.feed(events.SettingsChanged(MEMBERS))
+    published = the(said, do.PublishSnapshot)
+    assert (published.snapshot.made, published.checkpoint, published.state) == (MADE, True, True)
+    assert [each.offset for each in published.snapshot.waiting] == [2, 3]
+    since = len(bench.said)
+    bench.announce(A, B)
+    assert ordered(bench, since) == []
+
+    said = bench.feed(events.StateStored(MADE))
+    stored = the(said, do.PublishSnapshot).snapshot
+    assert (stored.made, stored.stored) == (MADE, (MADE,))
+    assert [type(each) for each in said[-2:]] == [do.StepDown, do.FindSnapshots]
+    bench.find("hot", stored)
+    assert of_kind(bench.said, do.RestoreSnapshot)[-1].members
+    bench.feed(events.SnapshotRestored(5))
+    lead = bench.updates[-1]
+    assert isinstance(lead, Lead)
+    assert (lead.base, lead.exact, lead.slices) == (MADE, True, 0)
+    bench.read_updates()
+    bench.see(A, B)
+    orders = of_kind(bench.said, do.PostTrigger)[-1].trigger.group
+    assert orders is not UNSET
+    assert (orders.made, orders.slices) == (MADE, 0)
+
+
+def test_members_store_the_newest_version_and_the_coordinator_begins_with_it() -> None:
+    group = begun(A, B)
+    group.finish(A, B)
+    group.read_back()
+    group.bench.announce(A, B, A)
+    group.settle()  # they have entered the next update
+    group.bench.feed(events.SettingsChanged(BOARD))
+    group.settle()
+    assert len(group.stores) == 1
+    assert of_kind(group.bench.said, do.StepDown)
+    stored = group.bench.published[-1]
+    assert (stored.made, stored.in_storage) == (ModelId(0, 1), True)
+    assert [each.offset for each in stored.waiting] == [3, 4, 5]
+    bench = group.bench
+    bench.find("hot", stored)
+    restored = of_kind(bench.said, do.RestoreSnapshot)[-1]
+    assert (restored.snapshot.made, restored.members) == (MADE, False)
+    bench.feed(events.SnapshotRestored(5))
+    lead = bench.updates[-1]
+    assert isinstance(lead, Lead)
+    assert (lead.base, lead.exact, lead.slices) == (MADE, True, UNSET)
+    bench.read_updates()
+    assert bench.machine.leader is not None
+
+
+def test_before_the_first_update_nothing_is_to_be_stored() -> None:
+    bench = Bench()
+    bench.lead()
+    said = bench.feed(events.SettingsChanged(MEMBERS))
+    assert not of_kind(said, do.PublishSnapshot)
+    assert [type(each) for each in said[-2:]] == [do.StepDown, do.FindSnapshots]
+
+
+def test_whoever_changes_his_mind_before_it_is_stored_goes_on() -> None:
+    bench = led()
+    bench.announce(A, B)
+    bench.feed(events.SettingsChanged(MEMBERS))
+    since = len(bench.said)
+    bench.feed(events.SettingsChanged(changed(QUIET, revision=2)))
+    assert ordered(bench, since) == [2, 3]
+    bench.feed(events.StateStored(MADE))  # too late to count
+    assert not of_kind(bench.said, do.StepDown)
+
+
+def test_a_version_that_is_not_the_newest_is_no_beginning() -> None:
+    bench = led()
+    bench.feed(events.SettingsChanged(MEMBERS))
+    bench.feed(events.StateStored(GENESIS))
+    assert not of_kind(bench.said, do.StepDown)
+
+
+def test_how_members_share_the_weights_can_change_without_a_lead() -> None:
+    one = AggregationSettings(slices=SliceSettings(2, owners=1))
+    group = begun(A, B, bench=Bench(SLICED))
+    assert all(len(owners) == 2 for owners in group.owners())
+    group.finish(A, B)
+    group.read_back()
+    group.bench.feed(events.SettingsChanged(changed(SLICED, aggregation=one, revision=2)))
+    group.see()
+    group.settle()
+    assert all(len(owners) == 1 for owners in group.owners())
+    assert not of_kind(group.bench.said, do.StepDown)
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_force", "stored", "leads"),
+    [
+        (BOARD, 0, (), 0),  # members alone have it: they store it first
+        (BOARD, 0, (MADE,), UNSET),
+        (BOARD, 2, (), 2),
+        (SLICED, 0, (), 0),
+        (SLICED, 0, (MADE,), 2),
+        (MEMBERS, UNSET, (), UNSET),  # the coordinator stores it first
+        (MEMBERS, UNSET, (MADE,), 0),
+        (MEMBERS, 0, (), 0),
+    ],
+)
+def test_a_candidate_leads_as_its_job_says_once_that_can_have_the_newest_update(
+    settings: CoordinatorSettings,
+    in_force: int | UnsetType,
+    stored: tuple[ModelId, ...],
+    leads: int | UnsetType,
+) -> None:
+    topic: Topic = [Lead(-1, GENESIS, "c0", 0, slices=in_force), update(0, 1, 0, 1)]
+    bench = Bench(settings, updates=topic)
+    snapshot = Snapshot(
+        *(0, MADE, 2, 2, {P: 20}), poison=(), stored=stored or UNSET, slices=in_force
+    )
+    bench.stand(snapshot)
+    assert isinstance(lead := bench.updates[-1], Lead)
+    assert (lead.base, lead.slices) == (MADE, leads)
+    assert lead.exact == (UNSET if leads is in_force is UNSET else True)
+
+
+def test_an_update_of_members_in_between_makes_the_lead_of_the_board_void() -> None:
+    topic: Topic = [Lead(-1, GENESIS, "c0", 0, slices=0), update(0, 1, 0, 1)]
+    bench = Bench(BOARD, updates=topic)
+    stored = Snapshot(0, MADE, 2, 2, {P: 20}, poison=(), stored=(MADE,), slices=0)
+    bench.stand(stored)
+    bench.updates.insert(2, update(0, 2, 2, 3))
+    assert the(bench.read_updates(), do.FindSnapshots).source == "hot"
+    bench.find("hot", stored)
+    bench.feed(events.SnapshotRestored(9))
+    assert isinstance(lead := bench.updates[-1], Lead)
+    assert (lead.base, lead.slices) == (ModelId(0, 2), 0)
+    bench.read_updates()
+    assert bench.machine.leader is not None
+    assert bench.machine.leader.parting
+
+
+def test_where_the_coordinator_led_last_no_snapshot_will_do_of_which_members_have_the_weights() -> (
+    None
+):
+    # the one of epoch 0 is a stale copy: its leader stored J=1, and said so
+    topic: Topic = [
+        Lead(-1, GENESIS, "c0", 0, slices=0),
+        update(0, 1, 0, 1),
+        Lead(0, MADE, "c1", 5, exact=True),
+    ]
+    bench = Bench(changed(QUIET, revision=2), updates=topic)
+    members = Snapshot(0, MADE, 2, 2, {P: 20}, poison=(), slices=0)
+    bench.stand(members)
+    assert isinstance(lead := bench.updates[-1], Lead)
+    assert (lead.base, lead.slices) == (GENESIS, UNSET)

@@ -1,0 +1,30 @@
+"""How old the oldest record of each stream is, by when it had a machine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.theory.lags import StreamLags
+
+
+def test_lag_grows_without_a_machine_and_is_worked_off_with_one() -> None:
+    # lost at 10, asked at 30, served at 50, lost again at 60: at a load of 0.8 a quarter is gained
+    lags, load = StreamLags(1, 0.0), np.array([0.8])
+    told = [
+        lags.at(at_s, np.array([since_s]), load).item()
+        for at_s, since_s in ((10, 10), (30, 10), (50, 50), (58, 58), (70, 60), (70, 60))
+    ]
+    assert told == [0.0, 20.0, 40.0, 38.0, 47.5, 47.5]
+
+
+def test_one_that_never_had_a_machine_lags_since_the_beginning() -> None:
+    lags = StreamLags(2, 100.0)
+    since_s = np.array([100.0, 160.0])
+    assert lags.at(160.0, since_s, np.full(2, 0.01)).tolist() == [60.0, 0.0]
+
+
+def test_a_machine_that_is_too_slow_never_catches_up() -> None:
+    lags, since_s = StreamLags(1, 0.0), np.array([0.0])
+    lags.at(50.0, since_s, np.array([2.0]))
+    lags.at(51.0, np.array([51.0]), np.array([2.0]))
+    assert lags.at(500.0, np.array([500.0]), np.array([2.0])).item() == 51.0

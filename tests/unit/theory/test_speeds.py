@@ -1,0 +1,68 @@
+"""How fast machines of several pools are, from the updates that they make together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.theory.errors import ParameterError
+from common.theory.speeds import SpeedTally
+
+HALF_LIFE_S = 600.0
+GRADIENT_S = 0.1
+
+
+def tally_of(said: list[float], true: list[float], seed: int, updates: int = 300) -> SpeedTally:
+    """Twenty gradients an update, of pools in random shares."""
+    rng, tally = np.random.default_rng(seed), SpeedTally(said, HALF_LIFE_S)
+    for now_s in range(updates):
+        made = rng.multinomial(20, rng.dirichlet(np.ones(len(true))))
+        mean_s = float(made @ (GRADIENT_S / np.array(true))) / 20
+        tally.add(float(now_s), made.tolist(), mean_s * rng.normal(1.0, 0.02))
+    return tally
+
+
+@given(
+    st.lists(st.floats(0.5, 3.0), min_size=1, max_size=3),
+    st.lists(st.floats(0.5, 3.0), min_size=3, max_size=3),
+    st.integers(0, 1000),
+)
+def test_speeds_are_found_whatever_was_said_of_them(
+    spot: list[float], said: list[float], seed: int
+) -> None:
+    true = [1.0, *spot]
+    found = tally_of([1.0, *said[: len(spot)]], true, seed).speeds
+    assert found == pytest.approx(true, rel=0.25)
+
+
+def test_what_was_not_seen_is_as_said() -> None:
+    tally = SpeedTally([1.0, 2.0, 3.0], HALF_LIFE_S)
+    assert tally.speeds.tolist() == [1.0, 2.0, 3.0]
+    for now_s in range(100):
+        tally.add(float(now_s), [0, 20, 0], GRADIENT_S)
+    assert tally.speeds == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_of_one_mix_alone_what_was_said_of_the_pools_stays() -> None:
+    tally = SpeedTally([1.0, 2.0], HALF_LIFE_S)
+    for now_s in range(100):
+        tally.add(float(now_s), [10, 10], 0.75 * GRADIENT_S)
+    assert tally.speeds == pytest.approx([1.0, 2.0])
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    tally = tally_of([1.0, 1.0], [1.0, 2.0], 1)
+    rng = np.random.default_rng(2)
+    for now_s in range(20_000, 20_300):
+        fast = int(rng.integers(1, 20))
+        tally.add(float(now_s), [20 - fast, fast], ((20 - fast) + fast / 3) / 20 * GRADIENT_S)
+    assert tally.speeds == pytest.approx([1.0, 3.0], rel=0.05)
+
+
+def test_speeds_and_times_that_make_no_sense_are_named() -> None:
+    with pytest.raises(ParameterError, match="speed"):
+        SpeedTally([1.0, 0.0], HALF_LIFE_S)
+    with pytest.raises(ParameterError, match="half_life_s"):
+        SpeedTally([1.0], 0.0)
