@@ -17,7 +17,7 @@ from tests import compose
 from tests.compose import ROOT, SECRETS, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
 KAFKA = ROOT / "deploy/compose/kafka/server.properties"
@@ -100,6 +100,7 @@ class Stack:
                 [*CLI, *service["command"]],
                 self._folder / f"{container}.log",
                 environment=self.environment(service, port),
+                forks=True,
             )
 
     def environment(self, service: Part, metrics_port: int) -> dict[str, str]:
@@ -174,7 +175,7 @@ class Stack:
             child.kill()
 
 
-def compose_program(folder: Path, stack: Stack) -> None:
+def compose_program(folder: Path, stack: Stack, doll: Path) -> None:
     """A `docker-compose` that knows `run --rm SERVICE COMMAND...` alone, and runs it here."""
     service = compose.services()["admin"]
     variables = stack.environment(service, 0)
@@ -183,13 +184,9 @@ def compose_program(folder: Path, stack: Stack) -> None:
     checks = "".join(f'[ "$1" = {word} ] || exit 64; shift\n' for word in words)
     program = folder / "docker-compose"
     program.write_text(
-        f"#!/bin/sh\n{checks}{exports}unset DOLL_API DOLL_API_KEY_FILE\n{_exec(CLI)}\n"
+        f'#!/bin/sh\n{checks}{exports}unset DOLL_API DOLL_API_KEY_FILE\nexec "{doll}" "$@"\n'
     )
     program.chmod(0o755)
-
-
-def _exec(command: Sequence[str]) -> str:
-    return " ".join(["exec", *command, '"$@"'])
 
 
 def _known(replaced: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:

@@ -65,13 +65,12 @@ def answers(answer: str, expected: str) -> bool:
     return re.fullmatch(pattern, "".join(answer.split()), re.DOTALL) is not None
 
 
-def programs(folder: Path) -> str:
-    """A PATH on which `doll` and `python` are ours."""
+def programs(folder: Path, doll: Path) -> str:
+    """A PATH on which `doll` is this program, and `python` is ours."""
     folder.mkdir()
-    for name, arguments in (("doll", " -m services.cli"), ("python", "")):
-        program = folder / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
-        program.chmod(0o755)
+    for name, program in (("doll", doll), ("python", Path(sys.executable))):
+        (folder / name).write_text(f'#!/bin/sh\nexec "{program}" "$@"\n')
+        (folder / name).chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 

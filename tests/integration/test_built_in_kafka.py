@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from common.config.settings import Settings
+from common.core.audit import audit
 from common.embedded.services import Service, environment_of, stop_all
 from common.embedded.stack import EmbeddedStack
+from common.jobs.store import JobStore
 from common.runtime.connect import open_log
+from common.topics.names import control_topic, updates_topic
+from common.topics.read import read_decoded
+from common.wire.messages import decode_audit, decode_claim
 from services.cli import exits
 from tests.integration.cluster import await_condition
 
@@ -43,8 +49,8 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     logs.mkdir()
     with EmbeddedStack(Settings(threads=1), blobs=tmp_path / "blobs") as stack:
         services = [
-            Service("coordinator", "coordinator-1", stack.settings, logs),
-            Service("worker", "worker-1", stack.settings, logs),
+            Service("coordinator", "coordinator-1", stack.settings, logs, forks=True),
+            Service("worker", "worker-1", stack.settings, logs, forks=True),
         ]
         try:
             yield stack.settings
@@ -84,11 +90,16 @@ def test_a_data_set_larger_than_the_broker_waits_for_a_job_and_is_trained_whole(
     assert "large is full: from now on records go as fast as large trains them" in sent.stderr
     assert "sent 20,000 records to large" in sent.stderr
 
-    def audit() -> dict[str, object]:
-        found: dict[str, object] = json.loads(doll(settings, "audit", "large", "--json").stdout)
-        return found
+    with closing(JobStore(log)) as book:
+        record = book.get("large")
 
-    await_condition(lambda: audit()["trained"] == RECORDS, "all records are trained")
-    found = audit()
+    def trained() -> int:
+        control = read_decoded(log, control_topic(record.id), decode_claim)
+        updates = read_decoded(log, updates_topic(record.id), decode_audit)
+        return audit(record.first, control, updates, known=record.known).trained
+
+    await_condition(lambda: trained() == RECORDS, "all records are trained")
+    found = json.loads(doll(settings, "audit", "large", "--json").stdout)
+    assert found["trained"] == RECORDS
     assert (found["whole"], found["expired"], found["unsettled"]) == (True, [], 0)
     assert any(log.bounds(place).start > 0 for place in places)  # and what was trained is dropped

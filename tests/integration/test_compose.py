@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from common.embedded.kafka import EmbeddedKafka
 
-pytest_plugins = ["tests.servers"]
+pytest_plugins = ["tests.forked_doll", "tests.servers"]
 
 SCRIPTS = ROOT / "deploy/compose"
 GUIDE_S = 180.0
@@ -137,7 +137,11 @@ def stack(
 
 
 def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
-    stack: Stack, kafka: tuple[str, str], storage: tuple[str, S3Client], tmp_path: Path
+    stack: Stack,
+    kafka: tuple[str, str],
+    storage: tuple[str, S3Client],
+    doll_program: Path,
+    tmp_path: Path,
 ) -> None:
     for name in ("coordinator", "worker", "evaluator", "provisioner", "admin"):
         stack.up(name, count=2 if name == "worker" else 1)
@@ -145,8 +149,8 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
     assert not stack.ended()
     desk = tmp_path / "desk"
     desk.mkdir()
-    path = programs(tmp_path / "bin")
-    compose_program(tmp_path / "bin", stack)
+    path = programs(tmp_path / "bin", doll_program)
+    compose_program(tmp_path / "bin", stack, doll_program)
     # The guide's own commands say where everything is: by the ports that are published.
     guide = tmp_path / "compose.md"
     text = (DOCS / "start" / guide.name).read_text()

@@ -85,7 +85,7 @@ class Training:
 
     def start(self, kind: str, name: str) -> Service:
         """Start a process."""
-        service = Service(kind, name, self._settings, self._folder)
+        service = Service(kind, name, self._settings, self._folder, forks=True)
         self._services.append(service)
         return service
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytest_plugins = ["tests.forked_doll"]
+
 RECORDS = 15_000  # of each stream: more than are trained while the commands run
 LONG_S = 180.0
 ALONE = ("howto/choosing.md",)  # guides whose commands need no server
@@ -54,11 +56,11 @@ def stack(tmp_path: Path) -> Iterator[EmbeddedStack]:
 
 
 @pytest.fixture
-def reader(stack: EmbeddedStack, tmp_path: Path) -> dict[str, str]:
+def reader(stack: EmbeddedStack, doll_program: Path, tmp_path: Path) -> dict[str, str]:
     """The environment of somebody who has servers, and a port for his admin service."""
     bootstrap = embedded_settings(stack.settings.embedded_kafka).bootstrap
     return environment_of(stack.settings) | {
-        "PATH": programs(tmp_path / "bin"),
+        "PATH": programs(tmp_path / "bin", doll_program),
         "BOOTSTRAP": bootstrap,
         "DOLL_API_PORT": str(free_port()),
     }
@@ -70,8 +72,8 @@ def services(stack: EmbeddedStack, tmp_path: Path) -> Iterator[None]:
     settings, logs = stack.settings, tmp_path / "logs"
     logs.mkdir()
     others = [
-        Service("coordinator", "coordinator-1", settings, logs),
-        Service("worker", "worker-1", settings, logs),
+        Service("coordinator", "coordinator-1", settings, logs, forks=True),
+        Service("worker", "worker-1", settings, logs, forks=True),
     ]
     try:
         log = open_log(settings)
@@ -101,9 +103,9 @@ def desk(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("guide", ALONE)
 def test_commands_that_need_no_server_answer_as_the_guide_says(
-    guide: str, desk: Path, tmp_path: Path
+    guide: str, desk: Path, doll_program: Path, tmp_path: Path
 ) -> None:
-    environment = environment_of(Settings()) | {"PATH": programs(tmp_path / "bin")}
+    environment = environment_of(Settings()) | {"PATH": programs(tmp_path / "bin", doll_program)}
     wrong = what_goes_wrong([guide], desk, environment, LONG_S)
     assert not wrong, wrong
 

@@ -63,7 +63,9 @@ class Joined:
     def start(self, name: str) -> None:
         """Another process."""
         command = (sys.executable, "-m", "services.cli", "join", *OPTIONS, "--name", name)
-        self.processes[name] = Child(command, self._folder / f"{name}.log", self._environ)
+        self.processes[name] = Child(
+            command, self._folder / f"{name}.log", self._environ, forks=True
+        )
 
     def send(self) -> None:
         """Records of both sides; of each third impression there is no click."""

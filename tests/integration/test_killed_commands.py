@@ -70,7 +70,7 @@ def test_each_record_is_written_anew_once_however_often_the_command_is_killed(
 
     def replay(number: int) -> Child:
         log = tmp_path / f"replay-{number}.log"
-        return Child([*command, "--reason", "no label", "--to", fixed], log, environ)
+        return Child([*command, "--reason", "no label", "--to", fixed], log, environ, forks=True)
 
     with closing(KafkaLog(apache_kafka.settings)) as log, closing(log.writer()) as writer:
         log.create_topics([NewTopic(each) for each in (stream, f"{stream}.dlq", fixed)])
@@ -99,7 +99,8 @@ def test_each_row_of_parquet_is_sent_once_however_often_the_command_is_killed(
     environ = {**os.environ, "DOLL_KAFKA": apache_kafka.settings.bootstrap}
 
     def produce(number: int) -> Child:
-        return Child([*command, "--topic", topic], tmp_path / f"produce-{number}.log", environ)
+        log = tmp_path / f"produce-{number}.log"
+        return Child([*command, "--topic", topic], log, environ, forks=True)
 
     with closing(KafkaLog(apache_kafka.settings)) as log:
         log.create_topics([NewTopic(topic)])

@@ -50,7 +50,7 @@ def spot_worker(cluster: Cluster, metadata: MetadataServer, tmp_path: Path) -> I
     """The worker `w1`, on a machine that may be given notice."""
     update = {"notices": "ec2", "metadata_endpoint": metadata.endpoint, "log_format": "json"}
     settings = cluster.settings.model_copy(update=update)
-    worker = Service("worker", "w1", settings, tmp_path, ("--job", cluster.job))
+    worker = Service("worker", "w1", settings, tmp_path, ("--job", cluster.job), forks=True)
     yield worker
     worker.kill()
 

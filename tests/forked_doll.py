@@ -1,0 +1,182 @@
+"""A `doll` that is there at once: forked from a process that has loaded torch and all commands.
+
+As `python -m services.cli` each command would spend a second of a processor on its imports, and the
+guides have a hundred. To a shell it is a program like any other: with its own directory,
+environment, input and output; a signal reaches it, and its exit status is its program's.
+
+A test module asks for it with `pytest_plugins = ["tests.forked_doll"]`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import pkgutil
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from common.embedded.fork_server import become, load
+from common.embedded.process import short_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+LONGEST = 1 << 17  # bytes of a request
+WITH_THREADS = (".parquet",)  # of whose library the import begins one, which no fork would have
+# What a shell starts. It asks for a fork, passes signals on, and ends as the fork does.
+PROGRAM = """\
+#!{python} -ISE
+import os, signal, socket, sys
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect({path!r})
+words = [os.getcwd(), str(len(sys.argv) - 1), *sys.argv[1:]]
+words += [f"{{name}}={{value}}" for name, value in os.environ.items()]
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: server.send(bytes([number])))
+socket.send_fds(server, [os.fsencode("\\0".join(words))], [0, 1, 2])
+status = int(server.recv(100) or -signal.SIGKILL)
+if status < 0:
+    signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+
+
+@pytest.fixture(scope="session")
+def doll_program() -> Iterator[Path]:
+    """The program."""
+    with (
+        tempfile.TemporaryDirectory(dir=short_folder()) as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked,
+    ):
+        path = Path(folder) / "socket"
+        asked.bind(str(path))
+        asked.listen(64)
+        program = Path(folder) / "doll"
+        program.write_text(PROGRAM.format(python=sys.executable, path=str(path)))
+        program.chmod(0o755)
+        own = os.pathsep.join([str(ROOT), str(ROOT / "common" / "public")])
+        with subprocess.Popen(  # noqa: S603 -- our own command line
+            [sys.executable, "-P", "-m", __name__, str(asked.fileno())],
+            stdin=subprocess.PIPE,  # which ends with us, and so does the server
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": own, "OPENBLAS_NUM_THREADS": "1"},
+            pass_fds=[asked.fileno()],
+        ) as server:
+            asked.close()  # so that nobody waits for a server that has ended
+            yield program
+            assert server.stdin is not None
+            server.stdin.close()
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+class Running(NamedTuple):
+    """One that was forked, and who asked for it."""
+
+    pid: int
+    pidfd: int
+    asked: socket.socket
+
+
+class Server:
+    """Forks for each request; a fork comes back from `serve` with what it is to be."""
+
+    def __init__(self, door: socket.socket) -> None:
+        self._door = door
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(door, selectors.EVENT_READ)
+        self._selector.register(0, selectors.EVENT_READ)
+
+    def serve(self) -> list[str] | None:
+        """Serve until whoever started this ends, which gives None."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd == 0:
+                    return None
+                if key.fileobj is self._door:
+                    asked, _ = self._door.accept()
+                    with suppress(BrokenPipeError):
+                        if words := self._fork(asked):
+                            return words
+                    break  # of those that were selected some may be gone
+                self._hear(key.data, ended=key.fd == key.data.pidfd)
+                break
+
+    def _fork(self, asked: socket.socket) -> list[str]:
+        """Fork, and give what is asked for in the new process, and nothing in this one."""
+        said, fds, _, _ = socket.recv_fds(asked, LONGEST, 3)
+        if len(fds) < 3:
+            asked.close()
+            return []
+        server = os.getpid()
+        pid = os.fork()
+        if pid:
+            running = Running(pid, os.pidfd_open(pid), asked)
+            self._selector.register(running.pidfd, selectors.EVENT_READ, running)
+            self._selector.register(asked, selectors.EVENT_READ, running)
+        else:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            if os.getppid() != server:
+                os._exit(1)
+            os.setsid()
+            for number, fd in enumerate(fds):
+                os.dup2(fd, number)
+            for key in list(self._selector.get_map().values()):
+                if key.fd > 2:
+                    os.close(key.fd)
+            self._selector.close()
+            os.close(asked.detach())
+        for fd in fds:
+            os.close(fd)
+        return [] if pid else os.fsdecode(said).split("\0")
+
+    def _hear(self, running: Running, *, ended: bool) -> None:
+        """One has ended, or who asked for it has passed on a signal or is gone."""
+        if not ended:
+            said = running.asked.recv(1)
+            signal.pidfd_send_signal(running.pidfd, said[0] if said else signal.SIGKILL)
+            if not said:
+                self._selector.unregister(running.asked)
+            return
+        _, status = os.waitpid(running.pid, 0)
+        self._selector.unregister(running.pidfd)
+        with suppress(KeyError):
+            self._selector.unregister(running.asked)
+        with suppress(BrokenPipeError):
+            running.asked.send(b"%d" % os.waitstatus_to_exitcode(status))
+        running.asked.close()
+        os.close(running.pidfd)
+
+
+def main() -> None:
+    """Load everything and serve; in a fork, be the command."""
+    import services.cli  # noqa: PLC0415 -- the tests need none of it
+
+    for found in pkgutil.walk_packages(services.cli.__path__, "services.cli."):
+        if not found.name.endswith(("__main__", *WITH_THREADS)):
+            importlib.import_module(found.name)
+    load()
+    words = Server(socket.socket(fileno=int(sys.argv[1]))).serve()
+    if words is None:
+        os._exit(0)
+    folder, count, *others = words
+    arguments, variables = others[: int(count)], others[int(count) :]
+    environment = dict(each.split("=", 1) for each in variables)
+    become("services.cli", arguments, environment, folder)
+
+
+if __name__ == "__main__":
+    main()
