@@ -21,6 +21,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from common.adapters.kafka import KafkaLog
 from common.core.spans import Partition
+from common.errors import UnavailableError
 from common.ports.servers import NewTopic
 from common.testing.log import MemoryLog
 
@@ -380,15 +381,33 @@ PATIENCE_S = 20.0
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
-    """Call until true; the call itself is expected to wait a little."""
+    """Call until true; the call itself is expected to wait a little.
+
+    Where a broker is unavailable nobody knows yet: one that has just come back may need longer than
+    the short time-out of a request here, above all where the machine is busy.
+    """
     deadline = time.monotonic() + timeout_s
-    while not condition():
+
+    def holds() -> object:
+        try:
+            return condition()
+        except UnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+            return False
+
+    while not holds():
         assert time.monotonic() < deadline, "it did not come true in time"
 
 
 def filled(rig: Rig, topic: str, count: int) -> Partition:
     """A topic of one partition with records 0, 1, 2, ..., each saying its own offset."""
-    rig.log.create_topics([NewTopic(topic)])
+
+    def is_there() -> bool:
+        rig.log.create_topics([NewTopic(topic)])
+        return topic in rig.log.describe([topic])
+
+    eventually(is_there)
     for i in range(count):
         rig.writer.append(topic, b"%d" % i)
     assert rig.writer.flush(PATIENCE_S)
