@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/pip install
 TESTS := $(BIN)/pytest -q --durations=40
 SEEDS ?= 10000
 MINUTES ?= 5
@@ -21,7 +22,7 @@ $(INSTALLED): pyproject.toml common/public/pyproject.toml constraints.txt
 		{ echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	@echo "installing (PyTorch is large: this takes a minute or more) ..."
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable common/public --editable '.[dev]'
+	$(INSTALL) --quiet --constraint constraints.txt --editable common/public --editable '.[dev]'
 	@touch $@
 
 demo: $(INSTALLED)  ## train on a live stream, kill a worker half-way, prove that nothing was lost
