@@ -246,11 +246,18 @@ def test_importing_starts_nothing() -> None:
 
 def test_the_protocol_needs_no_torch() -> None:
     paths = sources("common/core", "common/adapters")
-    modules = [module(path) for path in paths if named(path) != TORCH_GROUP]
-    peek = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
 
+    assert not loads_torch(*[module(path) for path in paths if named(path) != TORCH_GROUP])
+
+
+def test_a_worker_hears_of_its_job_before_it_loads_torch() -> None:
+    assert not loads_torch("services.worker.__main__")
+
+
+def loads_torch(*modules: str) -> bool:
+    """Whether PyTorch is there once these are imported."""
+    peek = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     answer = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", peek], cwd=ROOT, capture_output=True, text=True, check=True
     )
-
-    assert answer.stdout.strip() == "False"
+    return answer.stdout.strip() == "True"

@@ -564,6 +564,7 @@ class StateReport(msgspec.Struct, frozen=True, tag="state"):
     slices: Slices = UNSET  # whose optimizer state it holds at that version
     tier: Tier | UnsetType = UNSET  # of its machine; left out: spot, or it matters to nobody
     began_s: float | UnsetType = UNSET  # when its process did, since 1970
+    room: int | UnsetType = UNSET  # slices whose optimizer state it has memory for; left out: all
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored"):

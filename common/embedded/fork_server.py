@@ -41,7 +41,7 @@ _ROOT = Path(__file__).parents[2]  # where our packages lie, in a checkout or in
 # What they import only when they need it.
 _LATER = (
     *("common.adapters.kafka", "common.adapters.redis.exchange", "common.adapters.blobs.disk"),
-    *("common.telemetry.rejections", "river.drift", "uvicorn"),
+    *("common.telemetry.rejections", "services.worker.loop", "river.drift", "uvicorn"),
 )
 _LONGEST = 1 << 17  # bytes of a request: Linux allows as much for an environment's variable
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from common.api.answers import ToldBid, ToldCurve, ToldPlan, ToldPoolPlan
 from common.errors import GivenError
 from common.planning.bids import bids, check_bids, computed_per_s
-from common.planning.remaining import Remaining, arriving, remaining
+from common.planning.remaining import Remaining, arriving, measured, remaining
 from common.policies.chance import deadline_probability, plan_with_probability
 from common.theory.errors import ParameterError
 from common.theory.provisioning import CostCurve, cost_curve, plan, plan_of
 from common.theory.work import Market, Pool, Work, gb_per_hour, market
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from common.planning.request import PlanRequest, SpotPoolAsked
     from common.ports.servers import Log
@@ -128,8 +128,15 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
         on_demand_usd = found["on_demand_usd_per_hour"]
         if given.pools:
             on_demand = market(on_demand_usd, 0.0, 1.0).on_demand
-            moved = gb_per_hour(given.update_mb, work.updates_per_s)
-            markets = tuple(Market(on_demand, _pool(each, moved)) for each in given.pools)
+            update_mb = _first(given.update_mb, told.update_mb) or 0.0
+            moved = gb_per_hour(update_mb, work.updates_per_s)
+            observed = measured(given.job, log) if log and given.seen else {}
+            pools = [_pool(each, moved, observed) for each in given.pools]
+            markets = tuple(Market(on_demand, pool) for pool in pools)
+            names_seen = [pool.name for pool in pools if f"availability.{pool.name}" in observed]
+            if names_seen:
+                said = f"availability and cycle of {', '.join(names_seen)} are"
+                notes += (f"{said} what the provisioner of {given.job} has seen of them",)
         else:
             one = market(on_demand_usd, found["spot_usd_per_hour"], found["availability"])
             if given.cycle_s is not None:
@@ -328,8 +335,10 @@ def _check_pools(given: PlanRequest) -> None:
             raise GivenError(("pools",), f"two pools are called {name!r}")
 
 
-def _pool(asked: SpotPoolAsked, gb_per_hour: float) -> Pool:
+def _pool(asked: SpotPoolAsked, gb_per_hour: float, seen: Mapping[str, float]) -> Pool:
     told = asked.model_dump(exclude={"billing", "past_usd_per_hour"})
+    for field in ("availability", "cycle_s"):
+        told[field] = seen.get(f"{field}.{asked.name}", told[field])
     return Pool(**told, billing=asked.billing.rules(), gb_per_hour=gb_per_hour)
 
 

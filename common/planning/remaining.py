@@ -18,6 +18,7 @@ from common.core.messages import GENESIS, BatchReady, UpdateApplied
 from common.core.spans import Partition
 from common.errors import GivenError
 from common.jobs.store import JobStore
+from common.planning.replan import read_ledger
 from common.theory.estimates import pooled_prior, rate_from_counts
 from common.topics import names as topics
 from common.topics.read import read_decoded
@@ -41,6 +42,7 @@ class Remaining:
     batch_size: int | None = None  # b
     updates: float | None = None  # J, left
     deadline_s: float | None = None  # theta, left
+    update_mb: float | None = None  # as somebody has measured
     notes: tuple[str, ...] = ()
 
 
@@ -95,7 +97,22 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
             f" {spec.group_size} batches for which all workers wait"
         )
         notes += (note,)
-    return Remaining(spec.group_size, spec.batch_size, updates, deadline_s, notes)
+    update_mb = None if spec.provisioning is None else spec.provisioning.update_mb
+    return Remaining(spec.group_size, spec.batch_size, updates, deadline_s, update_mb, notes)
+
+
+def measured(job: str, log: Log) -> dict[str, float]:
+    """Say what a job's provisioner has seen of its machines; empty: it has planned nothing yet.
+
+    Returns:
+        Estimates by name, `availability.POOL` and `cycle_s.POOL` among them.
+
+    Raises:
+        NotFoundError: If there is no such job.
+        UnavailableError: If Kafka is unavailable.
+    """
+    plan = read_ledger(log, JobStore(log).get(job).id).plan
+    return {} if plan is None else {name: one.value for name, one in plan.believed.items()}
 
 
 def arriving(job: str, log: Log) -> Arriving:

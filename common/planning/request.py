@@ -127,10 +127,15 @@ class PlanRequest(BaseModel):
             " `spot_usd_per_hour`: each is planned for, and the cheapest is the plan.",
         )
     )
-    update_mb: Annotated[float, Field(ge=0, le=1e9)] = Field(
-        default=0.0,
+    seen: bool = Field(
+        default=False,
+        description="With a job: what its provisioner has seen of a pool stands above the pool's"
+        " `availability` and `cycle_s`.",
+    )
+    update_mb: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
+        default=None,
         description="Megabytes that a machine sends and receives for an update, for pools with a"
-        " price of transfer.",
+        " price of transfer; null: what the job says, or none.",
     )
     probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="Meet the deadline with this probability, not only on average."

@@ -164,7 +164,8 @@ def moving(backlog: Backlog, reliable: int = 0, *, first: bool) -> Moving:
     certain = bisect_left(range(needed), x=True, key=lambda n: backlog.lost_s(n) <= most_s)
     certain = max(certain, reliable)
     on_demand, reason = certain, "as many as keep up"
-    soon_s = backlog.spare_s(ready + there.ready, backlog.ahead_s)
+    # Were all on spot lost now, those that are ordered at the next look might be too late.
+    soon_s = backlog.spare_s(there.ready, backlog.ahead_s)
     if missing and soon_s < backlog.look_s:
         on_demand, reason = max(missing, certain), "no more time to wait for spot machines"
     elif sum(there) > certain:

@@ -25,6 +25,7 @@ class Counting:
     every_s: float = 10.0
     name: ClassVar[str] = "counting"
     watches_outages: ClassVar[bool] = True
+    plans_backlog: ClassVar[bool] = False
 
     @property
     def review_s(self) -> float | None:

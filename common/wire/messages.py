@@ -480,6 +480,7 @@ def _check_word(reply: Reduced | Broken | StateReport | Stored) -> None:
         _check_count("numbers", reply.numbers)
         _need(len(reply.address) <= _ADDRESS, "address", reply.address, "host:port")
         _check_finite("began_s", reply.began_s or 0.0)
+        _check_count("room", reply.room or 0)
     if isinstance(reply, StateReport | Stored):
         _check_slices("slices", reply.slices)
         if reply.made is not None:

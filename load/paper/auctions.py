@@ -46,6 +46,7 @@ ON_DEMAND_USD = {
 }
 CORES = {"medium": 1, "large": 2, "xlarge": 4, "2xlarge": 8, "4xlarge": 16, "8xlarge": 32}
 UNUSUAL_CORES = {"d2.8xlarge": 36}
+COLUMNS = {"timestamp", "availability_zone", "instance_type", "price_usd_per_hour"}
 GRID_S = 300.0  # of the tables
 RECORDS_S = 120.0  # how often BidBrain looks: the grid of price records
 OLD_MARKET_ENDS = datetime(2017, 11, 1, tzinfo=UTC)
@@ -146,6 +147,31 @@ def measured(work: Work) -> Found:
     )
 
 
+def rows_of(folder: Path) -> tuple[Row, ...]:
+    """Give the rows for which a folder holds prices.
+
+    Raises:
+        UserError: If there are none.
+    """
+    kinds = {kind for path in sorted(folder.glob("*.csv*")) if (kind := _kind(path))}
+    if not kinds:
+        wanted = "tables of prices (`step,ZONE,...`) and no prices before 2017-11"
+        columns = "`timestamp,availability_zone,instance_type,price_usd_per_hour`"
+        raise UserError(f"{folder}: holds no {wanted} ({columns})")
+    return tuple(row for row in ROWS if row.kind in kinds)
+
+
+def _kind(path: Path) -> Kind | None:
+    columns = header(path)
+    if columns[0] == "step":
+        return "tables"
+    if not {*columns} >= COLUMNS:
+        return None
+    first = rows(path)[:1]
+    old = first and datetime.fromisoformat(first[0]["timestamp"]) <= OLD_MARKET_ENDS
+    return "records" if old else None
+
+
 def read_auctions(folder: Path, kind: Kind) -> Auctions:
     """Read all prices of one kind in a folder.
 
@@ -209,7 +235,7 @@ def _records(folder: Path) -> tuple[list[str], list[Floats], float]:
     """Read price records of the old market; from when all series have begun to when one ends."""
     series = defaultdict[str, list[tuple[float, float]]](list)
     for path in sorted(folder.glob("*.csv*")):
-        if not {"timestamp", "availability_zone", "price_usd_per_hour"} <= {*header(path)}:
+        if not {*header(path)} >= COLUMNS:
             continue
         for row in rows(path):
             at = datetime.fromisoformat(row["timestamp"])

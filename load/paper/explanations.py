@@ -183,7 +183,9 @@ def explain_adaptive(section: Section, runner: Runner) -> None:
         f" {WORKERS} workers on spot cost {percent(every.cost_ratio.mean)} here, take"
         f" {every.runtime_s.mean:,.0f} s of {1.05 * stated.THETA_0_S:,.0f} and meet"
         f" {percent(every.met)} of the deadlines. Within the deadline no policy can be below"
-        f" {percent(limit)} on average (spot whenever it is to be had, on demand for the rest).",
+        f" {percent(limit)} on average (spot whenever it is to be had, on demand for the rest),"
+        " where streams pause while their machine is away, each has a machine of its own, and"
+        " machines start at once.",
         f"Table II has {listed([_row(row) for row in below])} at equal rates. So these cannot be"
         " 10,000 updates at that price within the deadline. They buy at most"
         f" {_numbers([most_updates(row.adaptive, BASE) for row in below])} of them, so its runs"

@@ -293,13 +293,14 @@ def _auctions(runner: Runner) -> Iterator[tuple[str, Case]]:
     folder = asked.prices or _recorded(asked.data, "spot-prices")
     if folder is None:
         return
+    rows = auctions.rows_of(folder)
     works = {
         f"{row.name}, {hours} h": auctions.Work(folder, row.name, hours, asked.runs, asked.seed)
-        for row in auctions.ROWS
+        for row in rows
         for hours in row.most
     }
     found = runner.map("auctions", auctions.measured, works)
-    for row in auctions.ROWS:
+    for row in rows:
         for hours, most in row.most.items():
             one = found[f"{row.name}, {hours} h"]
             job = f"bidbrain, {hours} h"

@@ -159,8 +159,9 @@ def _backfill(section: Section, summary: Summary) -> str:
         f"*Backfill* at (0.9, 1.05), high price, equal rates: {percent(share)} of the on-demand"
         f" cost with {percent(summary.met)} of {summary.runs} deadlines met; asked for were at most"
         f" {percent(LIMIT, 0)} and at least {percent(LEAST, 0)}:"
-        f" {section.judge(reached, 'backfill')}. The limit for any policy of this kind is"
-        f" {percent(limit)}."
+        f" {section.judge(reached, 'backfill')}. The limit for any policy of this kind, who"
+        f" knew the future included, is {percent(limit)}: streams pause with their machine, which"
+        " starts at once and is lost by itself once in 1,000 s."
     )
 
 

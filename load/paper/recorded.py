@@ -86,7 +86,8 @@ def _introduce(section: Section, found: Found, asked: Asked) -> None:
         f" V (gradients of {1e3 * GRADIENT_S:g} ms). Each run begins somewhere else in its trace."
         " A cell: mean cost as a share of what on-demand machines alone cost, deadlines met of all"
         " runs of the group. On-demand machines see neither prices nor outages: 100 %, and all"
-        " deadlines." + (" Quick: one series of each group." if asked.quick else "")
+        " deadlines. Streams pause while their machine is away; machines start at once."
+        + (" Quick: one series of each group." if asked.quick else "")
     )
     section.point(
         f"*Prices* are gone through at {SPEED:,.0f} times their speed, as in the paper; those of"

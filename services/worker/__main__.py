@@ -1,4 +1,8 @@
-"""Start a worker: `python -m services.worker --help`, or `doll worker`."""
+"""Start a worker: `python -m services.worker --help`, or `doll worker`.
+
+PyTorch takes longer to load than all else until the first gradient, so it is loaded while another
+thread hears from Kafka and Redis which job this worker is for.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,6 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from common.checkpoints.store import CheckpointStore
 from common.config.program import command_line
 from common.core.liveness import WORKER
@@ -19,7 +21,6 @@ from common.core.messages import WorkerId
 from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
-from common.learning.gradients import resolve_device
 from common.runtime.connect import (
     open_blobs,
     open_boards,
@@ -31,8 +32,6 @@ from common.runtime.connect import (
 from common.runtime.service import freeze_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.worker import WorkerMetrics
-from services.worker.group import GroupAccess
-from services.worker.loop import JobWorker, Observers
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
 from services.worker.seat import seat_of
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
     from common.ports.servers import Boards, Log
     from common.runtime.service import ServiceProcess
     from common.telemetry.metrics.serving import Watchdog
+    from services.worker.group import GroupAccess
+    from services.worker.loop import Observers
 
 UNABLE_S = 60.0  # that it says so longer: until its next attempt has come to an end
 SELECTED_S = 0.05  # between looks whether there is a job by now
@@ -65,16 +66,16 @@ def _work(only: str, process: ServiceProcess) -> None:
     """
     settings = process.settings
     keep_freed_memory()
-    torch.set_num_threads(settings.threads or 1)
     notices = open_notices(settings)
     if notices is not None:  # a notice that stands already keeps the worker from joining
         NoticeWatch(notices, process.stopping, settings.on_rebalance, process.logger).start()
     metrics, watchdog = WorkerMetrics(), process.watchdogs.begin("the main loop")
     process.serve_metrics(metrics.meters)
     with closing(open_tracer(settings, process.service, process.name)) as tracer:
-        if settings.device:
-            resolve_device(settings.device)  # one that is not here makes no sense for any job
-        freeze_imports()
+        if settings.device:  # one that is not here makes no sense for any job
+            from common.learning.gradients import resolve_device  # noqa: PLC0415 -- see above
+
+            resolve_device(settings.device)
         process.logger.info("service_started")
         log = _opened(process, watchdog)
         if log is None:
@@ -88,12 +89,13 @@ def _work(only: str, process: ServiceProcess) -> None:
             process.logger,
             random.SystemRandom().random,
         )
-        observers = Observers(metrics, tracer, process.watchdogs, watchdog)
         faults = list[BaseException]()
         thread = threading.Thread(
             target=_select, args=(selector, process.stopping, faults), name="jobs", daemon=True
         )
         thread.start()
+        observers = _loaded(settings.threads or 1)(metrics, tracer, process.watchdogs, watchdog)
+        freeze_imports()
         while not process.stopping.is_set():
             watchdog.beat()
             job = selector.selected()
@@ -106,6 +108,16 @@ def _work(only: str, process: ServiceProcess) -> None:
         log.close()
         if faults:
             raise faults[0]
+
+
+def _loaded(threads: int) -> type[Observers]:
+    """Load what computes gradients, on so many threads; it is there at once the next time."""
+    import torch  # noqa: PLC0415 -- see above
+
+    from services.worker.loop import Observers  # noqa: PLC0415 -- likewise
+
+    torch.set_num_threads(threads)
+    return Observers
 
 
 def _select(selector: JobSelector, leaving: threading.Event, faults: list[BaseException]) -> None:
@@ -127,6 +139,7 @@ def _work_for(
     observers: Observers,
 ) -> None:
     """Work for one job until the selector says otherwise, or something ends it."""
+    from services.worker.loop import JobWorker  # noqa: PLC0415 -- see above
 
     def look() -> JobSpec | None:
         return None if process.stopping.is_set() else selector.still(job)
@@ -172,6 +185,8 @@ def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -
     Raises:
         UserError: If the settings name no object storage, or an address that others cannot reach.
     """
+    from services.worker.group import GroupAccess  # noqa: PLC0415 -- see above
+
     origin, among = job.origin, spec.aggregation
     return GroupAccess(
         open_groups(settings, boards.rendezvous(job.id)),
@@ -190,6 +205,7 @@ def _opened(process: ServiceProcess, watchdog: Watchdog) -> Log | None:
             log = open_log(process.settings, process.name)
         except UnavailableError as error:
             outage.met(error)
+            _loaded(process.settings.threads or 1)  # meanwhile
             process.stopping.wait(JOBS_S)
         else:
             outage.over()

@@ -109,7 +109,7 @@ class GroupLoop:
         shell: Shell,
         access: GroupAccess,
         make_held: Callable[[], Held],
-        machine: tuple[Tier, float] | None = None,
+        machine: tuple[Tier, float, int] | None = None,
         *,
         slices: int = 0,
     ) -> None:

@@ -23,7 +23,7 @@ from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
 from services.worker.held import HeldSlices, HeldWhole
-from services.worker.memory import check_group_memory
+from services.worker.memory import check_group_memory, room_for_slices
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.schemas import SchemaFinder
 from services.worker.stream import Stream
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from common.config.settings import Settings
-    from common.core.messages import WorkerId
+    from common.core.messages import Tier, WorkerId
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
     from common.ports.group import Groups
@@ -181,11 +181,15 @@ class JobWorker:
             compute = self._computer_of()
             return GradientLoop(worker, compute, shell, sparse=spec.sparse_messages)
         states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
-        check_group_memory(self._numbers, states, settings)
+        runs_on: tuple[Tier, float, int] | None = None
+        if slices:
+            room = room_for_slices(self._numbers, states, slices, spec.largest_group, settings)
+            runs_on = settings.tier, time(), room
+        else:
+            check_group_memory(self._numbers, states, settings)
         access = self._access(spec)
         self._groups = access.groups
-        make, machine = partial(_held, spec, settings, slices), (settings.tier, time())
-        runs_on = machine if slices else None
+        make = partial(_held, spec, settings, slices)
         compute = self._computer_of()
         return GroupLoop(worker, compute, shell, access, make, runs_on, slices=slices)
 

@@ -33,6 +33,10 @@ _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 # and gradient, what a backward pass makes before it is added, a gradient that waits, what is added
 # up in place, a copy on its way, and two on the way to the board.
 _HELD = 9
+# Likewise where slices have owners: weights, the next ones, a sum; of the module weights and
+# gradient; a gradient that waits, what is sent, what is gathered; a copy on its way, twice, and two
+# on the way to the board.
+_HELD_OF_ALL = 12
 LARGEST_BYTES = 32 << 20  # the largest that glibc lets the heap serve; above it maps anyway
 
 
@@ -61,14 +65,44 @@ def check_group_memory(numbers: int, states: int, settings: Settings) -> None:
     Raises:
         UserError: If they are too many.
     """
-    needed = 4 * numbers * (_HELD + 2 * states) >> 20  # a copy has the optimizer's state, too
-    allowed = settings.group_memory_mib or _machine_bytes() >> 21
-    if needed > allowed:
+    # A copy has the optimizer's state, too.
+    _check_fits(4 * numbers * (_HELD + 2 * states), settings)
+
+
+def room_for_slices(numbers: int, states: int, count: int, members: int, settings: Settings) -> int:
+    """How many slices a member can own; refuses weights for which there is no room even so.
+
+    An owner holds of each slice the optimizer's state, the next one, one on its way to another
+    owner and one to storage, the weights with the latter, what all members send of it, and the sum.
+
+    Args:
+        numbers: P + B, of the model.
+        states: How many the optimizer keeps for each.
+        count: Of all slices.
+        members: How many send gradients of it.
+        settings: Of the process.
+
+    Raises:
+        UserError: If they are too many.
+    """
+    base = 4 * numbers * _HELD_OF_ALL
+    _check_fits(base, settings)
+    each = 4 * -(-numbers // count) * (4 * states + 2 + members)
+    return min((_allowed(settings) - base) // each, count)
+
+
+def _check_fits(needed: int, settings: Settings) -> None:
+    allowed = _allowed(settings)
+    if needed >> 20 > allowed >> 20:
         raise UserError(
-            f"aggregation.mode: the weights of this job take {needed:,} MiB of each worker, more"
-            f" than the {allowed:,} that DOLL_GROUP_MEMORY_MIB allows (by default half of the"
-            " machine): take larger machines, or mode: board"
+            f"aggregation.mode: the weights of this job take {needed >> 20:,} MiB of each worker,"
+            f" more than the {allowed >> 20:,} that DOLL_GROUP_MEMORY_MIB allows (by default half"
+            " of the machine): take larger machines, or mode: board"
         )
+
+
+def _allowed(settings: Settings) -> int:
+    return settings.group_memory_mib << 20 or _machine_bytes() >> 1
 
 
 def _machine_bytes() -> int:

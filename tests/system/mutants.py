@@ -854,7 +854,7 @@ GROUP = CORE + "group/"
 GROUP_MUTANTS = (
     Mutant(
         "others hold the weights only once these are in storage",
-        40,
+        100,
         (
             Edit(
                 CORE + "coordinator.py",
@@ -871,17 +871,6 @@ GROUP_MUTANTS = (
                 CORE + "leader.py",
                 "elif not self._aggregation.is_stored(self._made):",
                 "elif False:",
-            ),
-        ),
-    ),
-    Mutant(
-        "a Lead by which others come to hold the weights takes nothing back",
-        500,
-        (
-            Edit(
-                CORE + "coordinator.py",
-                "exact = {history.slices, slices_of(among)} != {UNSET} and self._limit is None",
-                "exact = among is not None and self._limit is None",
             ),
         ),
     ),

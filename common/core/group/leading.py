@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from common.core import commands as do
 from common.core.group.attempts import Attempt, AttemptTimes
 from common.core.group.backups import Backups
-from common.core.group.membership import Accusations
+from common.core.group.membership import Accusations, why_apart, why_cramped
 from common.core.group.stages import servers_of, stage_of, wanted_owners
 from common.core.group.state_reports import StateReports
 from common.core.messages import (
@@ -48,7 +48,7 @@ from common.core.messages import (
 from common.core.snapshot_schedule import is_offered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from msgspec import UnsetType
 
@@ -66,7 +66,6 @@ AGAIN = 10  # times `heal_s` after which an update waits for the same member onc
 # Where the job's owner names no times: connections are made, and numbers sent, at least as fast.
 HEAL_S, HEALED_PER_S = 1.0, 25_000_000
 FORM_S, ADDED_PER_S = 2.5, 5_000_000
-_LOOPBACK = ("127.", "[::1]")
 LAST: Stage = 3  # in which reliable machines compute no gradients
 
 DIVERGED = (
@@ -128,6 +127,7 @@ class GroupAggregation:
         self._copying = dict[Member, tuple[float, float]]()  # since when; last ordered
         self._asked_at = float("-inf")
         self._lost_since = float("inf")  # nobody in sight holds the newest update
+        self._cramped = False  # all who stay lack the memory for some slices
         self._stranded = False  # some slices are held by none that could pass them on
         self._looked_at = float("-inf")
         # Until then all are to say what they hold, before the first who does is asked for all.
@@ -359,12 +359,18 @@ class GroupAggregation:
         staying = tuple(member for member in members if member.worker in self._live)
         machines = self._reports.machines(staying or members)
         self._stage = settings.stage or stage_of(machines, self._stage)
-        return wanted_owners(servers_of(machines, self._stage, settings), settings)
+        rooms = {each.member: each.room for each in machines}
+        servers = servers_of(machines, self._stage, settings)
+        wanted = wanted_owners(servers, settings, tuple(rooms[each] for each in servers))
+        self._cramped = () in wanted
+        return wanted
 
     def _owners(self, number: int, wanted: tuple[tuple[Member, ...], ...]) -> list[Member]:
         """Who holds a slice: first those that should own it, then any others."""
         should, holders = wanted[number] if wanted else (), self._holders[number]
         first = [member for member in should if member in holders]
+        if first and len(should) < (1 if self._slices is None else self._slices.owners):
+            return first  # others lack the memory
         return first + [member for member in holders if member not in first]
 
     @property
@@ -376,9 +382,11 @@ class GroupAggregation:
             apart = [m for m in members if self._accusations.between(member, m, now)]
             if apart:
                 addresses = self._reports.addresses([member, *apart])
-                left_out[member.worker] = _apart(
+                left_out[member.worker] = why_apart(
                     member.worker, [m.worker for m in apart], addresses
                 )
+        for machine in self._reports.machines(members) if self._cramped else ():
+            left_out[machine.member.worker] = why_cramped(machine.room or 0, self._count)
         ranks = sorted({rank for each in self._membership.owners or () for rank in each})
         owners = tuple(members[rank].worker for rank in ranks)
         workers = tuple(member.worker for member in members)
@@ -490,6 +498,8 @@ class GroupAggregation:
             return self._verdict == "whole"
         members = self._membership.members
         if self._pending is not None or not members or self._stranded or self._waits(now):
+            return False
+        if self._cramped:
             return False
         draft = draft_of()
         attempt = AttemptId(self._epoch, self._membership.number, draft.version)
@@ -614,14 +624,3 @@ class GroupAggregation:
             times += [self._lost_since + self._grace_s, self._lost_since + 2 * self._grace_s]
         times.append(self._backups.due())
         return min((time for time in times if time > self._looked_at), default=float("inf"))
-
-
-def _apart(worker: WorkerId, others: list[WorkerId], addresses: Mapping[WorkerId, str]) -> str:
-    """Why a worker is left out that some members do not reach, or that does not reach them."""
-    told = {each: f"{each} ({addresses.get(each, 'no address')})" for each in (worker, *others)}
-    reason = f"{told[worker]} and {', '.join(told[o] for o in others)} do not reach each other"
-    loopback = [each for each in told if addresses.get(each, "").startswith(_LOOPBACK)]
-    if loopback and len(loopback) < len(told):
-        which = ", ".join(loopback)
-        return f"{reason}: set DOLL_ADVERTISE where {which} runs: others reach no loopback address"
-    return f"{reason}: members need a private network on which all reach all, at any TCP port"

@@ -10,10 +10,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
-    from common.core.messages import Member
+    from common.core.messages import Member, WorkerId
 
+_LOOPBACK = ("127.", "[::1]")
 ACCUSED_S = 60.0  # that two are kept apart: a link that was cut may be mended
 
 
@@ -48,3 +49,23 @@ class Accusations:
             count = Counter(member for pair in pairs for member in pair)
             left.remove(max(sorted(count), key=lambda m: (count[m], m not in needed)))
         return frozenset(left)
+
+
+def why_cramped(room: int, count: int) -> str:
+    """Why slices are owned by nobody, and no update is made."""
+    return (
+        f"it has memory for {room} of the {count} slices of the optimizer's state, and all workers"
+        " together for too few: take larger machines or more of them, or raise"
+        " DOLL_GROUP_MEMORY_MIB"
+    )
+
+
+def why_apart(worker: WorkerId, others: list[WorkerId], addresses: Mapping[WorkerId, str]) -> str:
+    """Why a worker is left out that some members do not reach, or that does not reach them."""
+    told = {each: f"{each} ({addresses.get(each, 'no address')})" for each in (worker, *others)}
+    reason = f"{told[worker]} and {', '.join(told[o] for o in others)} do not reach each other"
+    loopback = [each for each in told if addresses.get(each, "").startswith(_LOOPBACK)]
+    if loopback and len(loopback) < len(told):
+        which = ", ".join(loopback)
+        return f"{reason}: set DOLL_ADVERTISE where {which} runs: others reach no loopback address"
+    return f"{reason}: members need a private network on which all reach all, at any TCP port"

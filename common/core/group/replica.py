@@ -265,7 +265,7 @@ class Replica:
             StateReport(
                 *(worker, self._model, life, self._heard, self.made, self.origin),
                 *(unreachable, self._address, self._numbers, self.slices),
-                *(() if machine is None else (machine.tier, machine.began_s)),
+                *((UNSET, UNSET, UNSET) if machine is None else machine.told),
             )
         )
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
+from msgspec import UNSET
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from msgspec import UnsetType
 
     from common.core.messages import Member, Tier
     from common.core.settings import SliceSettings, Stage
@@ -33,6 +36,12 @@ class Machine(NamedTuple):
     member: Member
     tier: Tier
     began_s: float  # when its process did, since 1970
+    room: int | None = None  # slices whose optimizer state it has memory for; None: any number
+
+    @property
+    def told(self) -> tuple[Tier, float, int | UnsetType]:
+        """What a member says of it."""
+        return self.tier, self.began_s, UNSET if self.room is None else self.room
 
 
 def stage_of(machines: Iterable[Machine], before: Stage | None) -> Stage:
@@ -57,31 +66,53 @@ def stage_of(machines: Iterable[Machine], before: Stage | None) -> Stage:
 def servers_of(
     machines: Iterable[Machine], stage: Stage, settings: SliceSettings
 ) -> tuple[Member, ...]:
-    """Members that should own slices, in their order."""
+    """Members that should own slices, in their order; more than said, where these lack the room."""
     wanted = "reliable" if stage == 1 else "spot"
-    ranked = sorted(machines, key=lambda each: (each.tier != wanted, each.began_s, each.member))
+    ranked = sorted(
+        (each for each in machines if each.room != 0),
+        key=lambda each: (each.tier != wanted, each.began_s, each.member),
+    )
     right = sum(each.tier == wanted for each in ranked)
     auto = right if stage == 1 else right // 2
     count = max(auto if settings.servers is None else settings.servers, settings.owners)
+    rooms = [settings.count if each.room is None else each.room for each in ranked]
+    while count < len(ranked) and sum(rooms[:count]) < settings.count:
+        count += 1
     return tuple(sorted(each.member for each in ranked[:count]))
 
 
 @lru_cache(maxsize=64)
 def wanted_owners(
-    servers: tuple[Member, ...], settings: SliceSettings
+    servers: tuple[Member, ...], settings: SliceSettings, rooms: tuple[int | None, ...] = ()
 ) -> tuple[tuple[Member, ...], ...]:
-    """By slice who should own it, the first owner first.
+    """By slice who should own it, the first owner first; nobody, where all lack the room.
 
     Args:
-        servers: At least one.
+        servers: Of whom.
         settings: Of the job.
+        rooms: Of each server for how many slices; None, or left out: for all.
     """
-    found, load = list[tuple["Member", ...]](), Counter["Member"]()
-    most = -(-settings.count // len(servers))
-    for number in range(settings.count):
-        drawn = sorted(servers, key=lambda m: (crc32(f"{m.life} {number}".encode()), m))
-        first = next(member for member in drawn if load[member] < most)
-        load[first] += 1
-        others = islice((each for each in drawn if each != first), settings.owners - 1)
-        found.append((first, *others))
+    known = rooms or (None,) * len(servers)
+    left = {
+        member: settings.count if room is None else room
+        for member, room in zip(servers, known, strict=True)
+    }
+    lots = [
+        sorted(servers, key=lambda m: (crc32(f"{m.life} {number}".encode()), m))
+        for number in range(settings.count)
+    ]
+    most, load = -(-settings.count // max(len(servers), 1)), Counter["Member"]()
+    found = list[tuple["Member", ...]]()
+    for lot in lots:
+        able = [member for member in lot if left[member]]
+        first = next((member for member in able if load[member] < most), next(iter(able), None))
+        found.append(() if first is None else (first,))
+        load.update(found[-1])
+        left.update({member: left[member] - 1 for member in found[-1]})
+    # Further ones have what room first ones leave.
+    for number, lot in enumerate(lots):
+        able = [member for member in lot if left[member] and member not in found[number]]
+        others = able[: settings.owners - 1] if found[number] else []
+        found[number] += tuple(others)
+        left.update({member: left[member] - 1 for member in others})
     return tuple(found)

@@ -69,7 +69,8 @@ class StateReports:
             report.life, report.heard, report.made, report.origin, report.slices
         )
         self._addresses[member] = report.address
-        self._machines[member] = Machine(member, report.tier or "spot", report.began_s or 0.0)
+        room = None if report.room is UNSET else report.room
+        self._machines[member] = Machine(member, report.tier or "spot", report.began_s or 0.0, room)
         self.numbers = max(self.numbers, report.numbers)
         return known is not None and known.life != report.life
 

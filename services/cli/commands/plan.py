@@ -99,12 +99,12 @@ def plan(  # noqa: PLR0913 -- the options of a command
         ),
     ] = None,
     update_mb: Annotated[
-        float,
+        float | None,
         typer.Option(
             help="Megabytes that a machine sends and receives for an update, for pools of --market"
             " with a price of transfer."
         ),
-    ] = 0.0,
+    ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -187,7 +187,8 @@ def plan(  # noqa: PLR0913 -- the options of a command
         notes = there.notes
         past = there.past_usd_per_hour if policy else {}
         pools = [_asked(each) | {"past_usd_per_hour": past.get(each.name)} for each in there.pools]
-        given |= {"pools": pools, "spot_usd_per_hour": None}
+        seen = bool(job) and traces is None
+        given |= {"pools": pools, "spot_usd_per_hour": None, "seen": seen}
         if there.on_demand_usd_per_hour is not None:
             given["on_demand_usd_per_hour"] = there.on_demand_usd_per_hour
     with complaints_by(_option_of):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import fsum
+import math
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import TYPE_CHECKING, Annotated
 
@@ -127,7 +127,7 @@ def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
         table.add_column(head, justify="right")
     for name, summary in summaries.items():
         cells = [
-            _spread(summary.cost_usd, 2),
+            _spread(summary.cost_usd, _digits(summary.cost_usd.mean)),
             _spread(summary.cost_ratio, 1, 100.0),
             _spread(summary.runtime_s, 0),
             f"{_percent(summary.met)} [{_percent(summary.met_low)},{_percent(summary.met_high)}]",
@@ -172,7 +172,7 @@ def title(experiment: Experiment, runs: int) -> str:
     if rates is None:
         streams = "a backlog"
     elif isinstance(rates, tuple):
-        streams = f"{fsum(rates):,.6g} records/s in all"
+        streams = f"{math.fsum(rates):,.6g} records/s in all"
     elif isinstance(rates, float | int):
         streams = f"{rates:g} records/s each"
     else:
@@ -198,6 +198,11 @@ def _pools(experiment: Experiment) -> str:
         share = f"{100 * alpha:g} %" if isinstance(alpha, float | int) else "by trace"
         pools.append(f"{pool.name} {cost}, available {share}")
     return f"{'; '.join(pools)}; on demand ${experiment.on_demand.usd_per_hour:g}/h"
+
+
+def _digits(usd: float) -> int:
+    """Cents; of what costs less than a dollar three figures."""
+    return 2 if usd >= 1 or not usd else min(2 - math.floor(math.log10(usd)), 8)
 
 
 def _spread(spread: Spread, digits: int, factor: float = 1.0) -> str:

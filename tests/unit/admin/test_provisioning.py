@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from common.api.answers import ProvisioningAnswer
@@ -78,6 +79,30 @@ def rented(world: World) -> World:
     assert answer.status_code == 201, answer.text
     decide(world, Lead(-1, "p1", 1000.0))
     return world
+
+
+def test_a_plan_for_a_job_takes_what_its_provisioner_has_seen_of_a_pool(rented: World) -> None:
+    seen = BELIEVED | {
+        "availability.spot": EstimateRecord(0.75, 0.01, 0.73, 0.77),
+        "cycle_s.spot": EstimateRecord(400.0, 10.0, 380.0, 420.0),
+    }
+    decide(
+        rented,
+        Priced(0, 1000.0, {"on-demand": 0.286, "spot": 0.158}),
+        msgspec.structs.replace(planned(1, 1001.0), believed=seen),
+    )
+    pools = [
+        {"name": name, "usd_per_hour": 0.158, "availability": 0.9} for name in ("spot", "other")
+    ]
+    asked = {"job": "digits", "workers": 4, "rate_per_s": 100, "updates": 1000, "pools": pools}
+    asked |= {"deadline_s": 10_000, "on_demand_usd_per_hour": 0.286}
+    for given, expected in ((True, (0.75, 400.0)), (False, (0.9, 1000.0))):
+        answer = rented.ask("POST", "/v1/provisioning/plan", json=asked | {"seen": given})
+        assert answer.status_code == 200, answer.text
+        told = {one["name"]: one for one in answer.json()["pools"]}
+        assert (told["spot"]["availability"], told["spot"]["cycle_s"]) == expected
+        assert (told["other"]["availability"], told["other"]["cycle_s"]) == (0.9, 1000.0)
+        assert any("of spot are what" in note for note in answer.json()["notes"]) == given
 
 
 def test_the_plan_in_force_its_reason_and_the_history_are_told(rented: World) -> None:

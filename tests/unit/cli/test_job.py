@@ -141,8 +141,13 @@ def test_a_jobs_blocks_are_changed(world: World) -> None:
             ("--group-size", "4", "--tuner", "{group_size: [2, 40]}"),
             'group_size 4, tuner {"group_size": [2, 40]}',
         ),
+        (("--compression", "none", "--aggregation", "group"), 'aggregation {"mode": "group"}'),
+        (
+            ("--compression", "{significance: 1.5}", "--aggregation", "none"),
+            'compression {"significance": 1.5}, aggregation none',
+        ),
     ):
-        assert f"changed: {told} (rev" in world.run("job", "change", "digits", *options).stdout
+        assert f"{told} (rev" in world.run("job", "change", "digits", *options).stdout
     shown = json.loads(world.run("job", "show", "digits").stdout)
     assert shown["spec"]["compression"]["significance"] == 1.5
     assert "synchronisation" not in shown["spec"]
@@ -156,6 +161,7 @@ def test_a_jobs_blocks_are_changed(world: World) -> None:
         (("--group-size", "0"), "change: group_size: must be at least 1, got 0"),
         (("--learning-rate", "nan"), "change: learning_rate: must be a finite number"),
         (("--synchronisation", "late"), "synchronisation.mode: must be 'synchronous', 'stale'"),
+        (("--aggregation", "ring"), "aggregation.mode: must be 'board' or 'group'"),
         (("--compression", "1.5"), "change: compression: must be a mapping of fields to values"),
     ],
 )

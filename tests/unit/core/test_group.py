@@ -807,6 +807,28 @@ def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:
     assert {worker for worker, _ in group.stores} <= {A, B}
 
 
+def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_says_why() -> None:
+    group = _Group(A, B, bench=Bench(sliced(count=4)))
+    for process in group.of.values():
+        machine = Machine(process.member, "spot", 1.0, room=1)
+        process.replica = Replica(process.member, "127.0.0.1:1", 10, machine)
+    group.lead()
+    group.bench.announce(A, B, A)
+    group.settle()
+    group.bench.tick(1.0)
+    assert all(process.entered is None for process in group.of.values())
+    status = group.bench.leader_status.group
+    assert status is not UNSET
+    assert "memory for 1 of the 4 slices" in status.left_out[A]
+
+    group.of[C] = process = _Process(C, 3)  # with room for all
+    group.see()
+    group.settle()
+    assert process.entered is not None
+    owned = [worker for each in group.owners() for worker in each]
+    assert max(owned.count(A), owned.count(B)) <= 1
+
+
 def test_who_owns_slices_or_is_the_last_goes_to_no_other_job() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     pinned = [group.of[worker].replica.pinned for worker in (A, B, C)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,9 @@ from common.core.settings import SliceSettings
 
 if TYPE_CHECKING:
     from common.core.settings import Stage
+
+
+ROOMS = (0, 3, 2, 9, 9)
 
 
 def machines(reliable: int, spot: int) -> list[Machine]:
@@ -85,3 +89,25 @@ def test_slices_are_shared_evenly_and_few_move_when_one_goes(
         gone = data.draw(st.sampled_from(servers))
         later = wanted_owners(tuple(m for m in servers if m != gone), settings)
         assert all(gone not in each for each in later)
+
+
+def test_who_lacks_memory_owns_no_more_than_it_has_room_for_and_others_own_the_rest() -> None:
+    settings = SliceSettings(8, owners=2)
+    there = [each._replace(room=room) for each, room in zip(machines(0, 5), ROOMS, strict=True)]
+    servers = servers_of(there, 2, settings)
+    assert lives(servers) == [1, 2, 3]  # of those with any, as many as it takes
+    rooms = {each.member: each.room for each in there}
+    owners = wanted_owners(servers, settings, tuple(rooms[each] for each in servers))
+    load = Counter(member.life for each in owners for member in each)
+    assert load[1] <= 3
+    assert load[2] <= 2
+    assert load[3] <= 9
+    assert all(owners)  # each has one, before any has two
+    assert sum(load.values()) == 3 + 2 + 8
+
+
+def test_slices_that_nobody_has_room_for_are_owned_by_nobody() -> None:
+    settings = SliceSettings(8, owners=2)
+    servers = servers_of(machines(0, 2), 2, settings)
+    assert sum(map(bool, wanted_owners(servers, settings, (3, 2)))) == 5
+    assert wanted_owners((), settings) == ((),) * 8

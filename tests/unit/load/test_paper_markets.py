@@ -12,7 +12,7 @@ import pytest
 from common.errors import UserError
 from load.paper import markets, zones
 from load.paper.__main__ import main
-from load.paper.auctions import read_auctions
+from load.paper.auctions import read_auctions, rows_of
 from load.paper.markets import job_of
 from load.paper.policies import START_UP_S
 
@@ -63,6 +63,15 @@ def test_a_type_that_is_not_known_is_named_with_what_to_do(prices: Path) -> None
         "region,instance_type,on_demand_usd_per_hour\nus-east-1,z1.xlarge,0.2\n"
     )
     assert read_auctions(prices, "tables").yardstick == pytest.approx(0.05)
+
+
+def test_a_folder_with_one_kind_of_prices_gives_the_rows_of_that_kind(prices: Path) -> None:
+    assert [row.name for row in rows_of(prices)] == ["G", "H"]
+    (prices / "2015.csv").unlink()
+    assert [row.name for row in rows_of(prices)] == ["G"]
+    (prices / "us-east-1-5min-m4.xlarge.csv").unlink()
+    with pytest.raises(UserError, match="holds no tables of prices"):
+        rows_of(prices)
 
 
 def shortened(job: Experiment) -> Experiment:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.policies.policy import Decision, MachineCount, Situation
@@ -23,6 +23,7 @@ POOLS = ALONE, SPOT
 FAST_S, SLOW_S = 0.025, 0.1  # one machine keeps up, or four do
 STEP_S, REVIEW_S = 2.0, 10.0
 MAX_LAG_S = 180.0
+EXAMPLES = 20  # each some hundred decisions
 
 
 def left(seconds: float, slack_s: float = 320.0) -> Work:
@@ -145,8 +146,8 @@ class Street:
     ready: dict[str, int] = field(default_factory=lambda: {"spot": 0, "on-demand": 0})
     worst_lag_s: float = 0.0
 
-    def run(self, losses_s: list[float]) -> float:
-        """Lose all spot machines at these times; say when the work is done."""
+    def run(self, losses_s: list[tuple[float, int]]) -> float:
+        """Lose so many spot machines at these times; say when the work is done."""
         rule, last, now_s, arrived, made = policy(self.max_lag_s), None, 0.0, 0.0, 0.0
         known: dict[str, tuple[int, int]] = {}
         updates, losses = self.length_s / INTERVAL_S, sorted(losses_s)
@@ -166,9 +167,10 @@ class Street:
                 last = rule.reconsider(situation, last)
                 self._follow(asked(last), now_s)
                 known = {pool: (self.ready[pool], len(self.starting[pool])) for pool in counts}
-            if losses and losses[0] <= now_s:
-                losses.pop(0)
-                self.ready["spot"], self.starting["spot"] = 0, []
+            if losses and losses[0][0] <= now_s:
+                _, lost = losses.pop(0)
+                self.starting["spot"] = self.starting["spot"][max(lost - self.ready["spot"], 0) :]
+                self.ready["spot"] = max(self.ready["spot"] - lost, 0)
             arrived = min(arrived + STEP_S / INTERVAL_S, updates)
             works = np.array([float(sum(self.ready.values()))])
             capacity = float(update_capacity_per_s(works, GROUP_SIZE, self.gradient_s)[0])
@@ -195,26 +197,28 @@ class Street:
                     self.ready[pool] -= 1
 
 
+@settings(max_examples=EXAMPLES)
 @given(
     st.sampled_from([FAST_S, SLOW_S]),
     st.floats(100.0, 400.0),
-    st.lists(st.floats(0.0, 2000.0), max_size=12),
+    st.lists(st.tuples(st.floats(0.0, 2000.0), st.integers(1, 5)), max_size=16),
 )
 def test_no_losses_of_spot_machines_make_records_wait_longer(
-    gradient_s: float, max_lag_s: float, losses_s: list[float]
+    gradient_s: float, max_lag_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
     street = Street(gradient_s, max_lag_s, slack_s=1000.0)
     street.run(losses_s)
     assert street.worst_lag_s <= max_lag_s
 
 
+@settings(max_examples=EXAMPLES)
 @given(
     st.sampled_from([FAST_S, SLOW_S]),
     st.floats(20.0, 400.0),
-    st.lists(st.floats(0.0, 2000.0), max_size=12),
+    st.lists(st.tuples(st.floats(0.0, 2000.0), st.integers(1, 5)), max_size=16),
 )
 def test_no_losses_of_spot_machines_make_it_late(
-    gradient_s: float, slack_s: float, losses_s: list[float]
+    gradient_s: float, slack_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
     street = Street(gradient_s, None, slack_s)
     assert street.run(losses_s) <= street.length_s + slack_s

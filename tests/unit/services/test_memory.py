@@ -11,7 +11,7 @@ import pytest
 
 from common.config.settings import Settings
 from common.errors import UserError
-from services.worker.memory import check_group_memory
+from services.worker.memory import check_group_memory, room_for_slices
 
 MIB = 1 << 18  # numbers
 
@@ -26,6 +26,16 @@ def test_weights_that_do_not_fit_are_refused(settings: Settings) -> None:
     numbers = MIB if settings.group_memory_mib else MIB << 24  # of which no machine has as many
     with pytest.raises(UserError, match="that DOLL_GROUP_MEMORY_MIB allows"):
         check_group_memory(numbers, 2, settings)
+
+
+def test_a_member_owns_as_many_slices_as_it_has_memory_for() -> None:
+    # Of a million numbers: 48 MiB whatever it owns, and of Adam 4 * (4 * 2 + 2 + 6) / 32 a slice.
+    def room(mib: int) -> int:
+        return room_for_slices(MIB << 2, 2, 32, 6, Settings(group_memory_mib=mib))
+
+    assert [room(mib) for mib in (48, 49, 50, 58, 112, 9000)] == [0, 0, 1, 5, 32, 32]
+    with pytest.raises(UserError, match="take 48 MiB of each worker, more than the 47"):
+        room(47)
 
 
 # Memory that is still there counts as faults, of 4,096 bytes or of 2 MiB each.

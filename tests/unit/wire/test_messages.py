@@ -276,6 +276,7 @@ group_replies: st.SearchStrategy[GroupReply] = (
         *(workers, models, counts, st.builds(TriggerId, counts, counts), st.none() | models),
         *(counts, groups_of_members | st.just(()), st.just(""), counts, slices),
         *(st.sampled_from([UNSET, "reliable"]), st.just(UNSET) | st.floats(0, 1e9)),
+        st.just(UNSET) | counts,
     )
     | st.builds(Stored, workers, models, counts, models, slices)
 )

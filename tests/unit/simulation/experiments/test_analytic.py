@@ -212,7 +212,7 @@ def test_policies_are_told_what_waits_as_the_provisioner_tells_them() -> None:
 
     job = givens(np.full((1, 4), 5.0), updates=20, k=10, b=10)
     slow = replace(calm(1, 4), stream="reassign", capacity_per_s=lambda machines: 0.1 * machines)
-    reassign = Scripted(always([SPOT, -1, -1, -1]), review_s=10.0, name="reassign")
+    reassign = Scripted(always([SPOT, -1, -1, -1]), review_s=10.0, plans_backlog=True)
     simulate_analytically(job, reassign, slow, seed=1)
     (asked,) = (each for each in reassign.asked if each.now_s == 50.0)
     assert asked.waiting == pytest.approx((0.2 - 0.1) * 50, abs=0.7)
