@@ -237,7 +237,7 @@ def test_gradients_of_every_mode_learn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("workers: 4", "rates: is missing"),
+        ("workers: 4", "group_size: is missing"),
         ("workers: 0", "workers: must be at least 1"),
         ("deadlin_s: 5", 'unknown field "deadlin_s" (did you mean "deadline_s"?)'),
         ("[1, 2]", "must be a mapping"),
