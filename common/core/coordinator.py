@@ -174,6 +174,8 @@ class Coordinator:
             case events.StreamsSeen() if leader is not None:
                 reason = leader.why_lost(event)
                 yield from self._hold(reason, "") if reason else leader.streams_seen(event)
+                if leader.unheard and self._leader is leader:
+                    yield from self._step_down("Kafka does not give back what it wrote")
             case events.StateStored(made) if leader is not None:
                 yield from leader.state_stored(made, now)
             case events.Summed() if leader is not None:

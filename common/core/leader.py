@@ -202,6 +202,11 @@ class Leader:
         return not (len(self._rounds) or self._liveness.live or self._finishing)
 
     @property
+    def unheard(self) -> bool:
+        """Whether a decision that it wrote does not come back: it must be read what is true."""
+        return self._publisher.lost
+
+    @property
     def ledger(self) -> Ledger:
         """What it has decided of claims; to be read alone."""
         return self._ledger
@@ -320,6 +325,7 @@ class Leader:
             opened = self._wish.opening(partition, lost[partition], seen.number)
             if opened is not None:
                 yield do.OpenPartition(opened)
+        self._publisher.look()
         if seen.sure and not lost and self._ledger.position >= seen.control_end:
             self._wish = NO_WISH  # what is lost later, its owner has to look at
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
 
 
+# Looks at the streams that Kafka answered, after which an own record that was not read back is
+# taken for lost; one that is only late does no harm to who leads next.
+LOOKS = 15
 _NEARLY = 1e-6  # of an update: ten tenths may come to a little less than one
 
 
@@ -68,6 +71,7 @@ class SnapshotSchedule:
         self._settings = settings
         self._history = history
         self._appended = 0
+        self._looked = (0, 0)  # the last own record that was read back at a look; looks since
         self._pending: _Pending | None = None
         progress, position = snapshot.progress, snapshot.control_position
         self._hot = _Mark(now, progress, position)
@@ -77,6 +81,17 @@ class SnapshotSchedule:
     def unread(self) -> int:
         """Own audit records that have not been read back yet."""
         return self._appended - self._history.number
+
+    def look(self) -> None:
+        """Kafka was asked for something else, and answered."""
+        number, looks = self._history.number, self._looked[1] + 1
+        waits = self.unread > 0 and number == self._looked[0]
+        self._looked = number, looks if waits else 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether an own audit record was lost with the topic's tail, and none came behind it."""
+        return self._looked[1] >= LOOKS
 
     @property
     def pending(self) -> bool:

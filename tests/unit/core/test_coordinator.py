@@ -12,7 +12,8 @@ from common.core import events
 from common.core.audit import audit
 from common.core.coordinator import AGAIN_S, CANDIDACY_S, SEARCH_S
 from common.core.history import History
-from common.core.messages import GENESIS, Failed, Lead, ModelId, Quarantined
+from common.core.messages import GENESIS, Failed, Lead, ModelId, Quarantined, Requeued
+from common.core.snapshot_schedule import LOOKS
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition
 from tests.unit.core.bench import QUIET, Bench
@@ -111,6 +112,45 @@ def test_a_leader_that_loses_its_lease_steps_down() -> None:
     assert bench.feed(NOT_HELD)[0] == do.StepDown("the lease is held by another")
     assert bench.feed(events.RepliesRead(())) == ()  # meant for the leader that it was
     assert bench.feed(NOT_HELD) == ()
+
+
+def look(bench: Bench, times: int) -> list[do.StepDown]:
+    """Let Kafka answer a leader's looks at the streams: its resignations."""
+    looks = [bench.feed(events.StreamsSeen({P: "id"}, number=9)) for _ in range(times)]
+    return [each for said in looks for each in of_kind(said, do.StepDown)]
+
+
+@pytest.mark.parametrize("operator", [False, True])
+def test_a_leader_whose_last_record_was_lost_steps_down_and_reads(*, operator: bool) -> None:
+    # updates   0: Lead   1: J=1, lost before it was read   1: perhaps an operator's
+    bench = Bench()
+    bench.lead()
+    bench.see(A, B)
+    bench.announce(A, B)
+    the(bench.compute(), do.Apply)
+    bench.updates.pop()
+    bench.updates += [Requeued(batch(7), "ada", 1.0)] * operator
+    bench.read_updates()
+    assert look(bench, LOOKS - 1) == []
+    assert look(bench, 2) == [do.StepDown("Kafka does not give back what it wrote")]
+    bench.lead()
+    bench.see(A, B)
+    bench.read_control()
+    assert the(bench.compute(), do.Apply).update.version == 1
+    assert effective(bench.updates) == (GENESIS, bench.model)
+
+
+def test_records_that_come_back_late_but_come_back_depose_nobody() -> None:
+    bench = Bench()
+    bench.lead()
+    bench.see(A, B)
+    for version in range(1, 4):
+        bench.announce(A, B)
+        bench.compute()
+        assert look(bench, LOOKS - 1) == []
+        bench.read_updates()
+        assert look(bench, 2 * LOOKS) == []  # nothing is awaited
+        assert bench.model.version == version
 
 
 def test_a_leader_that_was_deposed_for_being_slow_asks_for_a_longer_lease() -> None:
