@@ -135,7 +135,7 @@ def test_machines_of_another_speed_are_as_many_as_their_speed_asks_for() -> None
 
 
 @dataclass
-class Street:
+class SimulatedJob:
     """A job of so many seconds, and machines that start up and are lost when somebody says so."""
 
     gradient_s: float
@@ -206,9 +206,9 @@ class Street:
 def test_no_losses_of_spot_machines_make_records_wait_longer(
     gradient_s: float, max_lag_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
-    street = Street(gradient_s, max_lag_s, slack_s=1000.0)
-    street.run(losses_s)
-    assert street.worst_lag_s <= max_lag_s
+    simulated = SimulatedJob(gradient_s, max_lag_s, slack_s=1000.0)
+    simulated.run(losses_s)
+    assert simulated.worst_lag_s <= max_lag_s
 
 
 @settings(max_examples=EXAMPLES)
@@ -220,5 +220,5 @@ def test_no_losses_of_spot_machines_make_records_wait_longer(
 def test_no_losses_of_spot_machines_make_it_late(
     gradient_s: float, slack_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
-    street = Street(gradient_s, None, slack_s)
-    assert street.run(losses_s) <= street.length_s + slack_s
+    simulated = SimulatedJob(gradient_s, None, slack_s)
+    assert simulated.run(losses_s) <= simulated.length_s + slack_s
