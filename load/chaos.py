@@ -15,8 +15,8 @@ With `--saturated` the producers stay ahead of the job, whose first minute is wi
 much of that minute's throughput is left, then, is what faults cost. `--burn N` has N processes of
 others use the processor meanwhile.
 
-Exit status: 0 all is well; 1 a weight is wrong, the audit has a flaw, the job does not drain or a
-bar is missed; 2 it could not be run.
+Exit status: 0 all is well; 1 a weight is wrong, the audit has a flaw, a service ended by itself,
+the job does not drain or a bar is missed; 2 it could not be run.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from load.harness.counting import (
     BATCH_SIZE,
     Aggregation,
     CountingJob,
+    Unlearned,
     counting_job,
     synchronised,
 )
@@ -224,6 +225,7 @@ class Run:
         drained = self._turn_until(self._is_over, _DRAIN_S)
         drained_s = time.monotonic() - healed
         proof, produced = self._job.audit(), self._producers.produced
+        unlearned, unread = self._unlearned(proof, produced) if drained else ((), "")
         unexpected = (*self._workers.unexpected, *self._coordinators.unexpected)
         seen, events = self._watch.updates, read_events(self._folder, began_s)
         switches = sum(each.name == "stage_switched" for each in events)
@@ -242,13 +244,28 @@ class Run:
             drained_s=drained_s if drained else None,
             behind="" if drained else self._behind(),
             proof=proof,
-            unlearned=self._job.unlearned(proof, produced) if drained else (),
+            unlearned=unlearned,
+            unread=unread,
+            burn=self._plan.burn,
             switching=self._plan.switching,
             fallbacks=len(fallbacks),
             tiers=self._tiers.reached(seconds, switches, fallbacks) if self._plan.tiers else None,
             unexpected=[each._replace(at_s=each.at_s - self._began) for each in unexpected],
             overran=self._workers.overran + self._coordinators.overran,
         )
+
+    def _unlearned(self, proof: Audit, produced: int) -> tuple[Sequence[Unlearned], str]:
+        """Weights that are wrong, or why there are none to look at.
+
+        A leader that takes updates back when all was settled leaves no snapshot of the last one.
+        """
+        try:
+            return self._job.unlearned(proof, produced), ""
+        except NotMeasuredError as error:
+            last = proof.updates[-1].version if proof.updates else 0
+            after = [each for each in self._watch.fallbacks if each.head.version >= last]
+            back = ", ".join(f"{each.head} to {each.base}" for each in after)
+            return (), f"{error}; taken back since: {back or 'nothing'}"
 
     def _due(self, seconds: float) -> float:
         """How many records are to be written by now."""

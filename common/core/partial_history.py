@@ -14,6 +14,8 @@ from common.core.history import History
 from common.core.messages import Lead, ModelId, UpdateApplied
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
+
     from common.core.messages import AuditRecord, Batch
 
 _REMEMBERED = 1000  # updates of the path: who goes back further is believed by its version alone
@@ -50,6 +52,11 @@ class PartialHistory:
     def head(self) -> ModelId:
         """The newest effective update."""
         return self._history.head
+
+    @property
+    def slices(self) -> int | UnsetType | None:
+        """Who holds the weights, as the Lead in force says; None: it is not known."""
+        return None if self._guesses or self.epoch < 0 else self._history.slices
 
     @property
     def poison(self) -> tuple[Batch, ...]:

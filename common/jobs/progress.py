@@ -42,6 +42,7 @@ from common.core.messages import (
 )
 from common.core.partial_history import PartialHistory
 from common.core.scores import WINDOWED
+from common.core.settings import slices_of
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition, Span
 from common.jobs.notes import window_note
@@ -939,6 +940,7 @@ class JobProgress:
         return (
             self._leaderless(now)
             or self._workerless()
+            or self._handing_over(now)
             or self._degraded()
             or self._without_records(now)
             or State("running", "")
@@ -983,6 +985,14 @@ class JobProgress:
             for who, why in sorted(self.seen.unable.items())
             if who.startswith(WORKER) == workers and who not in joined
         )
+
+    def _handing_over(self, now: float) -> State | None:
+        """Others are to hold the weights, and wait for the newest version to be stored."""
+        holds = self._history.slices
+        if holds is None or holds == slices_of(self.record.spec.among) or not self._quiet(now):
+            return None
+        why = "`aggregation` was changed, and nothing is learned until the newest version is stored"
+        return State("degraded", f"{why}: if that lasts, is object storage reachable?")
 
     def _degraded(self) -> State | None:
         group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group

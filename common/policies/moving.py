@@ -45,7 +45,7 @@ class Moving(NamedTuple):
     reason: str
 
 
-class Prospect(NamedTuple):
+class Forecast(NamedTuple):
     """What machines come to."""
 
     runtime_s: float  # until the work is done
@@ -122,7 +122,7 @@ class Backlog:
         lag_s = max(self.lag_s + seconds * (1 - self.made(machines)), 0.0)
         return min(spare_s, self.max_lag_s - lag_s)
 
-    def prospect(self, spots: int, on_demand: int) -> Prospect:
+    def forecast(self, spots: int, on_demand: int) -> Forecast:
         """Say what so many machines come to, of those on spot as many as run on average."""
         left_s, deadline_s = self.situation.work.undisturbed_s, self.situation.work.deadline_s
         mean = float(np.mean([pool.speed for pool in self.spot.pools])) if spots else 0.0
@@ -132,8 +132,8 @@ class Backlog:
         runtime_s = max(left_s / made if made else math.inf, self.arrives_in_s)
         most = self.made(self.needed)
         if max(left_s / most if most else math.inf, self.arrives_in_s) > deadline_s:
-            return Prospect(runtime_s, "infeasible")
-        return Prospect(runtime_s, "stability" if most < 1 and self.arrives_in_s else None)
+            return Forecast(runtime_s, "infeasible")
+        return Forecast(runtime_s, "stability" if most < 1 and self.arrives_in_s else None)
 
     def lost_s(self, certain: int) -> float:
         """Say how much of that goes when the largest pool does, and machines on demand are left."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from common.policies.adaptive import LATE
 from common.policies.fixed import OnDemandOnly
-from common.policies.moving import Backlog, Prospect, moving
+from common.policies.moving import Backlog, Forecast, moving
 from common.policies.policy import ON_DEMAND, Decision, MachineCount
 from common.policies.spot import Spot, life_s, spot_of
 from common.ports.machines import Offer
@@ -173,7 +173,7 @@ class Pools:
             spot.offers(wanted.spot),
             wanted.on_demand,
             "first plan" if last is None else wanted.reason,
-            backlog.prospect(wanted.spot, wanted.on_demand),
+            backlog.forecast(wanted.spot, wanted.on_demand),
         )
 
     def _need(self, situation: Situation, spot: Spot) -> _Need:
@@ -236,18 +236,18 @@ class Pools:
         spots: dict[Offer, int],
         alone: int,
         reason: str,
-        prospect: Prospect | None = None,
+        forecast: Forecast | None = None,
     ) -> Decision:
         pools = situation.pools
         alone = max(alone, self.reliable)
         machines = spots | ({Offer(pools[ON_DEMAND].name): alone} if alone else {})
         there = situation.machines.get(Offer(pools[ON_DEMAND].name), MachineCount())
         refused = last is not None and sum(there) < min(last.on_demand, alone)
-        prospect = prospect or _seated(situation, machines)
-        feasible = not refused and prospect.lacks is None
+        forecast = forecast or _seated(situation, machines)
+        feasible = not refused and forecast.lacks is None
         if last is not None and last.machines == machines and last.plan.feasible == feasible:
             return last
-        plan = _counted_plan(situation, machines, alone, prospect, refused=refused)
+        plan = _counted_plan(situation, machines, alone, forecast, refused=refused)
         return Decision(machines, plan, f"{reason}: {plan.reason}", situation)
 
 
@@ -267,7 +267,7 @@ def _why(spot: Spot, need: _Need) -> str:
     return "more or fewer are needed"
 
 
-def _seated(situation: Situation, machines: dict[Offer, int]) -> Prospect:
+def _seated(situation: Situation, machines: dict[Offer, int]) -> Forecast:
     """Say what machines come to of which each serves one stream."""
     work, by_name = situation.work, {pool.name: pool for pool in situation.pools}
     serving = math.fsum(
@@ -275,14 +275,14 @@ def _seated(situation: Situation, machines: dict[Offer, int]) -> Prospect:
     )
     slower = max(work.workers / serving, 1.0) if serving else math.inf
     late = work.undisturbed_s > work.deadline_s
-    return Prospect(work.undisturbed_s * slower, "infeasible" if late else None)
+    return Forecast(work.undisturbed_s * slower, "infeasible" if late else None)
 
 
 def _counted_plan(
     situation: Situation,
     machines: dict[Offer, int],
     alone: int,
-    prospect: Prospect,
+    forecast: Forecast,
     *,
     refused: bool,
 ) -> Plan:
@@ -290,10 +290,10 @@ def _counted_plan(
     usd_per_s = math.fsum(
         count * by_name[offer.pool].wanted_usd_per_s for offer, count in machines.items()
     )
-    usd = usd_per_s * prospect.runtime_s if usd_per_s else 0.0
+    usd = usd_per_s * forecast.runtime_s if usd_per_s else 0.0
     on_demand_usd = work.on_demand_only_usd(situation.pools[ON_DEMAND])
     named = ", ".join(f"{count} in {offer.pool}" for offer, count in machines.items())
-    lacks = "capacity" if refused else prospect.lacks
+    lacks = "capacity" if refused else forecast.lacks
     reason = f"{named or 'nothing'}: {work.undisturbed_s:,.6g} s of {work.deadline_s:,.6g} s"
     return Plan(
         feasible=lacks is None,
@@ -301,7 +301,7 @@ def _counted_plan(
         on_demand=alone,
         spot_workers=np.zeros(0, np.int64),
         expected_cost_usd=usd,
-        expected_runtime_s=prospect.runtime_s,
+        expected_runtime_s=forecast.runtime_s,
         cost_ratio_to_on_demand=usd / on_demand_usd if on_demand_usd else 1.0,
         binding=lacks or ("deadline" if alone else "workers"),
         reason=_LACKS.get(lacks, "") + reason,

@@ -32,6 +32,11 @@ _SHOWN = 10  # of the wrong weights, flaws and unexpected exits, in words; the f
 _IN_FILE = 1000
 _SPREAD = {"median_s": 0.5, "p95_s": 0.95, "max_s": 1.0}
 _WORST = 5  # pauses that are told one by one
+# What a run of five minutes keeps on two quiet cores, and with as many processes of others on them.
+_PAUSE_S = 8.0
+_DRAINED_S = 10.0
+_BURNT_S = 20.0  # either, then
+_SHARE = 0.7  # of its throughput without faults
 
 
 class Pace(NamedTuple):
@@ -43,7 +48,7 @@ class Pace(NamedTuple):
     @property
     def share(self) -> float:
         """What faults left of it."""
-        return self.per_s / self.reference_per_s
+        return self.per_s / self.reference_per_s if self.reference_per_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,37 @@ class Outcome:
     switching: bool = False  # whether the job's mode was changed meanwhile
     fallbacks: int = 0  # Leads that took updates back
     tiers: Reached | None = None  # where machines were of tiers
+    unread: str = ""  # why the weights could not be compared although all was settled
+    burn: int = 0  # processes of others that used the processor
 
     def failures(self) -> list[str]:
         """Why the run fails; empty where all is well."""
+        return self._wrongs() + self.slow()
+
+    def slow(self) -> list[str]:
+        """Bars of time that were missed: on a busy machine that alone says little."""
+        found = []
+        bar, pause_s = _BURNT_S if self.burn else _PAUSE_S, length(longest(self._pauses))
+        if pause_s > bar:
+            found.append(f"longest pause: {pause_s:.2f} s, expected at most {bar:g} s")
+        bar = _BURNT_S if self.burn else _DRAINED_S
+        if self.drained_s is not None and self.drained_s > bar:
+            found.append(f"drained after {self.drained_s:.1f} s, expected at most {bar:g} s")
+        if self.pace is not None and self.pace.share < _SHARE:
+            share = f"{self.pace.share:.2f} of the throughput without faults"
+            found.append(f"{share} was left, expected at least {_SHARE:g}")
+        return found
+
+    def _wrongs(self) -> list[str]:
+        """What must not be, however busy the machine is."""
         found = []
         if self.drained_s is None:
             found.append(f"did not drain: {self.behind}")
+        if self.unread:
+            found.append(f"weights could not be compared: {self.unread}")
+        if self.unexpected:
+            shown = ", ".join(f"{it.name} with {it.exit_code}" for it in self.unexpected[:_SHOWN])
+            found.append(f"{len(self.unexpected)} services ended by themselves: {shown}")
         if self.unlearned:
             shown = ", ".join(f"{id_}: {weight:g}" for id_, weight in self.unlearned[:_SHOWN])
             found.append(f"{len(self.unlearned)} weights are wrong: {shown}")
@@ -89,6 +119,7 @@ class Outcome:
         """For the JSON file."""
         return {
             "failures": self.failures(),
+            "slow": self.slow(),
             "faults": len(self.carried_out),
             "faults_by_kind": Counter(each.fault.kind for each in self.carried_out),
             "faults_by_family": Counter(each.fault.family for each in self.carried_out),

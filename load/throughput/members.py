@@ -21,6 +21,7 @@ import torch
 from common.config.settings import Settings
 from common.errors import GroupError
 from common.learning.optimizers import OptimizerSettings
+from common.learning.parameters import is_finite
 from common.learning.slices import digest
 from common.learning.trainer import Trainer
 from common.ports.group import TIMEOUT_S, Peer
@@ -94,9 +95,10 @@ class _Process:
     def _update(self, group: Group) -> None:
         self._sum[:] = self._gradient
         group.all_reduce(self._sum)
+        if not is_finite(self._sum):
+            raise AssertionError("gradients of 1e-3 have a sum")
         digest(self._sum)
-        self._trainer.add(0, self._sum, samples=1)
-        self._trainer.apply(0)
+        self._trainer.step(self._sum, samples=1)
 
 
 def _serve(pipe: Connection[Any, Any], redis: str, weights: int) -> None:

@@ -762,7 +762,6 @@ class SimulatedCoordinator:
             if token is None:
                 raise Violation("no weights", f"of {snapshot.made}, which are said to be stored")
         self._token = self._copy = token or (snapshot.made, 0)
-        self._rate = 0.0  # whatever it was: these are other hands
         self._feed(events.SnapshotRestored(self.world.unused_number()))
 
     def _look_for_workers(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from common.core.audit import audit
@@ -40,6 +40,9 @@ from common.jobs.edit import changed_spec
 from common.jobs.progress import QUIET_S, RECENT_RECORDS, WORDS, Columns, JobProgress, Look
 from common.jobs.spec import ScheduleSpec
 from tests.unit.admin.live.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
+
+if TYPE_CHECKING:
+    from common.jobs.store import JobRecord
 
 PLACES = [Partition(stream, index) for stream in STREAMS for index in (0, 1)]
 ADDED = Partition(STREAMS[0], 2)  # while the job runs
@@ -276,6 +279,45 @@ def test_who_cannot_take_part_is_told_while_others_go_on() -> None:
     left_out = replace(leader_status(), group=group)
     view.look(look._replace(leader_status=left_out))
     assert view.state(NOW) == ("degraded", "w2 is left out: w2 and w1 do not reach each other")
+
+
+def aggregated(block: dict[str, str] | None) -> JobRecord:
+    """The job with this block of `aggregation`."""
+    record = job()
+    checkpoint = record.spec.checkpoint.model_copy(update={"every_updates": 5})
+    spec = record.spec.model_copy(update={"checkpoint": checkpoint})
+    return record._replace(spec=changed_spec(spec, {"aggregation": block}))
+
+
+@pytest.mark.parametrize("holds", [UNSET, 0, 32], ids=["the board", "replicas", "slices"])
+def test_a_job_whose_weights_wait_for_storage_to_change_hands_says_so(
+    holds: int | UnsetType,
+) -> None:
+    layouts: dict[str, int | UnsetType] = {"board": UNSET, "replicas": 0, "slices": 32}
+    view = running(rows(4), 1, 200)
+    view.feed_update(2, replace(lead(0, base=ModelId(0, 1)), slices=holds), LONG_AGO_S, LONG_AGO_S)
+    for layout, slices in layouts.items():
+        block = None if layout == "board" else {"mode": "group", "layout": layout}
+        view.record = aggregated(block)
+        state = view.state(NOW)
+        if slices == holds:
+            assert state.word != "degraded"
+        else:
+            assert state.word == "degraded"
+            assert "`aggregation` was changed" in state.why
+        lately = view.state(LONG_AGO_S + QUIET_S / 2)
+        assert lately.word != "degraded"  # it takes as long as that where nothing is wrong
+
+
+def test_who_holds_the_weights_is_not_guessed_from_a_history_without_its_beginning() -> None:
+    view = JobProgress(job(), 500)
+    assert view.state(NOW).word != "degraded"
+    view.record = aggregated({"mode": "group"})
+    view.feed_update(501, update(480, 9, *rows(2)), LONG_AGO_S, LONG_AGO_S)
+    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST))
+    assert view.state(NOW).word != "degraded"
+    view.feed_update(502, lead(480, base=ModelId(480, 9)), LONG_AGO_S, LONG_AGO_S)
+    assert view.state(NOW).word == "degraded"
 
 
 def test_where_no_worker_can_join_it_waits_for_one_that_can() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.policies.policy import Decision, MachineCount, Situation
@@ -135,7 +135,7 @@ def test_machines_of_another_speed_are_as_many_as_their_speed_asks_for() -> None
 
 
 @dataclass
-class Street:
+class SimulatedJob:
     """A job of so many seconds, and machines that start up and are lost when somebody says so."""
 
     gradient_s: float
@@ -206,9 +206,9 @@ class Street:
 def test_no_losses_of_spot_machines_make_records_wait_longer(
     gradient_s: float, max_lag_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
-    street = Street(gradient_s, max_lag_s, slack_s=1000.0)
-    street.run(losses_s)
-    assert street.worst_lag_s <= max_lag_s
+    simulated = SimulatedJob(gradient_s, max_lag_s, slack_s=1000.0)
+    simulated.run(losses_s)
+    assert simulated.worst_lag_s <= max_lag_s
 
 
 @settings(max_examples=EXAMPLES)
@@ -217,8 +217,15 @@ def test_no_losses_of_spot_machines_make_records_wait_longer(
     st.floats(20.0, 400.0),
     st.lists(st.tuples(st.floats(0.0, 2000.0), st.integers(1, 5)), max_size=16),
 )
+@example(  # 4 s late: with losses in mid-run, and another one shortly before the end
+    SLOW_S,
+    20.0,
+    [(70.0, 2), (240.0, 4), (490.0, 3), (500.0, 3), (1569.3, 4), (1570.0, 1), (1960.0, 5)],
+)
 def test_no_losses_of_spot_machines_make_it_late(
     gradient_s: float, slack_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
-    street = Street(gradient_s, None, slack_s)
-    assert street.run(losses_s) <= street.length_s + slack_s
+    """A slack that is shorter than a loss takes to be made good is not always kept."""
+    simulated = SimulatedJob(gradient_s, None, slack_s)
+    replaced_s = REVIEW_S + ALONE.start_up_s
+    assert simulated.run(losses_s) <= simulated.length_s + max(slack_s, replaced_s)

@@ -30,7 +30,7 @@ from common.core.messages import (
 )
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition, Span
-from common.errors import UnknownTopicError
+from common.errors import UnavailableError, UnknownTopicError
 from common.jobs.build import optimizer_of, task_of
 from common.jobs.spec import JobSpec, parse_job
 from common.learning.errors import Origin, Raised, TaskError
@@ -43,7 +43,7 @@ from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.metrics.serving import Watchdog
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
+from common.testing.log import MemoryLog, MemoryTransactions
 from common.topics.names import updates_topic
 from common.topics.read import read_decoded, records_of
 from common.topics.schemas import JobSchemas
@@ -58,10 +58,11 @@ from services.serve.served_model import ServedModel
 from services.serve.topic_answerer import Route, TopicAnswerer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from common.checkpoints.find import Wish
     from common.learning.fields import Columns
+    from common.ports.servers import NewRecord
     from services.serve.protocol import Inputs
     from services.serve.served_model import Predicted
 
@@ -518,6 +519,37 @@ def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
     ]
 
 
+def test_whoever_comes_while_too_many_wait_is_told_to_come_again(
+    made: list[World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.serve.batching.MOST_WAITING", 2)
+    entered, go = threading.Event(), threading.Event()
+
+    class Waits(ServedModel):
+        def predict(self, columns: Columns) -> Predicted:
+            entered.set()
+            go.wait(30.0)
+            return super().predict(columns)
+
+    world = served(made, Waits)
+
+    async def together() -> tuple[list[httpx2.Response], httpx2.Response]:
+        first = asyncio.create_task(world.ask_all([asked()]))
+        await asyncio.to_thread(entered.wait, 30.0)
+        waiting = asyncio.create_task(world.ask_all([asked()] * 3))
+        for _ in range(4):
+            await world.batches.came.acquire()
+        [refused] = await world.ask_all([asked()])
+        go.set()
+        return await first + await waiting, refused
+
+    answers, refused = world.runner.run(together())
+    assert [each.status_code for each in answers] == [200] * 4
+    assert refused.status_code == 503
+    assert "too many requests wait: come again" in refused.json()["error"]
+    assert world.infer(asked())["model_version"] == "1"
+
+
 def test_the_shadow_answers_the_same_and_is_written_and_not_returned(made: list[World]) -> None:
     world = World(shadow_alias=1, predictions="predicted")
     made.append(world)
@@ -694,6 +726,34 @@ def test_who_comes_next_goes_on_where_the_last_one_was(
     assert len(answerers.answers()) == 8
     for answerer in (first, second):
         answerer.close()
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["nothing was written", "all was"])
+def test_answers_of_which_kafka_says_nothing_are_there_once(
+    answerers: Answerers, made: list[World], monkeypatch: pytest.MonkeyPatch, *, written: bool
+) -> None:
+    [world] = made
+    world.publish(0, 1, seed=1)
+    world.look()
+    write, failures = MemoryTransactions.write, list[bool]()
+
+    def fails_once(self: MemoryTransactions, records: Sequence[NewRecord]) -> None:
+        if failures:
+            return write(self, records)
+        failures.append(written)
+        if written:
+            write(self, records)
+        raise UnavailableError("the queue is full, and Kafka does not answer")
+
+    monkeypatch.setattr(MemoryTransactions, "write", fails_once)
+    answerer = answerers.open("s1")
+    answerers.write(CLICK, CLICK)
+    turned(answerer)
+    answerers.write(CLICK)
+    turned(answerer)
+    assert failures == [written]
+    assert sorted(answerers.answers()) == ["asked[0]@0", "asked[0]@1", "asked[0]@2"]
+    answerer.close()
 
 
 def test_records_that_expired_are_passed_over(answerers: Answerers, made: list[World]) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 
-from common.core.messages import AttemptId, Member, Membership, Reduce, WorkerId
+from common.checkpoints.states import stored_state
+from common.checkpoints.store import CheckpointStore
+from common.core.messages import AttemptId, Member, Membership, ModelId, Reduce, WorkerId
 from common.errors import CorruptError
 from common.learning.errors import NotFiniteError
 from common.learning.optimizers import OptimizerSettings
@@ -17,6 +19,7 @@ from common.learning.sliced_trainer import SlicedTrainer, whole_of
 from common.learning.slices import BLOCK
 from common.learning.trainer import Trainer
 from common.ports.group import Peer
+from common.testing.blobs import MemoryBlobs
 from common.testing.group import MemoryNetwork
 from services.worker.held import Formed, HeldSlices, HeldWhole
 
@@ -74,13 +77,16 @@ class _Members:
             return set(pool.map(enter, range(len(members))))
 
 
-def alone(updates: Iterable[Sequence[Vector]]) -> Trainer:
-    trainer = Trainer(drawn(0), PARAMETERS, ADAM)
+def stepped(trainer: Trainer, updates: Iterable[Sequence[Vector]]) -> Trainer:
     for gradients in updates:
         for gradient in gradients:
             trainer.add(0, gradient, 4)
         trainer.apply(0)
     return trainer
+
+
+def alone(updates: Iterable[Sequence[Vector]]) -> Trainer:
+    return stepped(Trainer(drawn(0), PARAMETERS, ADAM), updates)
 
 
 def weights(held: HeldSlices | Trainer) -> Vector:
@@ -174,6 +180,49 @@ def test_a_step_from_the_sum_has_the_bits_of_one_trainers(
         assert held.snapshot(UNSET) == alone.snapshot()
         assert all(np.array_equal(vector, k) for (vector, _), k in zip(parts, kept, strict=True))
     assert len(digests) == 3
+
+
+def test_adams_moments_go_from_the_board_to_replicas_and_back_bit_for_bit() -> None:
+    #   one trainer   1  2 | 3  4 | 5  6
+    #   who steps     board| both | board
+    #                      stored stored
+    updates = [[drawn(2 * n), drawn(2 * n + 1)] for n in range(6)]
+    kept, store = Trainer(drawn(0), PARAMETERS, ADAM), CheckpointStore(MemoryBlobs(), "job")
+    stepped(kept, updates[:2])
+    first, second = ModelId(1, 2), ModelId(2, 4)
+    store.put_state(first, kept.snapshot())
+
+    members = [HeldWhole(Trainer(drawn(9), PARAMETERS, ADAM)) for _ in range(2)]
+    for held in members:
+        held.restore(stored_state(store, first), UNSET)
+        held.settle()
+    network = MemoryNetwork()
+    groups = [network.groups() for _ in members]
+    peers = [Peer(f"w{n}", each.address) for n, each in enumerate(groups)]
+    named = tuple(Member(WorkerId(f"w{n}"), n) for n in range(2))
+
+    def enter(rank: int) -> list[int]:
+        group, digests = groups[rank].group("1", peers, rank), list[int]()
+        group.form()
+        formed, held = Formed((1, 1), Membership(1, named), rank, group), members[rank]
+        for number, gradients in enumerate(updates[2:4]):
+            reduce = Reduce(AttemptId(1, 1, number), (), 8)
+            held.add_up(formed, reduce, [(gradients[rank], 4)])
+            digests.append(held.result(reduce)[0])
+            held.apply()
+            held.settle()
+        return digests
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(enter, range(2))
+    assert one == other
+    store.put_state(second, members[1].stored(UNSET))
+
+    back = Trainer(drawn(8), PARAMETERS, ADAM)
+    back.restore(stored_state(store, second))
+    assert back.snapshot() == alone(updates[:4]).snapshot()
+    stepped(back, updates[4:])
+    assert back.snapshot() == alone(updates).snapshot()
 
 
 def test_a_sum_that_is_not_finite_is_no_result() -> None:
