@@ -356,7 +356,7 @@ class PolicyRunner:
 
     def _machines(self, now_s: float) -> dict[Offer, MachineCount]:
         """Count what there is, by what was asked for."""
-        ready = readiness(self._settings.pools, now_s)
+        ready = readiness(self._settings.pools, self._estimator.start_ups, now_s)
         counts = dict[Offer, MachineCount]()
         for instance in self._ledger.open:
             if instance.left:

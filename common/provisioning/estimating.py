@@ -22,6 +22,7 @@ from common.policies.policy import ON_DEMAND
 from common.provisioning.availability import Availability
 from common.provisioning.records import Ended, EstimateRecord, Left, Seated, Started
 from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
+from common.provisioning.starting import StartUps
 from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.theory.losses import LossTally
 from common.theory.speeds import SpeedTally
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import AuditRecord, ControlRecord
     from common.core.spans import Partition
+    from common.provisioning.events import WorkersSeen
     from common.provisioning.ledger import FleetLedger, Instance
     from common.provisioning.records import PlanRecord
     from common.provisioning.settings import ProvisionerSettings
@@ -75,10 +77,12 @@ class Estimator:
 
     Attributes:
         settings: May be replaced when the job's are.
+        start_ups: Of machines, by pool.
     """
 
     def __init__(self, settings: ProvisionerSettings) -> None:
         self.settings = settings
+        self.start_ups = StartUps()
         self._history = History()
         self._made = [_Made()]  # of the last updates
         self._gradients = GradientTally(GRADIENT_HALF_LIFE_S)
@@ -161,6 +165,11 @@ class Estimator:
             instance = ledger.machines[record.launch]
             self._heard_of(record, instance)
         self._availability.feed(record, instance)
+
+    def workers_seen(self, seen: WorkersSeen, ledger: FleetLedger) -> None:
+        """Take in whose heartbeats there are; under `hold` they say nothing of a start-up."""
+        if self.settings.on_preemption == "reassign":
+            self.start_ups.workers_seen(seen, ledger.running, self.settings.grace_s)
 
     def unwanted(self, at_s: float) -> None:
         """The job is paused or over: that no machine is had says nothing."""
@@ -251,7 +260,7 @@ class Estimator:
         return max(fit.version - made, 0.0) + LOSS_WINDOW / 2  # the mean lags behind
 
     def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:
-        """The market's pools with prices of now and availability as it was seen."""
+        """The market's pools with prices of now, availability and start-ups as they were seen."""
         settings = self.settings
         per_update = settings.group_size * settings.batch_size
         updates_per_s = float(self.arrivals(now_s).value) / per_update
@@ -261,6 +270,7 @@ class Estimator:
                 pool,
                 usd_per_hour=usd_per_hour.get(pool.name, pool.usd_per_hour),
                 gb_per_hour=moved if pool.transfer_usd_per_gb else 0.0,
+                start_up_s=self.start_ups.start_up_s(pool),
             )
             for pool in settings.pools
         )

@@ -85,7 +85,7 @@ class MachinesSeen(msgspec.Struct, frozen=True):
 
 
 class WorkersSeen(msgspec.Struct, frozen=True):
-    """Whose heartbeats there are, by name; asked for only where slots are seated."""
+    """Whose heartbeats there are, by name."""
 
     members: frozenset[str]
     as_of_s: float  # when they were asked for

@@ -19,17 +19,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from common.provisioning.ledger import Instance
+    from common.provisioning.starting import StartUps
     from common.theory.work import Pool, Rates
 
 
-def readiness(pools: Iterable[Pool], now_s: float) -> Callable[[Instance], bool]:
-    """Say how to tell whether a machine has started up by now, as far as its pool is known."""
-    start_up_s = {pool.name: pool.start_up_s for pool in pools}
+def readiness(
+    pools: Iterable[Pool], start_ups: StartUps, now_s: float
+) -> Callable[[Instance], bool]:
+    """Say how to tell whether a machine has started up by now, as far as its pool is known.
+
+    One whose worker was heard of has, however long others take.
+    """
+    start_up_s = {pool.name: start_ups.start_up_s(pool) for pool in pools}
 
     def ready(instance: Instance) -> bool:
         since_s = instance.started_s
         return instance.running and (
-            since_s is not None and now_s >= since_s + start_up_s.get(instance.pool, 0.0)
+            instance.launch in start_ups.heard
+            or (since_s is not None and now_s >= since_s + start_up_s.get(instance.pool, 0.0))
         )
 
     return ready

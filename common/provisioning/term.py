@@ -134,6 +134,7 @@ class Term:
                 self._watch.seen(event)
             case events.WorkersSeen():
                 self._watch.workers_seen(event)
+                self._known.estimator.workers_seen(event, self._known.ledger)
             case events.LaunchAnswered(launches, refused):
                 self._fleet_away = ""
                 self._watch.answered(launches, refused, now_s)
@@ -254,7 +255,7 @@ class Term:
             return
         free = seats(
             known.ledger.open,
-            readiness(settings.pools, now_s),
+            readiness(settings.pools, known.estimator.start_ups, now_s),
             {pool.name: pool.speed for pool in settings.pools},
             known.ledger.vacated_s,
             known.estimator.rates_per_s(now_s),
@@ -279,7 +280,9 @@ class Term:
             return reconcile_counted(plan.counts, there, may_order, now_s, gone)
         wishes = wishes_of(plan.places, plan.stand_ins, plan.pools)
         moves = known.settings.on_preemption == "reassign"
-        at_work = readiness(known.settings.pools, now_s) if moves else None
+        at_work = None
+        if moves:
+            at_work = readiness(known.settings.pools, known.estimator.start_ups, now_s)
         return reconcile(wishes, known.ledger.open, may_order, at_work)
 
     def _steps(self, now_s: float) -> FleetDiff:

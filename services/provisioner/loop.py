@@ -227,10 +227,7 @@ class JobProvisioner:
                 | do.LookAtPast()
             ):
                 self._provider.send(command)
-                if (
-                    isinstance(command, do.LookAtMachines)
-                    and self._settings.on_preemption == "hold"
-                ):
+                if isinstance(command, do.LookAtMachines):
                     self._look_for_workers()
             case do.AskLease():
                 self._ask_lease()

@@ -139,6 +139,11 @@ PROVISIONING_MUTANTS = (
         (Edit(HERE + "seating.py", " + start_up_s.get(instance.pool, 0.0)", ""),),
     ),
     Mutant(
+        "a start-up is timed only where somebody looked when the machine started",
+        60,
+        (Edit(HERE + "starting.py", "self._since_s <= started_s <= by_s", "started_s <= by_s"),),
+    ),
+    Mutant(
         "what is coming is not ordered again",
         60,
         (

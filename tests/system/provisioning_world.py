@@ -453,7 +453,7 @@ class World:
             self._tell(process, answer[0], soon_s)
 
     def _look(self, process: Process, soon_s: float) -> None:
-        if self.settings.on_preemption == "hold" and self.counting is not None:
+        if self.settings.on_preemption == "reassign" or self.counting is not None:
             self._tell(process, events.WorkersSeen(self._members(), self.now_s), soon_s)
         seen: list[tuple[Machine, ...]] = []
         if self._call(process, lambda: seen.append(self.fleet.machines())):
@@ -463,7 +463,14 @@ class World:
                 self._tell(process, look, self.chance.uniform(0, 6))
 
     def _members(self) -> frozenset[str]:
-        """Whose heartbeats there are: workers begin some time after they are seated."""
+        """Whose heartbeats there are: workers begin some time after they are seated, or started."""
+        if self.settings.on_preemption == "reassign":
+            return frozenset(
+                self.truth.machines[machine.launch].member
+                for machine in self.fleet.rented
+                if machine.state == "running"
+                and self.now_s >= machine.started_s + joins_s(machine.launch)
+            )
         held = (self.truth.machines[launch] for launch in self.running())
         begun = [
             each for each in held if self.now_s >= self.begun_s.get(each.launch, self.now_s + 1)
@@ -542,7 +549,13 @@ def main(first: int, end: int) -> int:
 
 PATIENCE_S = 25.0  # a calm time after which what is wanted runs
 # Within it a change of a price is seen, also where a provisioner died and its successor took over.
+JOINS = 3  # start-ups of so many lengths
 PRICES_SEEN_S = 60.0
+
+
+def joins_s(launch: int) -> float:
+    """Say how long after the start of a machine its worker joins, under `reassign`."""
+    return 1.0 + launch % JOINS
 
 
 class Violation(NamedTuple):
@@ -673,6 +686,7 @@ def check_end(world: World) -> Iterator[Violation]:
         return
     yield from _machines(world)
     yield from _seats(world)
+    yield from _start_ups(world)
     yield from _cost(world)
     terms = [record.term for record in world.counted if isinstance(record, Settled)]
     if len(terms) != len(set(terms)) or world.truth.settled is None:
@@ -714,6 +728,19 @@ def _seats(world: World) -> Iterator[Violation]:
         for (_, ended_s, first), (started_s, _, second) in pairwise(sorted(held_by)):
             if started_s < ended_s and not {first, second} & world.faults.hidden:
                 yield Violation("one own machine in a slot", f"{seat}: {first}, {second}")
+
+
+def _start_ups(world: World) -> Iterator[Violation]:
+    """Nobody believes in start-ups that neither the market file nor any machine has had."""
+    settings, shortest_s, longest_s = world.settings, joins_s(0), joins_s(JOINS - 1)
+    for process in world.replicas:
+        start_ups = process.machine._known.estimator.start_ups  # noqa: SLF001 -- nobody else's
+        for pool in settings.pools:
+            start_up_s = start_ups.start_up_s(pool)
+            least_s = min(pool.start_up_s, shortest_s / 2)  # it is seen between two looks
+            most_s = max(pool.start_up_s, longest_s + settings.grace_s / 2)
+            if not least_s <= start_up_s <= most_s:
+                yield Violation("start-ups are learnt as they are", f"{start_up_s} of {pool.name}")
 
 
 def _cost(world: World) -> Iterator[Violation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -34,6 +35,9 @@ from common.testing.policies import Counting
 from tests.unit.core.examples import batch
 from tests.unit.provisioning.desk import ProviderThread, Street
 from tests.unit.provisioning.examples import SETTINGS, T0, lead, ordered, planned, priced
+
+if TYPE_CHECKING:
+    from common.policies.policy import Situation
 
 
 @pytest.fixture
@@ -493,6 +497,39 @@ def test_a_policy_is_told_what_runs_and_what_starts_up(
     assert told.up.tolist() == [True, False]
     assert told.lag_s is not None
     assert (told.lag_s > 0).tolist() == [False, True]
+
+
+def test_where_streams_move_machines_are_ready_when_their_workers_are_heard_of(
+    street: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the market file says 60 s; heartbeats of the three begin within 5 s of their start
+    counting = Counting(({Offer("spot"): 3, Offer("on-demand"): 1},), 100.0)
+    monkeypatch.setattr(deciding, "policy_of", lambda *_, **__: counting)
+    pools = tuple(replace(pool, start_up_s=60.0) for pool in SETTINGS.pools)
+    desk = ProviderThread(street, replace(SETTINGS, pools=pools))
+
+    def told() -> Situation:
+        term = desk.provisioner._term  # noqa: SLF001 -- what a policy is told is in nobody's hands
+        assert term is not None
+        return term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
+
+    for _ in range(5):
+        desk.run(1)
+        desk.on(events.WorkersSeen(frozenset(), street.clock()))
+    assert told().machines == {Offer("spot"): (0, 3), Offer("on-demand"): (0, 1)}
+    assert {pool.start_up_s for pool in told().pools} == {60.0}
+
+    desk.run(1)
+    spot = [each for each in desk.provisioner.ledger.running if each.pool == "spot"]
+    members = frozenset(each.member for each in spot)
+    desk.on(events.WorkersSeen(members, street.clock()))
+
+    assert told().machines == {Offer("spot"): (3, 0), Offer("on-demand"): (0, 1)}
+    on_demand, learnt = told().pools
+    assert on_demand.start_up_s == 60.0
+    assert learnt.start_up_s == pytest.approx(
+        street.clock() - street.written(Started)[0].at_s, abs=0.5
+    )
 
 
 def test_a_spare_does_not_count_among_the_machines_that_work(

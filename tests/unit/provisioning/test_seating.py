@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from common.provisioning.records import LaunchRequested, Left, PlanRecord, Seated
 from common.provisioning.seating import readiness, seats
+from common.provisioning.starting import StartUps
 from common.theory.work import Pool
 from tests.unit.provisioning.examples import T0, ended, fold, lead, machine, started
 
@@ -31,15 +32,15 @@ def two_spares() -> list[PlanRecord]:
 
 def test_slots_without_a_machine_are_seated_on_spares_that_have_started_up() -> None:
     there = [machine(1, 0), machine(2, None), machine(3, None, runs=False)]
-    ready = readiness([SLOW, FAST], T0 + 5)
+    ready = readiness([SLOW, FAST], StartUps(), T0 + 5)
 
     assert seats(there, ready, SPEEDS, {}, EQUAL) == ((1, 2),)
-    assert seats(there, readiness([SLOW, FAST], T0 + 4.9), SPEEDS, {}, EQUAL) == ()
+    assert seats(there, readiness([SLOW, FAST], StartUps(), T0 + 4.9), SPEEDS, {}, EQUAL) == ()
 
 
 def test_who_waits_longest_comes_first_then_who_has_most_records_on_the_fastest_machine() -> None:
     there = [machine(1, None), machine(2, None, "fast"), machine(3, None)]
-    ready = readiness([SLOW, FAST], T0 + 5)
+    ready = readiness([SLOW, FAST], StartUps(), T0 + 5)
     vacated_s = {0: T0 - 1, 1: T0 - 2, 2: T0 - 2}
 
     found = seats(there, ready, SPEEDS, vacated_s, np.array([9.0, 1.0, 2.0]))
@@ -76,7 +77,7 @@ def test_a_slot_whose_worker_has_left_is_free_and_its_machine_no_spare() -> None
     assert ledger.machines[2].slot == 3
     assert ledger.vacated_s == {3: T0 + 7}
     there = fold(left).open
-    assert seats(there, readiness([FAST], T0), SPEEDS, {}, np.ones(4))[-1:] == ((0, 2),)
+    assert seats(there, readiness([FAST], StartUps(), T0), SPEEDS, {}, np.ones(4))[-1:] == ((0, 2),)
 
 
 @given(
@@ -91,7 +92,7 @@ def test_nobody_waits_beside_a_spare_and_nobody_shares(
     there = [
         machine(n, slot, runs=run) for n, (slot, run) in enumerate(zip(once, runs, strict=False))
     ]
-    found = seats(there, readiness([FAST], T0), SPEEDS, {}, np.ones(slots))
+    found = seats(there, readiness([FAST], StartUps(), T0), SPEEDS, {}, np.ones(slots))
     free = set(range(slots)) - set(once)
     spares = {each.launch for each in there if each.slot is None and each.running}
     assert {slot for slot, _ in found} <= free
