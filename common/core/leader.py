@@ -12,6 +12,7 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import UNSET
 
 from common.core import commands as do
@@ -696,6 +697,7 @@ class Leader:
         self._rounds.end(round_)
         self._moved_at = now
         update = self._aggregation.sign(self._draft(round_))
+        update = msgspec.structs.replace(update, moved=self._rounds.traffic.take())
         if round_.scores is not None:
             update.metrics.update(self._scores.add(round_.scores, now))
         self._progress = update.progress

@@ -217,6 +217,13 @@ class Lead(msgspec.Struct, frozen=True, tag="lead"):
         return offset if self.epoch < 0 else self.epoch
 
 
+class Traffic(NamedTuple):
+    """Weights and gradients that a worker has sent and received, since it began to count."""
+
+    life: int  # random, drawn as the count began: counts of two lives are not one
+    total: int  # bytes, which never get fewer: a message that is lost, late or doubled loses none
+
+
 class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     """One model update and exactly the batches that made it (Algorithm 4, line 11)."""
 
@@ -242,6 +249,9 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     by: AttemptId | UnsetType = UNSET  # of members: whoever has prepared this one may apply it
     digest: int | UnsetType = UNSET  # of what they prepared
     copies: int | UnsetType = UNSET  # how many of them have it whole
+    # Bytes of weights and gradients that a worker sent and received for an update, as its makers
+    # have counted since the update before.
+    moved: int | UnsetType = UNSET
 
     @property
     def progress(self) -> float:
@@ -502,6 +512,7 @@ class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
     # |its (P,) gradient|^2, where the order asks for it
     square: float | UnsetType = UNSET
     scores: tuple[int, ...] | UnsetType = UNSET  # of a task of two classes: `common.core.scores`
+    traffic: Traffic | UnsetType = UNSET  # of its worker, before this message
 
 
 class GradientReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -518,6 +529,7 @@ class GradientReady(msgspec.Struct, frozen=True, tag="ready"):
     local_rate: float | UnsetType = UNSET
     square: float | UnsetType = UNSET
     scores: tuple[int, ...] | UnsetType = UNSET
+    traffic: Traffic | UnsetType = UNSET
 
 
 class Reduced(msgspec.Struct, frozen=True, tag="reduced"):

@@ -30,6 +30,7 @@ from common.core.messages import (
     UpdateApplied,
     WorkerId,
 )
+from common.core.traffic import UpdateTraffic
 from common.core.tuning import Scatter, rate_scale
 
 if TYPE_CHECKING:
@@ -320,6 +321,7 @@ class Rounds:
     def __init__(self, suspects: Suspects, times: GradientTimes) -> None:
         self._suspects = suspects
         self._times = times
+        self.traffic = UpdateTraffic()  # of whose gradients count
         self._rounds = dict[int, Round]()
         self._hands = list[Dispatch]()  # their batches are all without a gradient yet
         self._begun = 0
@@ -500,6 +502,7 @@ class Rounds:
             self._drop(gradient.worker, offsets, gradient.model.version)
             return None, reason
         self._times.observe(gradient.worker, gradient.seconds, len(offsets))
+        self.traffic.observe(gradient.worker, gradient.traffic, gradient.model.version)
         round_.add(gradient)
         self._let_go(offsets)
         self._suspects.clear(offsets)

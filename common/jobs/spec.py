@@ -558,9 +558,9 @@ class ProvisioningSpec(Part):
     reliable: int = Field(default=0, ge=0, le=MOST, exclude_if=lambda value: value == 0)
     """Of `policy: pools`: machines that are always on demand."""
     update_mb: float | None = Field(default=None, ge=0)
-    """Megabytes that a machine sends and receives for an update, as measured, where its traffic is
-    paid for (`transfer_usd_per_gb` of the market file); by default what the weights of a built-in
-    task take both ways, and 0 for a task of your own."""
+    """Megabytes that a machine sends and receives for an update, where its traffic is paid for
+    (`transfer_usd_per_gb` of the market file); by default what workers have counted, and before the
+    first count what the weights of a built-in task take both ways, 0 for a task of your own."""
 
 
 class EvaluationSpec(Part):

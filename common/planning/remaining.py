@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import UNSET
 
 from common.core.history import History
 from common.core.messages import GENESIS, BatchReady, UpdateApplied
@@ -20,6 +21,7 @@ from common.errors import GivenError
 from common.jobs.store import JobStore
 from common.planning.replan import read_ledger
 from common.theory.estimates import pooled_prior, rate_from_counts
+from common.theory.tallies import TransferTally
 from common.topics import names as topics
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
@@ -42,7 +44,7 @@ class Remaining:
     batch_size: int | None = None  # b
     updates: float | None = None  # J, left
     deadline_s: float | None = None  # theta, left
-    update_mb: float | None = None  # as somebody has measured
+    update_mb: float | None = None  # as its owner says, else as its workers have counted
     notes: tuple[str, ...] = ()
 
 
@@ -76,11 +78,19 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
     record = JobStore(log).get(job)
     spec, stop = record.spec, record.spec.stop
     updates, deadline_s, notes = None, None, tuple[str, ...]()
-    if stop.updates is not None:
-        history, progress = History(), {GENESIS: 0.0}
+    update_mb = None if spec.provisioning is None else spec.provisioning.update_mb
+    if stop.updates is not None or update_mb is None:
+        history, progress, transfer = History(), {GENESIS: 0.0}, TransferTally()
         for offset, decided in read_decoded(log, topics.updates_topic(record.id), decode_audit):
             if history.feed(offset, decided) and isinstance(decided, UpdateApplied):
                 progress[history.head] = decided.progress
+                if decided.moved is not UNSET:
+                    made = decided.synchrony.group_size if decided.synchrony else spec.group_size
+                    transfer.add(decided.progress, decided.moved, made / spec.group_size)
+        measured = transfer.mean()
+        if update_mb is None and measured is not None:
+            update_mb = float(measured.value)
+    if stop.updates is not None:
         done = progress.get(history.head, float(history.head.version))
         updates = max(math.ceil(stop.updates - done), 0)
     if stop.deadline_s is not None:
@@ -97,7 +107,6 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
             f" {spec.group_size} batches for which all workers wait"
         )
         notes += (note,)
-    update_mb = None if spec.provisioning is None else spec.provisioning.update_mb
     return Remaining(spec.group_size, spec.batch_size, updates, deadline_s, update_mb, notes)
 
 

@@ -135,7 +135,8 @@ class PlanRequest(BaseModel):
     update_mb: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
         default=None,
         description="Megabytes that a machine sends and receives for an update, for pools with a"
-        " price of transfer; null: what the job says, or none.",
+        " price of transfer; null: what the job says, else what its workers"
+        " have counted, or none.",
     )
     probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="Meet the deadline with this probability, not only on average."

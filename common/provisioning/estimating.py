@@ -27,7 +27,7 @@ from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.theory.losses import LossTally
 from common.theory.speeds import SpeedTally
 from common.theory.streams import StreamTally
-from common.theory.tallies import GradientTally
+from common.theory.tallies import GradientTally, TransferTally
 from common.theory.work import gb_per_hour
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Estimator:
         self._made = [_Made()]  # of the last updates
         self._gradients = GradientTally(GRADIENT_HALF_LIFE_S)
         self._timed = False
+        self._transfer = TransferTally()
         self._losses = LossTally()
         self._loss_fit: _LossFit | None = None
         self._by_place: dict[Partition, StreamTally] = {}  # reassign
@@ -138,6 +139,9 @@ class Estimator:
                 self._group_size = (
                     self.settings.group_size if synchrony is UNSET else synchrony.group_size
                 )
+                if record.moved is not UNSET:
+                    share = self._group_size / self.settings.group_size
+                    self._transfer.add(record.progress, record.moved, share)
                 batches = len(record.batches)
                 if record.gradient_s > 0 and batches:
                     self._timed = True
@@ -259,12 +263,20 @@ class Estimator:
             return None
         return max(fit.version - made, 0.0) + LOSS_WINDOW / 2  # the mean lags behind
 
+    @property
+    def update_mb(self) -> float:
+        """Megabytes that a machine moves for an update: as the job says, measured, or a formula."""
+        told, measured = self.settings.told_update_mb, self._transfer.mean()
+        if told is not None:
+            return told
+        return self.settings.update_mb if measured is None else float(measured.value)
+
     def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:
         """The market's pools with prices of now, availability and start-ups as they were seen."""
         settings = self.settings
         per_update = settings.group_size * settings.batch_size
         updates_per_s = float(self.arrivals(now_s).value) / per_update
-        moved = gb_per_hour(settings.update_mb, updates_per_s)
+        moved = gb_per_hour(self.update_mb, updates_per_s)
         on_demand, *spot = (
             replace(
                 pool,
@@ -289,6 +301,8 @@ class Estimator:
     def believed(self, now_s: float) -> dict[str, EstimateRecord]:
         """All estimates by name, each with where it lies with 90 %."""
         estimates = {"arrivals_per_s": self.arrivals(now_s), "gradient_s": self.gradient(now_s)}
+        if (update_mb := self._transfer.mean()) is not None:
+            estimates["update_mb"] = update_mb
         for pool in self.settings.pools[ON_DEMAND + 1 :]:
             estimates[f"availability.{pool.name}"] = self._availability.availability(pool, now_s)
             estimates[f"cycle_s.{pool.name}"] = self._availability.cycle(pool, now_s)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 
-from common.theory.errors import ParameterError, not_negative
+from common.theory.errors import ParameterError, not_negative, positive
 from common.theory.estimates import Estimate
 
+TRANSFER_HALF_LIFE = 100.0  # updates: a change of compression shows within some
 ROUNDING = 1e-9  # less freedom than this share of the messages is none
 
 
@@ -107,3 +108,40 @@ class GradientTally:
         if freedom > ROUNDING * messages:
             std = math.sqrt(max(second - m * shift_s**2, 0.0) / freedom / m)
         return Estimate(self._about_s + shift_s, std)
+
+
+class TransferTally:
+    """Mean megabytes that a machine moves for an update, by what audit records say.
+
+    It forgets by updates and not by time: whoever reads the same records knows the same.
+    """
+
+    def __init__(self) -> None:
+        self._means = GradientTally(TRANSFER_HALF_LIFE)
+        self._newest: float | None = None
+
+    def add(self, update: float, moved: int, share: float) -> None:
+        """Take in what was measured.
+
+        Args:
+            update: As how many of the job's own the updates count, up to this one.
+            moved: Bytes for this one.
+            share: As how many it counts itself.
+
+        Raises:
+            ParameterError: If a number is out of range.
+        """
+        positive("share", share)
+        self._means.add(update, moved / share / 1e6)
+        self._newest = update
+
+    def mean(self) -> Estimate | None:
+        """Estimate it, in MB; None: nothing was measured yet.
+
+        After a single measurement the standard deviation is of its size.
+        """
+        if self._newest is None:
+            return None
+        mean = self._means.mean(self._newest)
+        std = float(mean.std)
+        return Estimate(mean.value, std if math.isfinite(std) else float(mean.value))

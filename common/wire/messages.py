@@ -315,6 +315,7 @@ def _check_made(update: UpdateApplied) -> None:
         _check_count("digest", update.digest)
     if update.copies is not UNSET:
         _check_count("copies", update.copies, 1)
+    _check_count("moved", update.moved or 0)
 
 
 def _check_attempt(field: str, attempt: AttemptId) -> None:
@@ -499,6 +500,9 @@ def _check_answer(reply: Gradient | GradientReady | Failed) -> None:
         _check_seconds("seconds", reply.seconds)
         _check_rate("local_rate", reply.local_rate or 0.0)
         _check_rate("square", reply.square or 0.0)
+        if traffic := reply.traffic or ():
+            _check_count("traffic.life", traffic.life)
+            _check_count("traffic.total", traffic.total)
         if scores := reply.scores or ():
             well = len(scores) == 2 * BINS and min(scores) >= 0 and sum(scores) == reply.samples
             _need(well, "scores", scores, f"{2 * BINS} counts of {reply.samples} records in all")

@@ -65,6 +65,15 @@ def encode_sparse(vector: SparseVector) -> bytes:
     return b"".join((_HEAD.pack(vector.size, width, count, gap_bytes), positions, values))
 
 
+def encoded_bytes(vector: Vector | SparseVector) -> int:
+    """How many bytes a vector takes on its way."""
+    if not isinstance(vector, SparseVector):
+        return vector.nbytes
+    every = vector.size // vector.values.shape[1]
+    gap_bytes = _gap_bytes(vector.blocks, every)
+    return _HEAD.size + _padded(gap_bytes, len(vector.blocks), every) + vector.values.nbytes
+
+
 def decode_sparse(data: memoryview) -> SparseVector:
     """Read a sparse vector; its values are a read-only view of the data.
 

@@ -57,6 +57,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         max_lag_s=asked.max_lag_s,
         spot_up_to=asked.spot_up_to,
         reliable=asked.reliable,
+        told_update_mb=asked.update_mb,
         update_mb=_update_mb(spec),
         balanced=spec.tuner is not None and spec.tuner.workers is not None,
         lease_ttl_s=_LEASE_TTL_S[market.fleet],
@@ -74,9 +75,6 @@ def _bidding(asked: ProvisioningSpec) -> BidSettings:
 
 def _update_mb(spec: JobSpec) -> float:
     """What a machine moves for an update: the model to it, a gradient from it, uncompressed."""
-    asked = spec.provisioning
-    if asked is not None and asked.update_mb is not None:
-        return asked.update_mb
     if not spec.task.name:
         return 0.0  # nobody knows how large the model of a task of one's own is
     return 2 * 4 * options_of(spec.task.name, spec.task_options).parameters / 1e6

@@ -9,13 +9,15 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from common.core.assignments import Assignments
 from common.core.messages import Gradient
 from common.errors import CorruptError, UnavailableError, WireError
 from common.telemetry.logging import Outage
-from common.wire.vectors import decode_sparse
+from common.wire.vectors import decode_sparse, encoded_bytes
 from services.worker.compute import NoGradientError
+from services.worker.traffic import TrafficCounter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +68,7 @@ class GradientLoop:
         self._missing: ModelId | None = None  # was not on the board, which the leader was told
         self._board_outage = Outage(self._log, "board")
         self._times = compute.times
+        self._count = TrafficCounter(shell.measures)
         self._heard_s = 0.0  # when triggers were heard last, since 1970
         self.slices: int | UnsetType = UNSET  # as the leader that was heard last has it
 
@@ -96,6 +99,8 @@ class GradientLoop:
             if triggers and self.slices is UNSET:  # else they are for a member
                 self._heard_s = time()
                 for trigger in triggers:
+                    size = len(trigger.weights or b"") + len(trigger.changes or b"")
+                    self._count.moved(received=size)
                     if trigger.continues(self._loaded):
                         self._change(trigger)
                     elif trigger.model == self._missing:
@@ -127,11 +132,15 @@ class GradientLoop:
     def _send(self, reply: Reply, to: str) -> bool:
         """A reply that gets lost is asked for again, by the deadline of its round."""
         started = perf_counter()
+        size = 0
+        if isinstance(reply, Gradient):
+            size, reply = encoded_bytes(reply.vector), replace(reply, traffic=self._count.traffic)
         try:
             self._board.push_reply(reply, to)
         except UnavailableError as error:
             self._board_outage.met(error)
             return False
+        self._count.moved(sent=size)
         took_s = self._times.add("push", started)
         if isinstance(reply, Gradient):
             self._measures.took("push", took_s)
@@ -179,6 +188,7 @@ class GradientLoop:
         if weights is None:
             self._missing = model
             raise NoGradientError("model_missing", batches, "not on the board")
+        self._count.moved(received=len(weights))
         self._take(model, weights, batches)
 
     def _take(self, model: ModelId, weights: bytes, batches: Sequence[Batch]) -> None:

@@ -45,6 +45,7 @@ from common.learning.errors import NotFiniteError
 from common.ports.group import Peer
 from common.telemetry.logging import Outage
 from services.worker.held import Formed
+from services.worker.traffic import LIFE_BITS, TrafficCounter, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
 STORE_S = 1.0  # between attempts to reach storage
 LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
 JOIN_S = 1.0  # for threads that were told to end: forming a group cannot be given up at once
-LIFE_BITS = 53
 # Times as long as it took to put the weights on the board: not again before. Large ones make their
 # way as seldom as that, whatever the job's settings say.
 PAUSE = 20
@@ -125,6 +125,8 @@ class GroupLoop:
         self._round_began, self._stream = shell.round_began, shell.stream
         self._numbers = len(compute.computer.model.vector)
         self._member = Member(worker, randbits(LIFE_BITS))
+        self._count = TrafficCounter(shell.measures)
+        self._group = counted(access.groups, self._count)
         self._changed = threading.Condition()  # guards what follows, up to the threads
         runs_on = None if machine is None else Machine(self._member, *machine)
         self._replica = Replica(self._member, access.groups.address, self._numbers, runs_on)
@@ -255,6 +257,7 @@ class GroupLoop:
                 *(self._id, compute.model, found.batches, found.samples, found.loss_sum),
                 *(found.metric_sums, found.seconds, self._member.life),
                 *(found.local_rate, found.square, found.scores),
+                traffic=self._count.traffic,
             )
             with self._changed:
                 reply = self._replica.computed(ready, loaded).reply
@@ -315,7 +318,7 @@ class GroupLoop:
         if self._member in members:
             peers = [Peer(each.worker, orders.addresses.get(each.worker, "")) for each in members]
             rank = members.index(self._member)
-            group = self._access.groups.group("{}-{}".format(*place), peers, rank)
+            group = self._group("{}-{}".format(*place), peers, rank)
             self._formed = Formed(place, orders.membership, rank, group)
             self._tasks.put(partial(self._form, self._formed))
 
@@ -429,7 +432,7 @@ class GroupLoop:
         """The group of two in which one copies from the other."""
         both = [Peer(each.worker, orders.addresses.get(each.worker, "")) for each in (source, to)]
         name = f"{ordered.epoch}-copy-{ordered.number}-{to.worker}"
-        return self._access.groups.group(name, both, (source, to).index(self._member))
+        return self._group(name, both, (source, to).index(self._member))
 
     def _copy(self, copy: CopyState, get: Callable[[], tuple[bytes, int]]) -> None:
         started = perf_counter()
@@ -546,11 +549,13 @@ class GroupLoop:
             if share.offered:
                 weights, _ = weights_in(data)
                 self._board.offer_model(share.made, weights.data.cast("B"))
+                self._count.moved(sent=weights.nbytes)
             for hot in self._board.snapshots(share.by) if share.hot else ():
                 snapshot = from_bytes(hot).snapshot
                 if snapshot.made == share.made:  # else the leader has put a newer one
                     whole = to_bytes(SnapshotFile(snapshot, data))
                     self._board.put_whole_snapshot(share.by, whole)
+                    self._count.moved(sent=len(whole))
         except OutsideError as error:
             self._log.warning("weights_not_shared", version=share.made.version, reason=str(error))
         finally:

@@ -9,6 +9,7 @@ from http.client import HTTPConnection
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from msgspec import UNSET
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.embedded.process import free_port
@@ -144,6 +145,10 @@ def test_every_service_tells_all_that_the_catalogue_says_and_it_is_so(
         len(update.batches) for update in updates
     )
     assert worker.sum("doll_gradients_sent_total") >= len(updates)
+    said = [update.moved for update in updates if update.moved is not UNSET]
+    # All but the first count, which is what the others are told from; the last one is not told yet.
+    assert len(said) == len(updates) - 1
+    assert 0 < sum(said) < worker.sum("doll_worker_moved_bytes_total")
     assert worker.values("doll_worker_reading") == {(): 1.0}
     assert coordinator.values("doll_update_records_total") == {(): RECORDS}
     assert coordinator.values("doll_model_version") == {(): len(updates)}

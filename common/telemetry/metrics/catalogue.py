@@ -240,6 +240,14 @@ BYTES_COPIED = counter(
     "Of weights and optimizer state that a worker took over from another, or from storage.",
     "worker",
 )
+BYTES_MOVED = counter(
+    "doll_worker_moved_bytes_total",
+    "bytes",
+    ("job_name", "direction"),
+    "Weights and gradients that a worker has sent or received: through Redis as they are there,"
+    " among members by what each collective takes on a ring; storage is not among them.",
+    "worker",
+)
 UPDATE_STALENESS = gauge(
     "doll_update_staleness_versions",
     "updates",
@@ -426,8 +434,9 @@ ESTIMATE = gauge(
     "doll_estimate",
     "as its name says",
     ("job_name", "quantity", "bound"),
-    "What is believed: arrivals_per_s (lambda_A of one worker), gradient_s (mu_C), availability by"
-    " pool (alpha) and the like; bound: value, low or high (it lies between them with 90 %).",
+    "What is believed: arrivals_per_s (lambda_A of one worker), gradient_s (mu_C), update_mb (of"
+    " transfer), availability by pool (alpha) and the like; bound: value, low or high (it lies"
+    " between them with 90 %).",
     "provisioner",
 )
 CAPACITY = gauge(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from common.core.messages import Claim
     from common.telemetry.metrics.supervision import Kind
 
+Direction: TypeAlias = Literal["sent", "received"]
 Stage: TypeAlias = Literal["indicator", "fetch", "gradient", "push"]
 
 
@@ -54,6 +55,7 @@ class _Instruments:
         self.sent = meters.counter(catalogue.GRADIENTS_SENT)
         self.failed = meters.counter(catalogue.GRADIENTS_FAILED)
         self.copied = meters.counter(catalogue.BYTES_COPIED)
+        self.moved = meters.counter(catalogue.BYTES_MOVED)
 
 
 class JobMeasures:
@@ -78,6 +80,7 @@ class JobMeasures:
         self._stages = {stage: it.stages.labels(job, stage) for stage in get_args(Stage)}
         self._sent = it.sent.labels(job)
         self._copied = it.copied.labels(job)
+        self._moved = {way: it.moved.labels(job, way) for way in get_args(Direction)}
         self._failed = {reason: it.failed.labels(job, reason) for reason in get_args(FailedReason)}
 
     def announced(self, claim: Claim, counts: tuple[int, ...]) -> None:
@@ -116,6 +119,10 @@ class JobMeasures:
     def copied(self, size: int) -> None:
         """So many bytes of weights and optimizer state were taken over."""
         self._copied.inc(size)
+
+    def moved(self, size: int, direction: Direction) -> None:
+        """So many bytes of weights and gradients were sent or received."""
+        self._moved[direction].inc(size)
 
     def gradient_sent(self) -> None:
         """An order has its gradient."""

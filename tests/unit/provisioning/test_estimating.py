@@ -15,6 +15,7 @@ from common.core.messages import (
     Lead,
     ModelId,
     SpanExpired,
+    Synchrony,
     UpdateApplied,
     WorkerId,
 )
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from common.provisioning.records import PlanRecord
+    from common.provisioning.settings import ProvisionerSettings
 
 HOLD = replace(SETTINGS, on_preemption="hold")
 
@@ -304,3 +306,38 @@ def test_pools_have_prices_of_now_and_availability_as_it_was_seen() -> None:
     assert spot.availability < 0.5
     estimator.unwanted(T0 + 200)
     assert estimator.pools(PRICES, T0 + 900) == estimator.pools(PRICES, T0 + 200)
+
+
+def test_transfer_is_what_was_measured_unless_the_owner_says_another() -> None:
+    formula = replace(SETTINGS, update_mb=8.0)
+    records = [with_(update(1), moved=2_000_000), update(2), with_(update(3), moved=2_000_000)]
+
+    def after(settings: ProvisionerSettings, updates: Sequence[AuditRecord]) -> Estimator:
+        estimator = Estimator(settings)
+        estimator.updates(enumerate((Lead(-1, GENESIS, "c"), *updates)), T0)
+        return estimator
+
+    assert after(formula, [update(1)]).update_mb == 8.0
+    assert "update_mb" not in after(formula, [update(1)]).believed(T0)
+    measured = after(formula, records)
+    assert measured.update_mb == pytest.approx(2.0)
+    assert measured.believed(T0)["update_mb"].value == pytest.approx(2.0)
+    told = after(replace(formula, told_update_mb=5.0), records)
+    assert told.update_mb == 5.0
+
+    dear = replace(SETTINGS.pools[1], transfer_usd_per_gb=0.01)
+    pools = replace(formula, pools=(SETTINGS.pools[0], dear))
+    before, now = (after(pools, each).pools(PRICES, T0)[1] for each in ((), records))
+    assert now.gb_per_hour == pytest.approx(before.gb_per_hour / 4)
+
+
+def test_an_update_of_another_k_counts_by_its_share() -> None:
+    half = Synchrony(group_size=SETTINGS.group_size // 2)
+    estimator = audited(with_(update(1), moved=1_000_000, synchrony=half, equivalent=0.5))
+    assert estimator.update_mb == pytest.approx(2.0)
+
+
+def test_transfer_follows_what_compression_makes_of_it() -> None:
+    sizes = [8_000_000] * 300 + [1_000_000] * 700
+    records = [with_(update(version), moved=moved) for version, moved in enumerate(sizes, 1)]
+    assert audited(*records).update_mb == pytest.approx(1.0, rel=0.1)

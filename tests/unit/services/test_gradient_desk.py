@@ -543,3 +543,31 @@ def test_what_is_asked_for_again_while_it_is_slowly_computed_is_computed_once() 
         world.desk.turn()
 
     assert [used(reply) for reply in world.replies()] == [[0]]
+
+
+def test_weights_and_gradients_are_counted_and_each_message_says_what_was_before_it(
+    world: World,
+) -> None:
+    publish(world)
+    first = world.order(batch(0, 2), number=1)
+    again = world.order(batch(2, 4), number=2)  # at the weights that it has
+    inside = world.order(batch(4, 6), number=3, weights=bytes(4 * RECORDS))
+
+    replies = (first, again, inside)
+    counts = [reply.traffic for reply in replies if isinstance(reply, Gradient) and reply.traffic]
+    size = 4 * RECORDS
+    assert [count.total for count in counts] == [size, 2 * size, 4 * size]
+    assert len({count.life for count in counts}) == 1
+    assert world.told("doll_worker_moved_bytes_total", direction="sent") == 3 * size
+    assert world.told("doll_worker_moved_bytes_total", direction="received") == 2 * size
+
+
+def test_of_a_sparse_gradient_what_is_sent_counts() -> None:
+    world = make_world(sparse=True)
+    publish(world)
+    reply = world.order(batch(0, 1))
+    assert isinstance(reply, Gradient)
+    assert isinstance(reply.vector, SparseVector)
+    sent = len(encode_sparse(reply.vector))
+    assert sent < 4 * RECORDS
+    assert world.told("doll_worker_moved_bytes_total", direction="sent") == sent

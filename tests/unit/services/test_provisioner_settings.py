@@ -68,14 +68,15 @@ def test_reassign_is_refused_where_streams_wait_for_their_worker() -> None:
         parse_job(asked)
 
 
-def test_what_a_machine_moves_is_twice_the_model_unless_the_job_says() -> None:
+def test_what_a_machine_moves_is_taken_for_twice_the_model_unless_the_job_says() -> None:
     asked = f"{JOB}provisioning: {{workers: 3}}\n"
     measured = f"{JOB}provisioning: {{workers: 3, update_mb: 0.5}}\n"
     spec = record(asked).spec
 
     weights = options_of(spec.task.name or "", spec.task_options).parameters
     assert provisioner_settings(record(asked), MARKET).update_mb == 8 * weights / 1e6
-    assert provisioner_settings(record(measured), MARKET).update_mb == 0.5
+    assert provisioner_settings(record(asked), MARKET).told_update_mb is None
+    assert provisioner_settings(record(measured), MARKET).told_update_mb == 0.5
 
 
 def test_what_a_job_says_to_pools_is_what_the_policy_goes_by() -> None:

@@ -47,6 +47,7 @@ from common.core.messages import (
     StateReport,
     Stored,
     Synchrony,
+    Traffic,
     TriggerId,
     UpdateApplied,
     UpdateTrigger,
@@ -788,6 +789,11 @@ NONSENSE = {
         "reply",
         with_(GRADIENT, square=-1.0),
         "Gradient.square",
+    ),
+    "less than no traffic": (
+        "reply",
+        with_(GRADIENT, traffic=Traffic(5, -1)),
+        "Gradient.traffic.total",
     ),
     "a gradient without a vector": (
         "reply",

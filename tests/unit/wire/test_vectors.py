@@ -13,7 +13,7 @@ from common.core.messages import Gradient, ModelId, Vector, WorkerId
 from common.core.vectors import SparseVector, add_to, numbers_in, squared_norm
 from common.errors import WireError
 from common.wire.messages import decode_reply, encode_reply
-from common.wire.vectors import decode_sparse, encode_sparse, smallest
+from common.wire.vectors import decode_sparse, encode_sparse, encoded_bytes, smallest
 
 ODD = np.array([0x80000000, 0x7FC01234, 0xFF800000, 0x00000001], np.uint32)  # -0.0, NaN, -inf, tiny
 
@@ -210,3 +210,10 @@ def test_a_vector_is_as_large_sparse_as_dense(vector: Vector, count: int) -> Non
 
 def test_the_largest_numbers_have_a_square_still() -> None:
     assert squared_norm(np.full(3, 3e38, np.float32), 3) == pytest.approx(2.7e77)
+
+
+@given(vectors())
+def test_how_long_a_vector_is_on_its_way_is_known_before(vector: Vector) -> None:
+    found = smallest(vector)
+    length = len(encode_sparse(found)) if isinstance(found, SparseVector) else found.nbytes
+    assert encoded_bytes(found) == length

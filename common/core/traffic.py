@@ -1,0 +1,61 @@
+"""What an update costs in traffic, by what workers count themselves.
+
+Each gradient says how many bytes its worker has moved in all. The difference of two counts of one
+life, at two versions, is what the updates between took: so a message that never comes only has the
+next one say it, and one that comes late, or twice, says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import UNSET
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+    from common.core.messages import Traffic, WorkerId
+
+VERSIONS_KEPT = 1000  # after which a worker that was not heard of is forgotten
+
+
+class _Mark(NamedTuple):
+    version: int
+    traffic: Traffic
+
+
+class UpdateTraffic:
+    """Bytes that a worker moves for an update, of one leader's updates."""
+
+    def __init__(self) -> None:
+        # Of each worker's last count, the eldest first.
+        self._marks: dict[WorkerId, _Mark] = {}
+        self._moved = self._updates = 0  # since they were taken, of all workers together
+
+    def observe(self, worker: WorkerId, traffic: Traffic | UnsetType, version: int) -> None:
+        """Take in a worker's count.
+
+        Args:
+            worker: Whose.
+            traffic: Its count; left out: it is of an older program.
+            version: Of the weights that it had then.
+        """
+        if traffic is UNSET:
+            return
+        before = self._marks.get(worker)
+        if before is not None and before.traffic.life == traffic.life:
+            moved, updates = traffic.total - before.traffic.total, version - before.version
+            if updates <= 0 or moved < 0:
+                return
+            self._moved += moved
+            self._updates += updates
+        self._marks.pop(worker, None)
+        self._marks[worker] = _Mark(version, traffic)
+        eldest, mark = next(iter(self._marks.items()))
+        if version - mark.version > VERSIONS_KEPT:
+            del self._marks[eldest]
+
+    def take(self) -> int | UnsetType:
+        """Mean of what was counted since it was taken last; left out: nothing was."""
+        moved, updates, self._moved, self._updates = self._moved, self._updates, 0, 0
+        return round(moved / updates) if updates else UNSET

@@ -1,0 +1,103 @@
+"""What a worker counts of its traffic: weights and gradients, whoever they are sent to."""
+
+from __future__ import annotations
+
+import threading
+from secrets import randbits
+from typing import TYPE_CHECKING
+
+from common.core.messages import Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from common.core.messages import Vector
+    from common.ports.group import Group, Groups, Peer
+    from common.telemetry.metrics.worker import JobMeasures
+
+LIFE_BITS = 53
+
+
+class TrafficCounter:
+    """Counts bytes from its making on; shared between threads.
+
+    Args:
+        measures: Of the job.
+    """
+
+    def __init__(self, measures: JobMeasures) -> None:
+        self._measures = measures
+        self._lock = threading.Lock()
+        self._total = 0
+        self._life = randbits(LIFE_BITS)
+
+    @property
+    def traffic(self) -> Traffic:
+        """The count as it is now."""
+        return Traffic(self._life, self._total)
+
+    def moved(self, sent: int = 0, received: int = 0) -> None:
+        """So many bytes are over."""
+        with self._lock:
+            self._total += sent + received
+        self._measures.moved(sent, "sent")
+        self._measures.moved(received, "received")
+
+
+class CountedGroup:
+    """A member's part in a group, whose collectives are counted once they are over.
+
+    What a library sends is not to be seen. Counted is what a ring takes, which is the least that
+    any order of sending takes of all members together: each sends as much as it receives.
+
+    Args:
+        group: Which.
+        members: How many.
+        rank: Of this one.
+        count: Takes the bytes.
+    """
+
+    def __init__(self, group: Group, members: int, rank: int, count: TrafficCounter) -> None:
+        self._group = group
+        self._members, self._rank = members, rank
+        self._count = count
+        self.form, self.abort = group.form, group.abort
+
+    def all_reduce(self, vector: Vector) -> None:
+        """Sum the vectors of all members, in place: each part goes round twice."""
+        self._group.all_reduce(vector)
+        each = 2 * vector.nbytes * (self._members - 1) // self._members
+        self._count.moved(each, each)
+
+    def exchange(
+        self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
+    ) -> None:
+        """Send a part of a vector to each member, and get one from each."""
+        self._group.exchange(outgoing, sent, incoming, received)
+        away, here = sum(sent) - sent[self._rank], sum(received) - received[self._rank]
+        self._count.moved(away * outgoing.itemsize, here * incoming.itemsize)
+
+    def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
+        """Let every member have the parts of all, in place: each passes on all but one."""
+        self._group.gather(vector, lengths)
+        following = (self._rank + 1) % self._members
+        size, total = vector.itemsize, sum(lengths)
+        self._count.moved((total - lengths[following]) * size, (total - lengths[self._rank]) * size)
+
+    def copy(self, vectors: Sequence[Vector]) -> None:
+        """Send rank 0's vectors to all others, and return when all have all of them."""
+        self._group.copy(vectors)
+        size = sum(vector.nbytes for vector in vectors)
+        if self._rank == 0:
+            self._count.moved(sent=size * (self._members - 1))
+        else:
+            self._count.moved(received=size)
+
+
+def counted(groups: Groups, count: TrafficCounter) -> Callable[[str, Sequence[Peer], int], Group]:
+    """Makes groups as a process does, which are counted."""
+
+    def group(name: str, members: Sequence[Peer], rank: int) -> Group:
+        return CountedGroup(groups.group(name, members, rank), len(members), rank, count)
+
+    return group

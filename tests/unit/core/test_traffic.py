@@ -1,0 +1,99 @@
+"""What an update costs in traffic, whatever becomes of the messages that say it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from common.core import commands as do
+from common.core import events
+from common.core.messages import Traffic, UpdateApplied
+from common.core.traffic import VERSIONS_KEPT, UpdateTraffic
+from tests.unit.core.bench import Bench, changed
+from tests.unit.core.examples import A, B, answer, of_kind
+
+EACH = 1000  # bytes of a worker for an update
+
+
+def told(*counts: tuple[int, int], life: int = 1) -> UpdateTraffic:
+    """One that heard of these versions and totals of one worker."""
+    traffic = UpdateTraffic()
+    for version, total in counts:
+        traffic.observe(A, Traffic(life, total), version)
+    return traffic
+
+
+def test_the_difference_of_two_counts_is_what_the_updates_between_took() -> None:
+    traffic = told((3, 500))
+    assert traffic.take() is UNSET
+    traffic.observe(A, Traffic(1, 500 + 4 * EACH), 7)
+    traffic.observe(B, Traffic(9, 10), 7)
+    assert traffic.take() == EACH
+    assert traffic.take() is UNSET
+    traffic.observe(B, Traffic(9, 10 + EACH), 8)
+    traffic.observe(A, Traffic(1, 500 + 7 * EACH), 8)
+    assert traffic.take() == 2 * EACH
+
+
+def test_another_process_of_that_name_begins_anew() -> None:
+    traffic = told((1, 0), (2, EACH))
+    traffic.observe(A, Traffic(2, 5), 3)
+    assert traffic.take() == EACH
+    traffic.observe(A, Traffic(2, 5 + EACH), 4)
+    assert traffic.take() == EACH
+
+
+def test_an_older_program_that_counts_nothing_says_nothing() -> None:
+    traffic = told((1, 0))
+    traffic.observe(A, UNSET, 2)
+    assert traffic.take() is UNSET
+
+
+def test_who_was_not_heard_of_for_long_is_forgotten() -> None:
+    traffic = told((1, 0))
+    traffic.observe(B, Traffic(2, 0), VERSIONS_KEPT + 2)
+    traffic.observe(A, Traffic(1, EACH), VERSIONS_KEPT + 3)
+    assert traffic.take() is UNSET
+
+
+@given(
+    heard=st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 30)), max_size=60),
+    takes=st.sets(st.integers(0, 60)),
+)
+def test_messages_that_come_late_twice_or_never_only_delay_what_is_known(
+    heard: list[tuple[str, int]], takes: set[int]
+) -> None:
+    # Of any messages in any order: each update took EACH of each worker, so that is what is said.
+    traffic, said = UpdateTraffic(), list[object]()
+    for place, (worker, version) in enumerate(heard):
+        traffic.observe(A if worker == A else B, Traffic(1, EACH * version), version)
+        if place in takes:
+            said.append(traffic.take())
+    said.append(traffic.take())
+    assert set(said) <= {EACH, UNSET}
+    ahead = {worker: [version for who, version in heard if who == worker] for worker in (A, B)}
+    known = any(max(each) > each[0] for each in ahead.values() if each)
+    assert (EACH in said) == known
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_an_update_says_what_its_makers_have_counted(*, counts: bool) -> None:
+    bench = Bench(changed(group_size=1))
+    bench.lead()
+    bench.see(A)
+    said = list[object]()
+    for moved in (0, EACH, 2 * EACH):
+        bench.announce(A)
+        [order] = bench.orders
+        traffic = Traffic(1, moved) if counts else UNSET
+        reply = replace(answer(order, bench.model), traffic=traffic)
+        commands = bench.feed(events.RepliesRead((reply,)))
+        said += [
+            append.record.moved
+            for append in of_kind(commands, do.AppendAudit)
+            if isinstance(append.record, UpdateApplied)
+        ]
+    assert said == ([UNSET, EACH, EACH] if counts else [UNSET] * 3)

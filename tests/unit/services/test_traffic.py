@@ -1,0 +1,99 @@
+"""What collectives of a group are counted for: of all members, as much is sent as received."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common.errors import GroupError
+from common.ports.group import Peer
+from common.telemetry.metrics.worker import WorkerMetrics
+from common.testing.group import MemoryNetwork
+from services.worker.traffic import TrafficCounter, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.ports.group import Group
+
+NUMBER = 4  # bytes
+LENGTHS = [3, 0, 7]  # of parts by rank
+
+
+class Members:
+    """Some in one group, each with its own count."""
+
+    def __init__(self, members: int) -> None:
+        network = MemoryNetwork()
+        ways = [network.groups() for _ in range(members)]
+        self.peers = [Peer(f"w{rank}", way.address) for rank, way in enumerate(ways)]
+        self.metrics = [WorkerMetrics() for _ in ways]
+        self.counts = [TrafficCounter(each.work_for("job", ())) for each in self.metrics]
+        makers = [counted(way, count) for way, count in zip(ways, self.counts, strict=True)]
+        self.groups = [make("g", self.peers, rank) for rank, make in enumerate(makers)]
+
+    def all(self, call: Callable[[Group, int], None]) -> None:
+        """Let all members call at once."""
+        with ThreadPoolExecutor(len(self.groups)) as pool:
+            list(pool.map(call, self.groups, range(len(self.groups))))
+
+    def told(self, direction: str) -> list[float | None]:
+        """What a scrape sees of each."""
+        labels = {"job_name": "job", "direction": direction}
+        name = "doll_worker_moved_bytes_total"
+        return [each.meters.registry.get_sample_value(name, labels) for each in self.metrics]
+
+
+def _sum(group: Group, rank: int) -> None:  # noqa: ARG001
+    group.all_reduce(np.ones(12, np.float32))
+
+
+def _exchange(group: Group, rank: int) -> None:
+    outgoing = np.ones(3 * LENGTHS[rank], np.float32)
+    incoming = np.empty(sum(LENGTHS), np.float32)
+    group.exchange(outgoing, [LENGTHS[rank]] * 3, incoming, LENGTHS)
+
+
+def _gather(group: Group, rank: int) -> None:  # noqa: ARG001
+    group.gather(np.ones(sum(LENGTHS), np.float32), LENGTHS)
+
+
+def _copy(group: Group, rank: int) -> None:  # noqa: ARG001
+    group.copy([np.ones(5, np.float32), np.ones(1, np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("call", "sent", "received"),
+    [
+        (_sum, [16, 16, 16], [16, 16, 16]),  # 2 (p - 1) / p of the vector
+        (_exchange, [6, 0, 14], [7, 10, 3]),
+        (_gather, [10, 3, 7], [7, 10, 3]),
+        (_copy, [12, 0, 0], [0, 6, 6]),
+    ],
+)
+def test_a_collective_counts_for_what_a_ring_takes(
+    call: Callable[[Group, int], None], sent: list[int], received: list[int]
+) -> None:
+    members = Members(3)
+    members.all(lambda group, _: group.form())
+    members.all(call)
+    assert members.told("sent") == [NUMBER * each for each in sent]
+    assert members.told("received") == [NUMBER * each for each in received]
+    assert sum(sent) == sum(received)
+    totals = [NUMBER * sum(both) for both in zip(sent, received, strict=True)]
+    assert [count.traffic.total for count in members.counts] == totals
+
+
+def test_one_alone_moves_nothing_and_what_breaks_off_counts_for_nothing() -> None:
+    alone = Members(1)
+    alone.all(lambda group, _: group.form())
+    alone.all(_sum)
+    two = Members(2)
+    two.all(lambda group, _: group.form())
+    two.groups[1].abort()
+    with pytest.raises(GroupError):
+        two.groups[0].all_reduce(np.ones(12, np.float32))
+    assert [count.traffic.total for count in (*alone.counts, *two.counts)] == [0, 0, 0]
