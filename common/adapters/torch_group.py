@@ -330,11 +330,11 @@ def _done(begin: Callable[[_Gloo], list[Work]], group: _Gloo) -> str:
 
 def _poison(group: _Gloo) -> None:
     """Close all connections of a group, whatever thread uses them."""
-    if group.size() > 1:
-        with suppress(RuntimeError):  # which is the point
-            neighbour = (group.rank() + 1) % group.size()
-            receiving = group.recv([torch.empty(1)], neighbour, _POISON_TAG)
-            receiving.wait(timedelta(milliseconds=1))
+    for other in range(group.size()):  # from the dead nothing is received: that closes no other
+        if other != group.rank():
+            with suppress(RuntimeError):  # which is the point
+                receiving = group.recv([torch.empty(1)], other, _POISON_TAG)
+                receiving.wait(timedelta(milliseconds=1))
 
 
 def _not_connected(peers: Iterable[Peer], given_up: Callable[[], bool]) -> list[Peer]:

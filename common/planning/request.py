@@ -23,7 +23,9 @@ class SpotPoolAsked(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        description="By which the plan names it."
+    )
     usd_per_hour: Usd = Field(description="Of one machine.")
     availability: Annotated[float, Field(ge=0, le=1)] = Field(
         description="Share of the time that a machine is there."
