@@ -7,7 +7,7 @@ through Kafka and survives; the rest travels through Redis and may vanish: docs/
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, NewType, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NewType, TypeAlias
 
 import msgspec
 import numpy as np
@@ -15,6 +15,9 @@ import numpy.typing as npt
 from msgspec import UNSET, UnsetType
 
 from common.core.spans import Address, LogPosition, Partition, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WorkerId = NewType("WorkerId", str)
 Positions: TypeAlias = dict[Partition, int]  # a position per partition: the next offset to read
@@ -463,6 +466,16 @@ class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
     stores_of: ModelId | UnsetType = UNSET  # which; left out: this one
     addresses: dict[WorkerId, str] = {}  # of all who are named above: where others reach them
     slices: int = 0  # as the leader's `Lead` says
+
+    def named(self) -> Iterator[Member]:
+        """Who is, or is to do something."""
+        yield from self.membership.members
+        for copy in self.copies:
+            yield copy.member
+            if copy.source is not None:
+                yield copy.source
+        yield from self.stores
+        yield from (each for each in (self.hot, self.offer) if each is not None)
 
 
 class UpdateTrigger(msgspec.Struct, frozen=True):

@@ -205,8 +205,8 @@ class Replica:
         if self._prepared is not None and self._prepared == orders.by and self._base == self.made:
             yield ApplyResult(orders.made)
             self._hold(orders.made, 0, self._owned)
-        named = {m.worker: m.life for m in orders.membership.members}
-        another = named.get(self._member.worker, self._member.life) != self._member.life
+        ours = [each for each in orders.named() if each.worker == self._member.worker]
+        another = ours != [self._member] * len(ours)  # is taken for the one that has the name
         if orders.reduce is not None and self._member in orders.membership.members:
             yield from self._enter(orders.membership, orders.reduce)
         yield from self._hear_copies(trigger.id, orders)

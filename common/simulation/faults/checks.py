@@ -18,6 +18,7 @@ from common.core.messages import (
     Batch,
     BatchReady,
     Claim,
+    Lead,
     ModelId,
     Opened,
     UpdateApplied,
@@ -145,7 +146,8 @@ def _check_switched(world: World) -> None:
         slices, head = history.slices, history.head
         history.feed(offset, record)
         switched = history.slices != slices and history.head != head
-        if switched and not (world.group.met["fallen back"] or world.topic_losses):
+        lost = isinstance(record, Lead) and record.loss
+        if switched and not (lost or world.group.met["fallen back"] or world.topic_losses):
             raise Violation("taken back", f"{head} by {record}")
     wanted = world.revisions[-1].slices
     if (None if history.slices is UNSET else history.slices) != wanted:

@@ -856,6 +856,22 @@ def said(number: int, made: ModelId | None, life: int = 1) -> StateReport:
     return StateReport(A, ModelId(3, 1), life, TriggerId(3, number), made)
 
 
+@pytest.mark.parametrize("field", ["copies", "stores", "hot", "offer"])
+def test_who_came_back_says_so_where_the_one_before_is_asked_for_something(field: str) -> None:
+    # What it said as it began to hear is older than what the one before had heard.
+    before, member = Member(A, 1), Member(A, 2)
+    asked = {"copies": (Copy(before),), "stores": (before,), "hot": before, "offer": before}
+    replica = Replica(member, "127.0.0.1:2", numbers=10)
+    nothing = GroupOrders(GENESIS, Membership(1))
+    named = replace(nothing, **{field: asked[field]})
+    reports = list[list[int]]()
+    for number, orders in enumerate([nothing, nothing, named], start=1):
+        said = replica.hear(UpdateTrigger(TriggerId(3, number), ModelId(3, 0), (), group=orders))
+        replies = [each.reply for each in of_kind(said, Say)]
+        reports.append([reply.heard.number for reply in of_kind(replies, StateReport)])
+    assert reports == [[1], [], [3]]
+
+
 def test_an_older_word_undoes_no_newer_one() -> None:
     reports = StateReports()
     reports.posted(TriggerId(3, 1))
