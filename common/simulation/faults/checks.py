@@ -143,10 +143,11 @@ def _check_switched(world: World) -> None:
     """Whoever is to hold the weights holds them; to come to that took nothing back."""
     history = History()
     for offset, record in enumerate(world.updates):
-        slices, head = history.slices, history.head
+        slices, head, after_loss = history.slices, history.head, history.after_loss
         history.feed(offset, record)
         switched = history.slices != slices and history.head != head
-        lost = isinstance(record, Lead) and record.loss
+        # Its owner went on after a loss: claims of what came after the snapshot may be lost, too.
+        lost = isinstance(record, Lead) and record.after_loss > after_loss
         if switched and not (lost or world.group.met["fallen back"] or world.topic_losses):
             raise Violation("taken back", f"{head} by {record}")
     wanted = world.revisions[-1].slices
