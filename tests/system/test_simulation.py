@@ -204,7 +204,8 @@ def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> N
     among = sum((outcome.among for outcome in outcomes), Counter[str]())
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(GROUP_SEEDS)
     assert min(among[it] for it in ("copied", "torn", "fetched")) > len(GROUP_SEEDS) // 2
-    assert min(among[it] for it in ("broken", "fallen back")) > len(GROUP_SEEDS) // 8
+    assert among["fallen back"] > len(GROUP_SEEDS) // 2
+    assert among["broken"] > len(GROUP_SEEDS) // 4
     assert among["adopted"] > len(GROUP_SEEDS) // 16
     assert not among["in vain"]  # nobody who could be asked held what was given up
 
