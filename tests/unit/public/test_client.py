@@ -47,13 +47,14 @@ world, led, served = conftest.world, test_model.led, test_events.served
 class Way(Bridge):
     """The way to a service, for more than one thread; it can be cut."""
 
+    _lock = threading.Lock()  # of every way: all that lead to one world run in its one loop
+
     def __init__(self, world: World) -> None:
         super().__init__(world.app)
         self.runner.close()
         self.runner = world.runner  # which the world closes
         self.cut = False
         self.answered = 0
-        self._lock = threading.Lock()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Ask the service."""
