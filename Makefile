@@ -35,8 +35,7 @@ test: $(INSTALLED)  ## everything that this machine can check, but for what `mak
 
 tests: $(INSTALLED)  ## `make test` without lint
 	$(MAKE) --output-sync=target unit & unit=$$!; \
-		$(MAKE) servers; servers=$$?; wait $$unit && exit $$servers
-	$(MAKE) alone
+		{ $(MAKE) servers && $(MAKE) alone; }; servers=$$?; wait $$unit && exit $$servers
 
 lint: $(INSTALLED)  ## style, types, architecture
 	$(BIN)/ruff check .
@@ -49,8 +48,8 @@ unit: $(INSTALLED)  ## the pure parts, and the protocol under seeded schedules o
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
 	$(TESTS) -rs -n 2 --dist loadfile -m "not alone and not nightly" tests/contract tests/integration
 
-alone: $(INSTALLED)  ## tests of processes that nothing else may slow down
-	$(TESTS) -rs -m "alone and not nightly" tests/integration
+alone: $(INSTALLED)  ## tests of processes that no others may slow down but nice ones
+	$(TESTS) -rs -m "alone and not nightly" $$(grep -rl --include='*.py' 'mark\.alone' tests/integration)
 
 compose-check: $(INSTALLED)  ## docker-compose.yml, by the oldest docker-compose that must read it
 	TEST_REQUIRE_SERVERS=1 $(BIN)/pytest -q tests/unit/deploy/test_compose.py tests/unit/deploy/test_compose_check.py

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.provisioning.records import Ended, Lead, Planned, Settled
-from tests.system.mutants import cases, has_changed
+from tests.changes import has_changed
+from tests.system.mutants import cases
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 from tests.system.provisioning_world import World
 

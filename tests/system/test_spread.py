@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.mutants import Edit, Mutant, cases, has_changed
+from tests.changes import has_changed
+from tests.system.mutants import Edit, Mutant, cases
 from tests.system.spread_world import Setting, World
 
 ROOT = Path(__file__).parents[2]
