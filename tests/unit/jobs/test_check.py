@@ -51,6 +51,12 @@ def refusal(made: JobSpec, max_model_mb: int = MAX_MB) -> GivenError:
     return refused.value
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else on the machine may go first."""
+    monkeypatch.setattr(check, "PATIENCE_S", 600.0)
+
+
 @pytest.fixture
 def built_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks are built in this process: each other one would load torch."""
