@@ -139,9 +139,8 @@ def test_a_service_imports_all_that_it_may_open_from_what_its_extra_brings(*, tr
         for service, have in zip(services, haves, strict=True)
     ]
     # What takes long is loaded once, from nothing but what it needs itself.
-    first = [Case(EVERYWHERE, brought(PROJECT["dependencies"]))]
-    if trains:
-        first.append(Case(("torch",), brought(["torch"])))
+    first = [Case(("torch",), brought(["torch"]))] if trains else []
+    first.append(Case(EVERYWHERE, brought(PROJECT["dependencies"])))
     assert all(("torch" in have) == trains for have in haves)
     assert all(("torch" in loaded) == trains for loaded in imported(*cases, first=first))
 
