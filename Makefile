@@ -43,7 +43,8 @@ lint: $(INSTALLED)  ## style, types, architecture
 	nice $(BIN)/mypy
 
 unit: $(INSTALLED)  ## the pure parts, and the protocol under seeded schedules of faults
-	nice -n 10 $(TESTS) -n 2 -m "not nightly" tests/system tests/unit tests/test_architecture.py  # while servers wait
+	nice -n 10 $(TESTS) -n 2 --timeout=1200 -m "not nightly" \
+		tests/system tests/unit tests/test_architecture.py  # while servers wait, however long it takes then
 
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
 	$(TESTS) -rs -n 2 --dist loadfile -m "not alone and not nightly" tests/contract tests/integration
