@@ -51,12 +51,29 @@ LOST_S = 5.0
 UNDECIDED_S = 30.0
 
 
+_FULL = "enough batches wait here"  # why nothing may be read now
+
+
 class _Lost(NamedTuple):
     """A place at which a partition's log was found to be another one."""
 
     generation: int
     topic_id: str
     until: float  # when to try there again
+
+
+class _Full(NamedTuple):
+    """What a trigger of the leader must say to give a worker room that waits for it."""
+
+    epoch: int
+    below: int  # that of its batches the oldest so far are settled: all below this offset
+    waiting: int  # or that no more than so many wait in the whole job
+
+    def is_news(self, epoch: int, unsettled: Unsettled | None) -> bool:
+        """Whether one says so, or is of another leader."""
+        if unsettled is None or epoch != self.epoch:
+            return True
+        return unsettled.oldest_unsettled >= self.below or unsettled.waiting <= self.waiting
 
 
 @dataclass(slots=True)
@@ -93,6 +110,7 @@ class Worker:
         self._still_since = float("-inf")  # nothing was decided
         self._patience_s = UNDECIDED_S
         self._reading = False
+        self._full: _Full | None = None  # why it does not read, where only that gives it room
         self._news = False  # a leader's status that was not seen yet may give room
         self._leaving = False
         self._beat_at = float("-inf")
@@ -127,6 +145,14 @@ class Worker:
         seen = self._seen
         return TriggerStream() if seen is None else TriggerStream(seen.triggers, seen.epoch)
 
+    def is_news(self, epoch: int, unsettled: Unsettled | None) -> bool:
+        """Whether to take in at once what a trigger says of room; for any thread.
+
+        What gives no room can wait: until there is something else to do, or a later one does.
+        """
+        full = self._full  # once: it may read again meanwhile
+        return full is None or full.is_news(epoch, unsettled)
+
     def topic_id(self, span: Span) -> str:
         """Kafka's id of the topic that a span was claimed of; empty: not known."""
         return self._seen.topic_id(span) if self._seen is not None else ""
@@ -145,6 +171,7 @@ class Worker:
         if (not reason) != self._reading:
             self._reading = not reason
             commands.append(do.SetReading(self._reading, reason))
+        self._full = self._until(reason)
         return tuple(commands)
 
     def due(self) -> float:
@@ -438,15 +465,31 @@ class Worker:
         unsettled = self._unsettled
         if unsettled is None:
             return "no leader has taken a stand yet"
-        # Once it is full it waits for room that is worth a look at Kafka; as long as a group can be
-        # made of what waits here alone, nobody waits for it meanwhile.
-        bound = self._settings.bound
-        enough = bound if self._reading else max(self._settings.group_size, bound - bound // 4)
-        if self._waiting >= enough:
-            return "enough batches wait here"
+        if self._waiting >= self._enough:
+            return _FULL
         if unsettled.waiting > (unsettled.live + 1) * self._settings.bound:
             return "enough batches wait in the whole job"
         return ""
+
+    @property
+    def _enough(self) -> int:
+        """So many of its batches may wait.
+
+        Once it is full it waits for room that is worth a look at Kafka; as long as a group can be
+        made of what waits here alone, nobody waits for it meanwhile.
+        """
+        bound = self._settings.bound
+        return bound if self._reading else max(self._settings.group_size, bound - bound // 4)
+
+    def _until(self, reason: str) -> _Full | None:
+        """What it waits for, if it does not read for this reason: for room alone, or anything."""
+        if reason != _FULL or self._seen is None:
+            return None
+        last = self._held[len(self._held) - self._enough]  # it and those before it are room enough
+        if last.offset is None:
+            return None
+        waiting = self._enough - len(self._undecided) - 1
+        return _Full(self._seen.epoch, last.offset + 1, waiting)
 
     def _look_every_s(self) -> float:
         hungry = None in self._own.values() or (self._news and not self._reading)
