@@ -100,7 +100,11 @@ class Coordinator:
         """Take in an event; returns what to do, in order."""
         if self.finished:
             return ()
-        commands = list(self._on(event, now))
+        leader = self._leader
+        if leader is not None and isinstance(event, events.RepliesRead):  # for each gradient
+            commands = list(leader.replies_read(event.replies, now))
+        else:
+            commands = list(self._on(event, now))
         if self._leader is not None and self._leader.trouble:
             commands += self._hold(self._leader.trouble, "")
         if self._leader is not None and self._leader.fallback is not None:
@@ -133,8 +137,6 @@ class Coordinator:
     ) -> Iterator[CoordinatorCommand]:
         leader = self._leader
         match event:
-            case events.RepliesRead(replies) if leader is not None:
-                yield from leader.replies_read(replies, now)
             case events.ControlRead(claims, epoch) if leader is not None:
                 yield from leader.control_read(claims, epoch, now)
             case events.Tick():

@@ -85,6 +85,7 @@ CLAIMS_LOST = (
 STOPPED = "stopped by its owner"
 OVER = "its round is over"
 DIED = "poison: its workers died of it"
+_ANSWERS = (Gradient, GradientReady, Failed)  # as a union it would be made anew for each reply
 REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
 
 
@@ -275,10 +276,11 @@ class Leader:
         for offset, record in records:
             self._control = LogPosition(offset + 1, topic_id, epoch)
             decision = self._ledger.decide(offset, record)
-            self._check_quarantine(offset, decision.batch)
-            if offset in self._used and (
-                decision.batch is None or not self._is_used(decision.batch)
-            ):
+            batch = decision.batch
+            if self._quarantined:
+                self._check_quarantine(offset, batch)
+            used = batch is not None and bool(self._used) and self._is_used(batch)
+            if offset in self._used and not used:
                 self.trouble = CLAIMS_LOST.format(offset)
             if not decision.accepted:
                 continue
@@ -286,10 +288,8 @@ class Leader:
             skipped = getattr(record, "skipped", ())
             if skipped:
                 yield do.DeadLetterRecords(skipped)
-            if decision.batch is not None and not (
-                self._is_used(decision.batch) or self._is_quarantined(decision.batch)
-            ):
-                self._grouper.add(decision.batch)
+            if batch is not None and not (used or self._is_quarantined(batch)):
+                self._grouper.add(batch)
             if isinstance(record, Opened):
                 yield from self._expire_gone()
         if self.calm or now >= self._leader_status_at + self._settings.leader_status_news_s:
@@ -348,7 +348,7 @@ class Leader:
                 self._rounds.release(reply.worker, reply.finishing)
                 continue
             self._liveness.clear(reply.worker)
-            if not isinstance(reply, Gradient | GradientReady | Failed):
+            if not isinstance(reply, _ANSWERS):
                 yield from self._heard(reply, now)
             elif self._is_over(reply):
                 yield do.Drop(reply, OVER)
@@ -705,7 +705,8 @@ class Leader:
         self._see_oldest()  # several rounds may be applied before the next one begins
         self._samples += update.samples
         self._synchrony = update.synchrony or None
-        self._returned.difference_update(batch.offset for batch in update.batches)
+        if self._returned:
+            self._returned.difference_update(batch.offset for batch in update.batches)
         self._goal.observe(update.loss, round_.share)
         self._poison.applied(len(update.batches))
         measured = self._tuner is not None and self._rule is None

@@ -166,7 +166,13 @@ class Worker:
         if isinstance(event, events.Delivered):  # half of all events, and nothing follows from it
             self._underway.pop(event.number).offset = event.offset
             return ()
-        commands = list(self._on(event, now))
+        # These come for every batch: they are not worth a generator each.
+        if isinstance(event, events.Decoded):
+            commands = self._take(event.run, now)
+        elif isinstance(event, events.RoundBegan):
+            commands = self._hear_of_room(event.epoch, event.unsettled)
+        else:
+            commands = list(self._on(event, now))
         reason = self._why_not()
         if (not reason) != self._reading:
             self._reading = not reason
@@ -176,28 +182,20 @@ class Worker:
 
     def due(self) -> float:
         """When it wants a `Tick` at the latest."""
-        due = min(
-            self._beat_at + self._settings.heartbeat_s,
-            self._leader_status_at + self._look_every_s(),
-        )
+        beat_at = self._beat_at + self._settings.heartbeat_s
+        look_at = self._leader_status_at + self._look_every_s()
+        due = min(beat_at, look_at)
         if self._leaving:
             return due
         for _, since in self._ends.values():
             due = min(due, since + self._settings.end_linger_s)
-        linger = self._batcher.due()
+        linger = None if self._settings.batch_linger_s is None else self._batcher.due()
         return due if linger is None else min(due, linger)
 
     def _on(  # noqa: C901, PLR0912 -- one case per event, each a few lines
         self, event: WorkerEvent, now: float
     ) -> Iterator[WorkerCommand]:
         match event:
-            case events.Decoded(run):
-                if self._batcher.position(run.partition) is None:
-                    yield do.DropRows(run.partition)
-                else:
-                    yield from self._take(run, now)
-            case events.RoundBegan(epoch, unsettled):
-                yield from self._hear_of_room(epoch, unsettled)
             case events.Tick():
                 yield from self._tick(now)
             case events.Assigned(partitions):
@@ -245,14 +243,15 @@ class Worker:
         if not self._leaving:
             yield from self._claim_ends(now)
 
-    def _take(self, run: Run, now: float) -> Iterator[WorkerCommand]:
+    def _take(self, run: Run, now: float) -> list[WorkerCommand]:
+        if self._batcher.position(run.partition) is None:
+            return [do.DropRows(run.partition)]
         if 0 <= run.epoch < self._batcher.epoch(run.partition):
             # In one log they never go back.
-            yield from self._leave_alone(run.partition, now + LOST_S)
-            return
-        self._ends.pop(run.partition, None)  # its offsets are this run's first
-        for cut in self._batcher.add(run, now):
-            yield self._announce(cut, now)
+            return list(self._leave_alone(run.partition, now + LOST_S))
+        if self._ends:
+            self._ends.pop(run.partition, None)  # its offsets are this run's first
+        return [self._announce(cut, now) for cut in self._batcher.add(run, now)]
 
     # --- positions ---------------------------------------------------------------------------
 
@@ -286,7 +285,7 @@ class Worker:
         if covered:
             yield do.Commit(covered)
 
-    def _hear_of_room(self, epoch: int, unsettled: Unsettled | None) -> Iterator[WorkerCommand]:
+    def _hear_of_room(self, epoch: int, unsettled: Unsettled | None) -> list[WorkerCommand]:
         """Take over what a trigger says; where that is no news of this leader, look for its status.
 
         It says nothing of positions, so whether this worker is in its place is as known as before.
@@ -296,7 +295,8 @@ class Worker:
             self._news = True
         elif unsettled.control_position >= seen.control_position:
             self._unsettled = unsettled
-            yield from self._forget(unsettled.oldest_unsettled)
+            return self._forget(unsettled.oldest_unsettled)
+        return []
 
     def _place(self, leader_status: LeaderStatus, now: float) -> Iterator[WorkerCommand]:
         """Leave places that the leader's status has no more, and take those that are free."""
@@ -353,18 +353,19 @@ class Worker:
                 if self._own.get(place) is not None:
                     self._own[place] = span.generation, span.end
 
-    def _forget(self, oldest_unsettled: int) -> Iterator[WorkerCommand]:
+    def _forget(self, oldest_unsettled: int) -> list[WorkerCommand]:
         # Mostly the oldest come first; not where the control topic was created anew meanwhile.
         gone = [s for s in self._held if (at := s.offset) is not None and at < oldest_unsettled]
-        if gone:
-            if gone[-1] is self._held[len(gone) - 1]:
-                for _ in gone:
-                    self._held.popleft()
-            else:
-                self._held = deque(
-                    s for s in self._held if s.offset is None or s.offset >= oldest_unsettled
-                )
-            yield do.Forget(tuple(sent.address for sent in gone))
+        if not gone:
+            return []
+        if gone[-1] is self._held[len(gone) - 1]:
+            for _ in gone:
+                self._held.popleft()
+        else:
+            self._held = deque(
+                s for s in self._held if s.offset is None or s.offset >= oldest_unsettled
+            )
+        return [do.Forget(tuple([sent.address for sent in gone]))]
 
     def _give_up(self, now: float) -> Iterator[WorkerCommand]:
         """Wait no longer for claims that the control topic seems to have lost."""
@@ -465,7 +466,9 @@ class Worker:
         unsettled = self._unsettled
         if unsettled is None:
             return "no leader has taken a stand yet"
-        if self._waiting >= self._enough:
+        # It waits for no more than it holds; which is told at once, and mostly says it all.
+        enough = self._enough
+        if len(self._held) >= enough and self._waiting >= enough:
             return _FULL
         if unsettled.waiting > (unsettled.live + 1) * self._settings.bound:
             return "enough batches wait in the whole job"
