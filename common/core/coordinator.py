@@ -86,6 +86,7 @@ class Coordinator:
         self._history: History | None = None
         self._leader: Leader | None = None
         self._limit: ModelId | None = None  # of its candidacy: see `SnapshotSearch`
+        self._limit_of = -1  # the leader in force as that was found: a later one may know better
         self._strikes = dict[int, int]()  # that it knew of as a leader, before it fell back
         self._returned = frozenset[int]()  # likewise, batches that it had put back once
         self._held = False  # it met trouble, and waits for a person
@@ -225,13 +226,15 @@ class Coordinator:
         if self._searching_since is None or found.source != self._search.source:
             return
         match self._search.found(found, self._wish, now):
+            case Chosen(_, history) if self._limit is not None and history.epoch != self._limit_of:
+                yield from self._step_down("another has led since")
             case Chosen(snapshot, history) as chosen:
                 self._searching_since = None
                 self._history = history
                 if history.slices is not UNSET:
                     if self._limit is None and self._wish.after_loss > history.after_loss:
                         # Of what came after it, the claims may be lost.
-                        self._limit = snapshot.made
+                        self._limit, self._limit_of = snapshot.made, history.epoch
                     rolled = roll_forward(snapshot, history, found.updates, self._limit)
                     # Else it would be put back again, by each who falls back.
                     returned = tuple(sorted({*rolled.returned, *self._returned}))
@@ -375,6 +378,7 @@ class Coordinator:
         """Nobody holds the newest update any more: stand again, from an older one."""
         if self._leader is not None:
             self._strikes, self._returned = self._leader.strikes, self._leader.returned
+            self._limit_of = self._leader.model.epoch
         self._reset()
         yield do.StepDown(f"nobody holds the newest update: back to version {base.version}")
         self._searching_since, self._limit = now, base

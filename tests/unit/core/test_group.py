@@ -356,6 +356,31 @@ def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() 
     assert group.weights == {B: (0, 1, 2)}
 
 
+def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_held() -> None:
+    #  c1       1   nobody holds it: back to 0 ... reads on        looks again
+    #  c2             Lead(1)   2                             leads
+    group = begun(A, B)
+    group.finish(A, B)
+    group.read_back()
+    first, one = group.bench, ModelId(group.bench.epoch, 1)
+    group.kill(A)
+    group.of[B] = _Process(B, 9)  # its process came back with nothing
+    assert "back to version 0" in group.fall_back()
+
+    second = replace(of_kind(first.updates, Lead)[0], after=one.epoch, base=one, candidate="c2#1")
+    second = replace(second, epoch=one.epoch + 5)
+    update = replace(of_kind(first.updates, UpdateApplied)[0], epoch=one.epoch + 5, version=2)
+    first.updates += [second, update]
+    first.find("all")
+    said = first.find("genesis")
+    assert not of_kind(said, do.RestoreSnapshot)
+    the(said, do.ReleaseLease)
+    assert of_kind(first.updates, Lead)[-1] == second
+    first.lead()
+    lead = of_kind(first.updates, Lead)[-1]
+    assert (lead.after, lead.base) == (second.epoch, ModelId(second.epoch, 2))
+
+
 def succeeded(group: _Group, *claims: ControlRecord | None) -> Bench:
     """A successor, of an update whose claims the control topic may have lost; and these instead."""
     group.finish(A, B)
