@@ -471,16 +471,27 @@ def test_a_gradient_at_another_version_0_than_is_held_now_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "remedy"),
+    ("hosts", "remedy"),
     [
-        ("127.0.0.1", "members need a private network on which all reach all, at any TCP port"),
-        ("10.0.0.3", "set DOLL_ADVERTISE where a runs: others reach no loopback address"),
+        (
+            ("127.0.0.1", "127.0.0.1"),
+            "loopback addresses serve one machine alone; on several, set DOLL_ADVERTISE on each",
+        ),
+        (
+            ("10.0.0.2", "10.0.0.3"),
+            "members need a private network on which all reach all, at any TCP port",
+        ),
+        (
+            ("127.0.0.1", "10.0.0.3"),
+            "set DOLL_ADVERTISE where a runs: others reach no loopback address",
+        ),
     ],
 )
 def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
-    host: str, remedy: str
+    hosts: tuple[str, str], remedy: str
 ) -> None:
-    group = begun(A, B, C, hosts={C: host})
+    one, other = hosts
+    group = begun(A, B, C, hosts={A: one, C: other})
     process = group.of[C]
     assert process.entered is not None
     attempt = process.entered.reduce.attempt
@@ -492,7 +503,7 @@ def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
     status = group.bench.leader_status.group
     assert status is not UNSET
     assert set(status.members) == {B, C}
-    told = f"a (127.0.0.1:1) and c ({host}:3) do not reach each other: {remedy}"
+    told = f"a ({one}:1) and c ({other}:3) do not reach each other: {remedy}"
     assert status.left_out == {A: told}
 
 
