@@ -89,6 +89,7 @@ class Coordinator:
         self._limit_of = -1  # the leader in force as that was found: a later one may know better
         self._strikes = dict[int, int]()  # that it knew of as a leader, before it fell back
         self._returned = frozenset[int]()  # likewise, batches that it had put back once
+        self._stored = tuple["ModelId", ...]()  # likewise, versions in storage
         self._held = False  # it met trouble, and waits for a person
         self.finished = False
 
@@ -217,7 +218,8 @@ class Coordinator:
             since = self._searching_since
             if since is None or now - since > SEARCH_S:
                 self._searching_since = now
-                self._limit, self._strikes, self._returned = None, {}, frozenset()
+                self._limit = None
+                self._strikes, self._returned, self._stored = {}, frozenset(), ()
                 yield self._search.begin()
 
     # --- from the lease to the Lead record ---------------------------------------------------
@@ -238,7 +240,9 @@ class Coordinator:
                     rolled = roll_forward(snapshot, history, found.updates, self._limit)
                     # Else it would be put back again, by each who falls back.
                     returned = tuple(sorted({*rolled.returned, *self._returned}))
-                    rolled = replace(rolled, returned=returned)
+                    stored = {*(rolled.stored or ()), *self._stored}
+                    ordered = tuple(sorted(stored, key=lambda made: made.version))
+                    rolled = replace(rolled, returned=returned, stored=ordered or UNSET)
                     chosen = chosen._replace(snapshot=rolled)
                 among = self._who_holds(chosen)
                 exact = {history.slices, slices_of(among)} != {UNSET} and self._limit is None
@@ -378,7 +382,7 @@ class Coordinator:
         """Nobody holds the newest update any more: stand again, from an older one."""
         if self._leader is not None:
             self._strikes, self._returned = self._leader.strikes, self._leader.returned
-            self._limit_of = self._leader.model.epoch
+            self._stored, self._limit_of = self._leader.stored, self._leader.model.epoch
         self._reset()
         yield do.StepDown(f"nobody holds the newest update: back to version {base.version}")
         self._searching_since, self._limit = now, base
@@ -389,7 +393,8 @@ class Coordinator:
         self._reset()
         yield do.StepDown("others are to hold the weights from now on")
         self._searching_since = now
-        self._limit, self._strikes, self._returned = None, {}, frozenset()
+        self._limit = None
+        self._strikes, self._returned, self._stored = {}, frozenset(), ()
         yield self._search.begin()
 
     def _deposed(self, reason: str) -> Iterator[CoordinatorCommand]:

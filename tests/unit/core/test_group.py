@@ -677,6 +677,33 @@ def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_who
     assert f"back to version {stored.version}" in group.fall_back()
 
 
+def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
+    #  version     1        2       | B dies: back to 1, of which no snapshot says that it is stored
+    #  in storage  ██
+    group = begun(A, B, C, bench=Bench(sliced()))
+    group.finish(A, B, C)
+    group.read_back()
+    stored = ModelId(group.bench.epoch, 1)
+    group.bench.announce(A, B, C)
+    group.settle()
+    group.deaf.update((A, B, C))
+    group.finish(A, B, C)
+    group.read_back()
+    group.kill(A, B)
+    assert "back to version 1" in group.fall_back()
+
+    group.bench.find("all")
+    group.bench.find("genesis")
+    group.bench.feed(events.SnapshotRestored(1000))
+    group.bench.read_updates()
+    assert group.bench.published[-1].stored == (stored,)
+    group.see()
+    group.settle()
+    group.bench.tick(group.bench.now + 10.0)
+    group.settle()
+    assert group.of[C].replica.made == stored
+
+
 def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     group.deaf.update((A, B))  # nothing is in storage
