@@ -194,6 +194,11 @@ class Leader:
         return frozenset(self._returned)
 
     @property
+    def stored(self) -> tuple[ModelId, ...]:
+        """Versions that members find in storage."""
+        return self._aggregation.stored
+
+    @property
     def slices(self) -> int | UnsetType:
         """Who holds the weights while it leads, as its `Lead` says."""
         return self._settings.slices
@@ -536,7 +541,7 @@ class Leader:
             return
         if self._made == GENESIS:
             self.parted = True
-        elif not self._aggregation.is_stored(self._made):
+        elif self._made not in self._aggregation.stored:
             if self._parting_at != self._made:
                 self._parting_at, self._last_taken = self._made, False
                 yield from self._take_snapshot(now, checkpoint=True)

@@ -840,7 +840,7 @@ GROUP_MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "elif not self._aggregation.is_stored(self._made):",
+                "elif self._made not in self._aggregation.stored:",
                 "elif False:",
             ),
         ),
