@@ -18,7 +18,9 @@ from msgspec.structs import replace
 from common.core.messages import TriggerId, TriggerStream, WorkerLeaving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from msgspec import UnsetType
 
     from common.core.messages import Batch, ModelId, UpdateTrigger, WorkerId
 
@@ -84,6 +86,27 @@ class Assignments:
             self._heard = _NOTHING
             self._queue.clear()
         self._stream = stream
+
+    def believed(
+        self, triggers: Sequence[UpdateTrigger], slices: int | UnsetType
+    ) -> Sequence[UpdateTrigger]:
+        """All but the last ones by which others hold the weights, of a leader that is not known.
+
+        A worker lets go of what it holds where the last trigger says that others hold the weights,
+        and one may be forged. So such a one waits until the status of its leader is seen: another
+        leader posts after it, or in another stream.
+
+        Args:
+            triggers: In their order.
+            slices: Who held the weights so far, as `UpdateTrigger.slices` has it.
+        """
+        count = len(triggers)
+        while count and not (
+            triggers[count - 1].slices == slices
+            or triggers[count - 1].id.epoch == self._stream.epoch
+        ):
+            count -= 1
+        return triggers[:count]
 
     def hear(self, triggers: Iterable[UpdateTrigger]) -> None:
         """Take in triggers, in any order and number."""

@@ -278,12 +278,16 @@ class GroupLoop:
                 self._replica.listen(self._orders.heard)
                 heard, stream = self._orders.heard, self._orders.stream
             try:
-                triggers = self._board.triggers(heard, LISTEN_S, stream)
+                found = self._board.triggers(heard, LISTEN_S, stream)
                 self._board_outage.quiet()
             except UnavailableError as error:
                 self._board_outage.met(error)
                 self._over.wait(LISTEN_S)
                 continue
+            with self._changed:
+                triggers = self._orders.believed(found, self._own_slices)
+            if found and not triggers:
+                self._over.wait(LISTEN_S)  # they are found again at once
             if triggers:
                 self._hear(triggers)
                 self._round_began(triggers[-1].id.epoch, triggers[-1].unsettled)

@@ -40,7 +40,7 @@ from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import Collectives, Entry, Found, Node, Part, Taken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from msgspec import UnsetType
 
@@ -84,17 +84,22 @@ class SimulatedMember(SimulatedWorker):
         self._computes_at = self.replica.held
         world.group.members[self.member] = self._offer
 
-    def hear(self) -> None:
-        """Something was posted: perhaps by a leader of another kind, whom one hears from anew."""
-        if self._up() and not self._redis_away:
-            self.orders.listen(self.machine.triggers)
-            triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
-            if triggers and triggers[-1].slices != self._slices_of_leader:
-                if not self._busy:
-                    self._begin_anew(triggers[-1].slices)
-                    self.world.later(0.0, self.hear)
-                return
-        super().hear()
+    def _look(self) -> None:
+        """See the status of a leader, perhaps of one whose triggers waited for it."""
+        before = self.machine.triggers
+        super()._look()
+        if self.machine.triggers != before:
+            self.hear()
+
+    def _hear(self, triggers: Sequence[UpdateTrigger]) -> None:
+        """Hear triggers, perhaps of a leader of another kind: that one is heard from anew."""
+        if self._layout is not None:
+            triggers = self.orders.believed(triggers, self._layout)
+        if not triggers or triggers[-1].slices == self._slices_of_leader:
+            super()._hear(triggers)
+        elif not self._busy:
+            self._begin_anew(triggers[-1].slices)
+            self.world.later(0.0, self.hear)
 
     @property
     def _slices_of_leader(self) -> int | UnsetType:
@@ -110,7 +115,7 @@ class SimulatedMember(SimulatedWorker):
 
     # --- gradients ----------------------------------------------------------------------------
 
-    def _take_in(self, triggers: list[UpdateTrigger]) -> None:
+    def _take_in(self, triggers: Sequence[UpdateTrigger]) -> None:
         if self._layout is None:
             super()._take_in(triggers)
             return

@@ -29,7 +29,7 @@ from common.simulation.faults.checks import Violation
 from common.simulation.faults.world import Content, Taken, void
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
@@ -289,14 +289,16 @@ class SimulatedWorker:
         if not self._up() or self._redis_away:
             return
         self.orders.listen(self.machine.triggers)
-        triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
+        self._hear(self.world.triggers_after(self.orders.heard, self.orders.stream))
+
+    def _hear(self, triggers: Sequence[UpdateTrigger]) -> None:
         self._take_in(triggers)
         self.orders.hear(triggers)
         if triggers:
             self._feed(events.RoundBegan(triggers[-1].id.epoch, triggers[-1].unsettled))
         self._compute()
 
-    def _take_in(self, triggers: list[UpdateTrigger]) -> None:
+    def _take_in(self, triggers: Sequence[UpdateTrigger]) -> None:
         """Go by what triggers say beside orders."""
         for trigger in triggers:
             if self._model is not None and trigger.continues(self._model[0]):

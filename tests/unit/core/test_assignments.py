@@ -4,7 +4,10 @@ from msgspec.structs import replace
 
 from common.core.assignments import Assignments, Compute
 from common.core.messages import (
+    GENESIS,
     Assignment,
+    GroupOrders,
+    Membership,
     ModelId,
     TriggerId,
     TriggerStream,
@@ -64,6 +67,27 @@ def test_a_leader_that_wakes_up_late_is_not_heard() -> None:
 
     assert len(orders) == 1
     assert orders.heard == TriggerId(7, 1)
+
+
+def test_who_holds_the_weights_changes_by_a_leader_whose_status_was_seen_alone() -> None:
+    # heard   7-1 of owners │ forged 2^60-1 │ 8-1 of members │ 9-1 of owners
+    # status  7             │               │ 8              │
+    def of(epoch: int, slices: int) -> UpdateTrigger:
+        orders_of = GroupOrders(GENESIS, Membership(1), slices=slices)
+        return replace(trigger(epoch, 1, 5), group=orders_of)
+
+    orders = Assignments(A)
+    own, whole, successor, forged = of(7, 32), of(8, 0), of(9, 32), trigger(1 << 60, 1, 1)
+    orders.listen(TriggerStream("", 7))
+    assert orders.believed([own, forged], 32) == [own]
+    assert orders.believed([own, whole], 32) == [own]
+    assert orders.believed([own, whole, successor], 32) == [own, whole, successor]  # who undid it
+    orders.listen(TriggerStream("", 8))
+    assert orders.believed([whole, forged], 32) == [whole]
+    assert orders.believed([forged], 32) == []
+    orders.listen(TriggerStream("", 9))
+    assert orders.believed([whole], 32) == []  # its leader failed, and nobody needs to follow it
+    assert orders.believed([whole], 0) == [whole]  # by which nothing changes
 
 
 def test_in_another_stream_of_triggers_ids_begin_anew_and_nothing_of_the_first_counts() -> None:
