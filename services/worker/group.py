@@ -234,8 +234,7 @@ class GroupLoop:
     def _answered_before(self, compute: Compute) -> Reply | None:
         """What is to be said of an order without computing; else its weights are loaded."""
         replica = self._replica
-        offsets = tuple(batch.offset for batch in compute.batches)
-        known = replica.known(offsets, compute.local_rate)
+        known = replica.known(compute.batches, compute.local_rate)
         if known is not None:
             return known
         if not replica.whole or self._held is None:
@@ -260,7 +259,7 @@ class GroupLoop:
                 traffic=self._count.traffic,
             )
             with self._changed:
-                reply = self._replica.computed(ready, loaded).reply
+                reply = self._replica.computed(ready, compute.batches, loaded).reply
                 if reply is ready:
                     key = found.batches, compute.local_rate
                     self._vectors[key] = dense(found.vector), found.samples

@@ -22,6 +22,7 @@ from msgspec import UNSET
 from common.core.messages import (
     GENESIS,
     AttemptId,
+    Batch,
     Broken,
     Copy,
     GradientReady,
@@ -144,7 +145,8 @@ class Replica:
         self._copying: Copy | None = None
         self._asked: tuple[ModelId, Slices] | None = None  # to store this, last
         self._stored = False  # that is done
-        self._gradients = dict[Gradient, GradientReady]()  # at the version that it holds
+        # At the version that it holds, each with its batches by value.
+        self._gradients = dict[Gradient, tuple[GradientReady, tuple[Batch, ...]]]()
 
     @property
     def heard(self) -> TriggerId:
@@ -271,15 +273,23 @@ class Replica:
 
     # --- gradients ----------------------------------------------------------------------------
 
-    def known(self, batches: tuple[int, ...], local_rate: float) -> GradientReady | None:
-        """The answer to an order that was answered before, perhaps to another leader."""
-        ready = self._gradients.get((batches, local_rate)) if self.whole else None
-        return None if ready is None else msgspec.structs.replace(ready, model=self._model)
+    def known(self, batches: tuple[Batch, ...], local_rate: float) -> GradientReady | None:
+        """The answer to an order that was answered before, perhaps to another leader.
 
-    def computed(self, ready: GradientReady, at: tuple[ModelId | None, int]) -> Say:
+        A control topic that lost records gives their offsets to other batches.
+        """
+        offsets = tuple(batch.offset for batch in batches)
+        ready, answered = self._gradients.get((offsets, local_rate), (None, ()))
+        if ready is None or answered != batches or not self.whole:
+            return None
+        return msgspec.structs.replace(ready, model=self._model)
+
+    def computed(
+        self, ready: GradientReady, batches: tuple[Batch, ...], at: tuple[ModelId | None, int]
+    ) -> Say:
         """A gradient was computed at what was `held` then; it stays here while that still is."""
         if at == self.held and self.whole:
-            self._gradients[ready.batches, ready.local_rate or 0.0] = ready
+            self._gradients[ready.batches, ready.local_rate or 0.0] = ready, batches
             return Say(ready)
         return self._report()
 

@@ -127,8 +127,7 @@ class SimulatedMember(SimulatedWorker):
         if self._layout is None:
             super()._carry_on(compute)
             return
-        offsets = tuple(batch.offset for batch in compute.batches)
-        known = self.replica.known(offsets, compute.local_rate)
+        known = self.replica.known(compute.batches, compute.local_rate)
         if known is not None:
             self._push(known, None)
         elif not self.replica.whole or self.state is None:
@@ -154,7 +153,7 @@ class SimulatedMember(SimulatedWorker):
             square=self.world.square(samples) if compute.squared else UNSET,
         )
         self._taken[offsets, rate] = Taken(token, rate)
-        self._carry_out([self.replica.computed(ready, self._computes_at)])
+        self._carry_out([self.replica.computed(ready, compute.batches, self._computes_at)])
 
     # --- the group ----------------------------------------------------------------------------
 

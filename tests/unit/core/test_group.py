@@ -47,7 +47,7 @@ from common.core.messages import (
 )
 from common.core.settings import AggregationSettings, SliceSettings
 from tests.unit.core.bench import Bench, changed
-from tests.unit.core.examples import SAMPLES, A, B, C, P, of_kind, the
+from tests.unit.core.examples import SAMPLES, A, B, C, P, batch, of_kind, the
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -148,12 +148,13 @@ class _Group:
             if order.worker == worker:
                 offsets = tuple(batch.offset for batch in order.batches)
                 samples = SAMPLES * len(offsets)
-                known = process.replica.known(offsets, 0.0)
+                known = process.replica.known(order.batches, 0.0)
                 ready = known or GradientReady(
                     *(worker, trigger.model, offsets, samples, 1.0, {}, 0.1, life)
                 )
                 self.computed += () if known else offsets
-                self.tell(process, [process.replica.computed(ready, process.replica.held)])
+                said = process.replica.computed(ready, order.batches, process.replica.held)
+                self.tell(process, [said])
 
     computed: tuple[int, ...] = ()
 
@@ -462,12 +463,24 @@ def test_a_gradient_at_another_version_0_than_is_held_now_is_not_kept() -> None:
     replica.copied(GENESIS, 2)
     ready = GradientReady(A, GENESIS, (5,), SAMPLES, 1.0, {}, 0.1, 1)
     then = replica.held
-    assert replica.computed(ready, then).reply == ready
+    assert replica.computed(ready, (batch(5),), then).reply == ready
 
     replica.hear(replace(trigger, id=TriggerId(0, 1), group=replace(orders, origin=3)))
     replica.copied(GENESIS, 3)
-    assert isinstance(replica.computed(ready, then).reply, StateReport)
-    assert replica.known((5,), 0.0) is None
+    assert isinstance(replica.computed(ready, (batch(5),), then).reply, StateReport)
+    assert replica.known((batch(5),), 0.0) is None
+
+
+def test_a_gradient_of_a_batch_that_was_lost_is_not_that_of_the_next_at_its_offset() -> None:
+    replica, orders = Replica(Member(A, 1)), GroupOrders(GENESIS, Membership(1), origin=1)
+    replica.hear(UpdateTrigger(TriggerId(0, 0), GENESIS, (), group=orders))
+    replica.copied(GENESIS, 1)
+    ready = GradientReady(A, GENESIS, (5,), SAMPLES, 1.0, {}, 0.1, 1)
+    lost, now = replace(batch(6), offset=5), batch(5)
+    replica.computed(ready, (lost,), replica.held)
+    assert replica.known((now,), 0.0) is None
+    replica.computed(ready, (now,), replica.held)
+    assert replica.known((now,), 0.0) == ready
 
 
 @pytest.mark.parametrize(
