@@ -246,7 +246,7 @@ class Coordinator:
                     ordered = tuple(sorted(stored, key=lambda made: made.version))
                     rolled = replace(rolled, returned=returned, stored=ordered or UNSET)
                     chosen = chosen._replace(snapshot=rolled)
-                among = self._who_holds(chosen)
+                among = self._who_holds(chosen, snapshot)
                 exact = {history.slices, slices_of(among)} != {UNSET} and self._limit is None
                 self._candidacy = _Candidacy(chosen, now, among, exact)
                 yield do.RestoreSnapshot(snapshot, members=among is not None)
@@ -260,16 +260,19 @@ class Coordinator:
             case further:
                 yield further
 
-    def _who_holds(self, chosen: Chosen) -> AggregationSettings | None:
+    def _who_holds(self, chosen: Chosen, found: Snapshot) -> AggregationSettings | None:
         """Who holds the weights while this candidate leads: whom its owner wants, or who does now.
 
         Others begin with what is in storage. Where the newest update is not there, who holds it
-        goes on, and stores it first: see `Leader.parted`.
+        goes on, and stores it first: see `Leader.parted`. Members begin with the version that was
+        rolled forward to, a coordinator with the weights of the snapshot that was found.
         """
         snapshot, history = chosen.snapshot, chosen.history
         newest = snapshot.made == history.head or self._limit is not None
         wanted, known = self._settings.slices, history.slices
-        if wanted == known or (snapshot.in_storage and newest):
+        begins = found if wanted is UNSET else snapshot
+        there = begins.in_storage and begins.made == snapshot.made
+        if wanted == known or (there and newest):
             return self._settings.aggregation
         return AggregationSettings.of(known)
 

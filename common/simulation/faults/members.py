@@ -354,8 +354,15 @@ class SimulatedMember(SimulatedWorker):
                 world.later(world.group.draw.expovariate(1 / STORE_S), end)
                 return
             world.group.stored.setdefault(made, {}).update(waiting[1])
-            if self._up() and self.replica is replica:
-                self._carry_out(self.replica.stored(made, slices))
+            say()
+
+        def say() -> None:
+            if self.dead or self.replica is not replica:
+                return
+            if self._up():
+                self._carry_out(replica.stored(made, slices))
+            else:
+                world.later(max(self.frozen_until - world.now, 0.0) + 0.001, say)
 
         world.later(world.group.draw.expovariate(1 / STORE_S), end)
 

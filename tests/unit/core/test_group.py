@@ -717,6 +717,39 @@ def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
     assert group.of[C].replica.made == stored
 
 
+def test_a_coordinator_that_falls_back_begins_with_the_weights_of_its_base_alone() -> None:
+    #  version     1        2       | B dies: back to 1, but the one snapshot has the weights of 0
+    #  in storage  ██                 others are to hold the weights: a snapshot of 1 comes first
+    group = begun(A, B, C, bench=Bench(sliced()))
+    bench = group.bench
+    group.finish(A, B, C)
+    group.read_back()
+    stored = ModelId(bench.epoch, 1)
+    bench.announce(A, B, C)
+    group.settle()
+    group.deaf.update((A, B, C))
+    group.finish(A, B, C)
+    group.read_back()
+    group.kill(A, B)
+    assert "back to version 1" in group.fall_back()
+
+    bench.feed(events.SettingsChanged(changed(sliced(), aggregation=None, revision=1)))
+    bench.find("all")
+    bench.find("genesis")
+    assert of_kind(bench.said, do.RestoreSnapshot)[-1].members
+    bench.feed(events.SnapshotRestored(1000))
+    bench.read_updates()
+    published = of_kind(bench.said, do.PublishSnapshot)[-1].snapshot
+    assert (published.made, published.stored) == (stored, (stored,))
+
+    bench.find("hot", published)
+    assert not of_kind(bench.said, do.RestoreSnapshot)[-1].members
+    bench.feed(events.SnapshotRestored(2000))
+    lead = bench.updates[-1]
+    assert isinstance(lead, Lead)
+    assert (lead.base, lead.slices) == (stored, UNSET)
+
+
 def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     group.deaf.update((A, B))  # nothing is in storage
