@@ -821,7 +821,7 @@ GROUP_MUTANTS = (
         (
             Edit(
                 CORE + "coordinator.py",
-                "wanted == known or (snapshot.in_storage and newest)",
+                "wanted == known or (there and newest)",
                 "True",
             ),
         ),
