@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from common.checkpoints.find import on_board
 from common.config.aggregation import SLICES as SLICES_OF_ALL
-from common.core.messages import Lead, ModelId
+from common.core.messages import Lead, ModelId, TriggerId, UpdateTrigger
 from common.embedded.process import Child
 from common.jobs.build import codec_of, task_of, trainer_of
 from common.jobs.spec import parse_job
@@ -240,6 +240,18 @@ def test_the_leader_dies_while_others_come_to_hold_the_weights(make: Make) -> No
         cluster.produce(1200)
         await_updates(cluster, 3)
     assert_each_record_counts_once(cluster, 3600)
+
+
+def test_members_hold_on_to_their_weights_after_a_forged_trigger(make: Make) -> None:
+    # It says that the coordinator holds them, of an epoch that nobody leads.
+    cluster = started(make, "forged", 2000, "c1", "w1", "w2")
+    await_condition(lambda: cluster.version() >= 10, "ten updates")
+    leader_status = cluster.leader_status()
+    assert leader_status is not None
+    forged = UpdateTrigger(TriggerId(2**60, 1), ModelId(2**60, 1), ())
+    assert cluster.board.post_trigger(forged, leader_status.triggers)
+    assert_each_record_counts_once(cluster, 2000)
+    assert cluster.audit().taken_back == 0
 
 
 def test_an_owner_of_slices_dies_and_nothing_is_taken_back(make: Make) -> None:
