@@ -8,20 +8,17 @@ need more seeds than a test has time for; docs/explain/protocol.md names both.
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from tests.changes import changed_files
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from _pytest.mark.structures import ParameterSet
-
-ROOT = Path(__file__).parents[2]
 
 
 class Edit(NamedTuple):
@@ -52,39 +49,13 @@ class Mutant(NamedTuple):
 
 
 def cases(mutants: Sequence[Mutant]) -> list[ParameterSet]:
-    """Tests of mutants: those of files that did not change since TEST_SINCE wait for the night.
-
-    TEST_SINCE is a commit; without it, or without git, all are tried at once.
-    """
-    changed = _changed(os.environ.get("TEST_SINCE", ""))
+    """Tests of mutants: those of files that did not change wait for the night."""
+    changed = changed_files()
     found = []
     for mutant in mutants:
         waits = changed is not None and not changed & {edit.path for edit in mutant.edits}
         found.append(pytest.param(mutant, id=mutant.rule, marks=[pytest.mark.nightly] * waits))
     return found
-
-
-def has_changed(*folders: str) -> bool:
-    """Whether something in these, or what is installed, changed since TEST_SINCE: see `cases`."""
-    changed = _changed(os.environ.get("TEST_SINCE", ""))
-    return changed is None or any(
-        path.startswith((*folders, "constraints.txt")) for path in changed
-    )
-
-
-def _changed(since: str) -> set[str] | None:
-    """Files that changed since a commit; None where that cannot be told."""
-    git = shutil.which("git")
-    if not since or git is None:
-        return None
-    found = subprocess.run(  # noqa: S603 -- our own command line
-        [git, "diff", "--name-only", since],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return None if found.returncode != 0 else set(found.stdout.splitlines())
 
 
 CORE, SIMULATION = "common/core/", "common/simulation/faults/"
@@ -307,7 +278,13 @@ MUTANTS = (
     Mutant(
         "a worker announces no more batches than its bound",
         100,
-        (Edit(CORE + "worker.py", "if self._waiting >= enough:", "if False:"),),
+        (
+            Edit(
+                CORE + "worker.py",
+                "if len(self._held) >= enough and self._waiting >= enough:",
+                "if False:",
+            ),
+        ),
     ),
     Mutant(
         "batches that may have been refused do not fill the bound",
@@ -326,8 +303,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "worker.py",
-                "        if gone:\n            if gone[-1]",
-                "        if False:\n            if gone[-1]",
+                "        if not gone:\n",
+                "        if True:\n",
             ),
         ),
     ),
@@ -446,13 +423,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "rounds.py",
-                "if round_ is None or offset not in round_.todo]",
-                "if round_ is None or offset not in {**round_.todo, **round_.counted}]",
-            ),
-            Edit(
-                CORE + "rounds.py",
-                "sum([round_.todo[offset].samples for offset in offsets])",
-                "sum([{**round_.todo, **round_.counted}[offset].samples for offset in offsets])",
+                "todo = {} if round_ is None else round_.todo",
+                "todo = {} if round_ is None else {**round_.todo, **round_.counted}",
             ),
             Edit(
                 CORE + "rounds.py",
@@ -467,8 +439,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "rounds.py",
-                "gradient.samples != sum([round_.todo[offset].samples for offset in offsets]):",
-                "False:",
+                "if round_ is None or gradient.samples != samples:",
+                "if round_ is None:",
             ),
         ),
     ),
@@ -553,14 +525,11 @@ MUTANTS = (
         (
             Edit(
                 CORE + "rounds.py",
-                "absent = [offset for offset in offsets if round_ is None or offset not in"
-                " round_.todo]",
-                "absent = [offset for offset in offsets if self.of(offset) is None]",
+                "if offset not in todo:",
+                "if self.of(offset) is None:",
             ),
             Edit(
-                CORE + "rounds.py",
-                "sum([round_.todo[offset].samples for offset in offsets])",
-                "gradient.samples",
+                CORE + "rounds.py", "samples += todo[offset].samples", "samples = gradient.samples"
             ),
             Edit(
                 CORE + "rounds.py",
@@ -727,13 +696,7 @@ MUTANTS = (
     Mutant(
         "what was quarantined is not trained on after a takeover",
         2000,
-        (
-            Edit(
-                CORE + "leader.py",
-                "self._is_used(decision.batch) or self._is_quarantined(decision.batch)",
-                "self._is_used(decision.batch)",
-            ),
-        ),
+        (Edit(CORE + "leader.py", "(used or self._is_quarantined(batch))", "used"),),
     ),
     Mutant(
         "what was quarantined after a snapshot is not trained on either",
@@ -869,7 +832,7 @@ GROUP_MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "elif not self._aggregation.is_stored(self._made):",
+                "elif self._made not in self._aggregation.stored:",
                 "elif False:",
             ),
         ),
@@ -891,8 +854,8 @@ GROUP_MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "self._is_used(decision.batch) or self._is_quarantined(decision.batch)",
-                "self._is_quarantined(decision.batch)",
+                "(used or self._is_quarantined(batch))",
+                "self._is_quarantined(batch)",
             ),
         ),
     ),
