@@ -171,17 +171,17 @@ def test_a_gradient_is_added_as_soon_as_it_is_computed_unless_a_result_is_in_han
         leader.post(GroupOrders(GENESIS, alone, copies=(Copy(me),)))
         assert leader.hear(StateReport).made == GENESIS
 
-        def orders(made: ModelId, reduced: int | None = None) -> GroupOrders:
+        def orders(made: ModelId, reduced: tuple[int, ...] = ()) -> GroupOrders:
             version = made.version
             by = AttemptId(3, 1, version) if version else None
-            parts = (((reduced,),),)
-            reduce = None if reduced is None else Reduce(AttemptId(3, 1, version + 1), parts, 2)
+            attempt = AttemptId(3, 1, version + 1)
+            reduce = Reduce(attempt, ((reduced,),), 2) if reduced else None
             return GroupOrders(made, alone, by, origin=me.life, reduce=reduce)
 
         leader.post(orders(GENESIS), batch(0))
         leader.hear(GradientReady)
         until(lambda: held.added == [[0, 1]], "the first is added before members enter")
-        leader.post(orders(GENESIS, 0))
+        leader.post(orders(GENESIS, (0,)))
         leader.hear(Reduced)
         leader.post(orders(GENESIS), batch(2))
         leader.hear(GradientReady)
@@ -190,7 +190,7 @@ def test_a_gradient_is_added_as_soon_as_it_is_computed_unless_a_result_is_in_han
         leader.hear(GradientReady)
         until(lambda: len(held.added) > 1, "that of the next version is added")
         assert held.added == [[0, 1], [4, 5]]
-        leader.post(orders(first, 4))
+        leader.post(orders(first, (4,)))
         leader.hear(Reduced)
         leader.post(orders(ModelId(3, 2)))
         until(lambda: not held.is_pending, "it is applied")
