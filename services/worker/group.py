@@ -17,7 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 from secrets import randbits
 from time import monotonic, perf_counter, time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import UNSET
@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from common.ports.group import Group, Groups
     from services.worker.compute import OrderComputer, Shell
     from services.worker.held import Gradients, Held
+
+_Key: TypeAlias = tuple[tuple[int, ...], float]  # of a gradient: its batches, its local rate
 
 STORE_S = 1.0  # between attempts to reach storage
 LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
@@ -132,7 +134,7 @@ class GroupLoop:
         self._replica = Replica(self._member, access.groups.address, self._numbers, runs_on)
         self._orders = Assignments(worker)
         self._held: Held | None = None  # what the replica says
-        self._vectors = dict[tuple[tuple[int, ...], float], tuple["Vector", int]]()  # and samples
+        self._vectors = dict[_Key, tuple["Vector", int]]()  # and samples
         self._formed: Formed | None = None
         self._to_store: tuple[ModelId, Slices, bytes] | None = None
         self._storing = False
@@ -245,6 +247,8 @@ class GroupLoop:
             self._compute.computer.load(self._held.weights())
             self._loaded = held
             self._measures.took("fetch", self._compute.times.add("fetch", started))
+            # Not before: gradients wait for the weights, and nothing for this yet.
+            self._tasks.put(partial(self._settle, self._held))
         return None
 
     def _answer(self, compute: Compute, heard_s: float) -> None:
@@ -260,9 +264,12 @@ class GroupLoop:
             )
             with self._changed:
                 reply = self._replica.computed(ready, compute.batches, loaded).reply
-                if reply is ready:
+                held = self._held
+                if reply is ready and held is not None:
                     key = found.batches, compute.local_rate
-                    self._vectors[key] = dense(found.vector), found.samples
+                    part = self._vectors[key] = dense(found.vector), found.samples
+                    # While the others' are waited for.
+                    self._tasks.put(partial(self._add_own, held, key, part))
         sent = self._send(reply, compute.reply_to)
         if reply is not found and sent:
             self._measures.gradient_sent()
@@ -372,7 +379,6 @@ class GroupLoop:
         for vector, _ in self._vectors.values():  # its attempt is over: nobody adds them any more
             self._compute.computer.model.give_back(vector)
         self._vectors.clear()
-        self._tasks.put(self._held.settle)
         self._compute.times.add("apply", started)
 
     # --- collectives --------------------------------------------------------------------------
@@ -391,6 +397,26 @@ class GroupLoop:
             formed.failed = error
             self._log.info("group_not_formed", reason=str(error))
         self._compute.times.add("form", started)
+
+    def _settle(self, held: Held) -> None:
+        with self._changed:
+            stays = self._stays(held)
+        if stays:
+            held.settle()
+
+    def _add_own(self, held: Held, key: _Key, part: tuple[Vector, int]) -> None:
+        """Add a gradient, unless it is one of a version before.
+
+        Its memory stays its own meanwhile: it is given back where a result is applied.
+        """
+        with self._changed:
+            stays = self._stays(held) and self._vectors.get(key) is part
+        if stays:
+            held.add_own(*part)
+
+    def _stays(self, held: Held) -> bool:
+        """Whether it is held, and nothing is applied to it before this thread has a result."""
+        return held is self._held and not held.is_pending
 
     def _enter(self, reduce: Reduce) -> None:
         formed, held = self._formed, self._held
@@ -457,7 +483,6 @@ class GroupLoop:
             if self._replica.held != before[0]:
                 self._held = held
                 self._vectors.clear()
-                self._tasks.put(held.settle)
             elif self._held is not None and self._replica.slices != before[1]:
                 self._held.adopt(held, slices)
             if (self._replica.held, self._replica.slices) != before:

@@ -3,8 +3,8 @@
     everything   all_reduce: the sum ────────────────────▶ the step, once its record was read back
     slices       exchange: sums at owners ▶ steps, beside ▶ gather: all weights ▶ they count then
 
-All but `add_up` and `settle`, which are of the collective thread, are called with the lock of
-whoever has it.
+All but `add_own`, `add_up` and `settle`, which are of the collective thread, are called with the
+lock of whoever has it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,15 @@ class Held(Protocol):
     def weights(self) -> memoryview:
         """The weights' bytes, not copied."""
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a result is in hand, which `apply` may take at any time."""
+
+    def add_own(self, vector: Vector, samples: int) -> None:
+        """Add a gradient before members enter; only while no result is in hand."""
+
     def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
-        """Do what all members do together.
+        """Do what all members do together; a result in hand is none any more.
 
         Raises:
             GroupError: If the group breaks, or others have added to another update.
@@ -76,7 +83,7 @@ class Held(Protocol):
         """The result counts."""
 
     def settle(self) -> None:
-        """Look at what counts now, while the next gradients are computed."""
+        """Look at what counts now, if no result is in hand; gradients are computed meanwhile."""
 
     def snapshot(self, slices: Slices) -> bytes:
         """Copy all that another takes over."""
@@ -98,12 +105,36 @@ class Held(Protocol):
         """Take over slices of the version that is held from other numbers of it."""
 
 
-def _added(vectors: Gradients, out: Vector) -> int:
-    """Sum gradients; returns of how many samples."""
-    out[:] = vectors[0][0] if vectors else 0
-    for vector, _ in vectors[1:]:
-        out += vector
-    return sum(samples for _, samples in vectors)
+class _OwnSum:
+    """What this member adds to an update, from as soon as it is computed.
+
+    Args:
+        out: (P + B,) float32, the sum.
+    """
+
+    def __init__(self, out: Vector) -> None:
+        self._out = out
+        self._added = list[tuple["Vector", int]]()
+
+    def add(self, vector: Vector, samples: int) -> None:
+        """Add a gradient."""
+        if self._added:
+            self._out += vector
+        else:
+            self._out[:] = vector
+        self._added.append((vector, samples))
+
+    def take(self, wanted: Gradients) -> int:
+        """Let the sum be that of these alone, for others to add to; returns of how many samples."""
+        # By identity, of which none is another's: what was added is referred to until here.
+        if [id(vector) for vector, _ in self._added] != [id(vector) for vector, _ in wanted]:
+            self._added.clear()
+            for part in wanted:
+                self.add(*part)
+        if not wanted:
+            self._out[:] = 0
+        self._added.clear()  # it is another sum now
+        return sum(samples for _, samples in wanted)
 
 
 def _check_samples(samples: float, members: int, reduce: Reduce, formed: Formed) -> None:
@@ -119,20 +150,30 @@ class HeldWhole:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._sum = np.empty(0, np.float32)  # (P + B + 2,) of gradients, samples and members
-        self._digest = 0  # of the weights
+        # (P + B + 2,) of gradients, samples and members
+        self._sum = np.empty(len(trainer.weights()) // 4 + 2, np.float32)
+        self._own = _OwnSum(self._sum[:-2])
+        self._digest: int | None = None  # of the weights, once somebody has looked
         self._reduce: Reduce | None = None  # whose result the sum is
 
     def weights(self) -> memoryview:
         """The weights' bytes, not copied."""
         return self._trainer.weights()
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a result is in hand: the sum."""
+        return self._reduce is not None
+
+    def add_own(self, vector: Vector, samples: int) -> None:
+        """Add a gradient before members enter."""
+        self._own.add(vector, samples)
+
     def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
         """Sum all gradients."""
-        if len(self._sum) == 0:
-            self._sum = np.empty(len(self._trainer.weights()) // 4 + 2, np.float32)
+        self._reduce = None
         counts = self._sum[-2:]
-        counts[:] = _added(mine, self._sum[:-2]), 1
+        counts[:] = self._own.take(mine), 1
         if len(formed.members) > 1:
             formed.group.all_reduce(self._sum)
         samples, members = counts.tolist()
@@ -143,8 +184,9 @@ class HeldWhole:
         total = self._sum[:-2]
         if not is_finite(total):
             raise NotFiniteError("the gradient", None)
+        weights = self._digested()
         self._reduce = reduce
-        found = (digest(total) ^ self._digest) >> 1  # what is written of it are 63 bits
+        found = (digest(total) ^ weights) >> 1  # what is written of it are 63 bits
         if not reduce.measured:
             return found, UNSET
         return found, squared_norm(total, self._trainer.parameter_count)
@@ -156,10 +198,16 @@ class HeldWhole:
         reduce, self._reduce = self._reduce, None  # the sum is none any more
         rates = reduce.learning_rate, reduce.scale
         self._trainer.step(self._sum[:-2], reduce.samples, *rates)
+        self._digest = None
 
     def settle(self) -> None:
         """Know the weights by their bits."""
-        self._digest = digest(np.frombuffer(self._trainer.weights(), np.float32))
+        self._digested()
+
+    def _digested(self) -> int:
+        if self._digest is None:
+            self._digest = digest(np.frombuffer(self._trainer.weights(), np.float32))
+        return self._digest
 
     def snapshot(self, slices: Slices) -> bytes:  # noqa: ARG002 -- everything
         """Copy everything."""
@@ -174,6 +222,7 @@ class HeldWhole:
     def restore(self, data: bytes, slices: Slices) -> None:  # noqa: ARG002 -- likewise
         """Take over everything."""
         self._trainer.restore(data)
+        self._digest = None
 
     def adopt(self, other: Held, slices: Slices) -> None:
         """Nothing is ever held in part."""
@@ -185,18 +234,30 @@ class HeldSlices:
     def __init__(self, trainer: SlicedTrainer) -> None:
         self._trainer = trainer
         self._sum: Vector = np.empty_like(trainer.following)  # (P + B,) of own gradients
+        self._own = _OwnSum(self._sum)
         self._owned: tuple[int, ...] = ()  # in the result in hand
         self._square = 0.0  # |sum of gradients|^2 of it
+        self._pending = False  # whether there is one
 
     def weights(self) -> memoryview:
         """The weights' bytes, not copied."""
         return self._trainer.weights()
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a result is in hand: the next weights."""
+        return self._pending
+
+    def add_own(self, vector: Vector, samples: int) -> None:
+        """Add a gradient before members enter."""
+        self._own.add(vector, samples)
+
     def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
         """Send gradients to the owners of their slices, step what is owned, have all weights."""
+        self._pending = False
         trainer, membership = self._trainer, formed.membership
         owners, rank = membership.owners or (), formed.rank
-        samples = _added(mine, self._sum)
+        samples = self._own.take(mine)
         firsts = [ranks[0] for ranks in owners]
         totals = self._at_first_owners(formed, firsts)
         # By rank: samples, whether some of its slices' sums are not finite, |them|^2.
@@ -291,10 +352,12 @@ class HeldSlices:
 
     def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
         """The digest of the next weights: the same bits everywhere, whatever the machines."""
+        self._pending = True
         return digest(self._trainer.following) >> 1, self._square if reduce.measured else UNSET
 
     def apply(self) -> None:
         """What was prepared counts."""
+        self._pending = False
         self._trainer.commit(self._owned)
 
     def settle(self) -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from common.checkpoints.states import stored_state
 from common.checkpoints.store import CheckpointStore
 from common.core.messages import AttemptId, Member, Membership, ModelId, Reduce, WorkerId
-from common.errors import CorruptError
+from common.errors import CorruptError, GroupError
 from common.learning.errors import NotFiniteError
 from common.learning.optimizers import OptimizerSettings
 from common.learning.sliced_trainer import SlicedTrainer, whole_of
@@ -24,7 +24,7 @@ from common.testing.group import MemoryNetwork
 from services.worker.held import Formed, HeldSlices, HeldWhole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from common.core.messages import Vector
     from common.learning.gradients import Reduction
@@ -236,3 +236,128 @@ def test_a_sum_that_is_not_finite_is_no_result() -> None:
         held.result(reduce)
     with pytest.raises(AssertionError, match="one of an attempt"):
         held.apply()
+
+
+def of_one(number: int) -> tuple[Formed, Reduce]:
+    """A group of one, and its attempt at an update."""
+    group = MemoryNetwork().groups().group("one", [Peer("w", "")], 0)
+    membership = Membership(1, (Member(WorkerId("w"), 1),), ((0,),) * COUNT)
+    attempt = AttemptId(1, 1, number)
+    return Formed((1, 1), membership, 0, group), Reduce(attempt, (), 8, measured=True)
+
+
+def whole() -> HeldWhole:
+    return HeldWhole(Trainer(drawn(0), PARAMETERS, ADAM))
+
+
+def sliced() -> HeldSlices:
+    return HeldSlices(numbers())
+
+
+def updated(held: HeldSlices | HeldWhole, number: int, mine: Sequence[tuple[Vector, int]]) -> bytes:
+    """The weights, and what was found, after an update of a group of one."""
+    formed, reduce = of_one(number)
+    held.add_up(formed, reduce, mine)
+    found = held.result(reduce)
+    held.apply()
+    return bytes(held.weights()) + repr(found).encode()
+
+
+@pytest.mark.parametrize("make", [whole, sliced])
+@pytest.mark.parametrize(
+    ("early", "wanted"),
+    [
+        ("", "ab"),
+        ("ab", "ab"),
+        ("ba", "ab"),
+        ("a", "ab"),
+        ("abc", "ab"),
+        ("ca", "a"),
+        ("aab", "ab"),
+    ],
+)
+def test_an_update_has_the_bits_of_those_gradients_that_it_names_whatever_was_added_before(
+    make: Callable[[], HeldSlices | HeldWhole], early: str, wanted: str
+) -> None:
+    parts = {name: (drawn(10 + n), 8 // len(wanted)) for n, name in enumerate("abc")}
+    mine = [parts[name] for name in wanted]
+    plain, held = make(), make()
+    for number in (1, 2):  # nothing of the first is left in the second
+        for name in early:
+            held.add_own(*parts[name])
+        assert updated(held, number, mine) == updated(plain, number, mine)
+
+
+@pytest.mark.parametrize("make", [whole, sliced])
+def test_a_gradient_whose_memory_another_has_now_is_not_taken_for_that_one(
+    make: Callable[[], HeldSlices | HeldWhole],
+) -> None:
+    plain, held, memory = make(), make(), drawn(1)
+    held.add_own(memory[:], 8)
+    memory[:] = drawn(2)
+    another = memory[:]  # its update is over: its memory was given back
+    assert updated(held, 1, [(another, 8)]) == updated(plain, 1, [(drawn(2), 8)])
+
+
+@pytest.mark.parametrize("make", [whole, sliced])
+def test_who_adds_nothing_to_an_update_adds_nothing_that_came_before(
+    make: Callable[[], HeldSlices | HeldWhole],
+) -> None:
+    network = MemoryNetwork()
+    groups = [network.groups() for _ in range(2)]
+    peers = [Peer(f"w{n}", each.address) for n, each in enumerate(groups)]
+    members = tuple(Member(WorkerId(f"w{n}"), n) for n in range(2))
+    membership = Membership(1, members, ((0,), (1,), (1,), (0,)))
+    _, reduce = of_one(1)
+
+    def enter(rank: int) -> bytes:
+        group, held = groups[rank].group("1", peers, rank), make()
+        group.form()
+        held.add_own(drawn(1 + rank), 8)
+        mine = [] if rank else [(drawn(1), 8)]
+        held.add_up(Formed((1, 1), membership, rank, group), reduce, mine)
+        held.result(reduce)
+        held.apply()
+        return bytes(held.weights())
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(enter, range(2))
+    plain = make()
+    updated(plain, 1, [(drawn(1), 8)])
+    assert one == other == bytes(plain.weights())
+
+
+@pytest.mark.parametrize("make", [whole, sliced])
+def test_a_result_is_in_hand_until_it_is_applied_or_another_attempt_begins(
+    make: Callable[[], HeldSlices | HeldWhole],
+) -> None:
+    #   add_up  result  add_up (fails)  add_up  result  apply
+    #   ······  ██████  ··············  ······  ██████  ·····
+    held = make()
+    formed, reduce = of_one(1)
+    mine = [(drawn(1), 8)]
+    held.add_own(*mine[0])
+    assert not held.is_pending
+    held.add_up(formed, reduce, mine)
+    held.result(reduce)
+    assert held.is_pending
+    with pytest.raises(GroupError, match="expected 9 of 1"):
+        held.add_up(formed, structs.replace(reduce, samples=9), mine)
+    assert not held.is_pending
+    held.add_up(formed, reduce, mine)
+    assert not held.is_pending
+    held.result(reduce)
+    assert held.is_pending
+    held.apply()
+    assert not held.is_pending
+
+
+def test_a_digest_is_of_the_weights_that_count_whether_they_were_looked_at_before_or_not() -> None:
+    looked, plain, mine = whole(), whole(), [(drawn(1), 8)]
+    looked.settle()
+    for number in (1, 2):
+        assert updated(looked, number, mine) == updated(plain, number, mine)
+        looked.settle()
+    for each in (looked, plain):
+        each.restore(whole().snapshot(UNSET), UNSET)
+    assert updated(looked, 3, mine) == updated(plain, 3, mine) == updated(whole(), 1, mine)

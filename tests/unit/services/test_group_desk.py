@@ -1,0 +1,199 @@
+"""A member alone in its group, on a log and a board in memory; the test is its leader."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from common.checkpoints.store import CheckpointStore
+from common.core.messages import (
+    GENESIS,
+    Assignment,
+    AttemptId,
+    Batch,
+    Copy,
+    GradientReady,
+    GroupOrders,
+    Member,
+    Membership,
+    ModelId,
+    Reduce,
+    Reduced,
+    StateReport,
+    TriggerId,
+    TriggerStream,
+    UpdateTrigger,
+    WorkerId,
+)
+from common.core.spans import Span
+from common.learning.codecs import make_codec
+from common.learning.fields import Field
+from common.learning.gradients import GradientComputer
+from common.learning.optimizers import OptimizerSettings
+from common.learning.parameters import GIVEN_AWAY
+from common.learning.tasks import build_model
+from common.learning.trainer import Trainer
+from common.ports.servers import NewTopic
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.serving import Watchdog
+from common.telemetry.metrics.worker import WorkerMetrics
+from common.testing.blobs import MemoryBlobs
+from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
+from common.testing.counting import CountingTask
+from common.testing.group import MemoryNetwork
+from common.testing.log import MemoryLog
+from common.testing.tracing import MemoryTracer
+from services.worker.compute import OrderComputer, Shell
+from services.worker.group import GroupAccess, GroupLoop
+from services.worker.held import HeldWhole
+from services.worker.rows import BatchCache
+from services.worker.traces import BatchTraces
+from tests.unit.services.replicas import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.core.messages import Reply, Vector
+
+_Reply = TypeVar("_Reply", bound="Reply")
+
+W = WorkerId("w1")
+REPLICA = "c1-4711"
+WEIGHTS = GIVEN_AWAY  # as many as it takes for a gradient's memory to be given back
+RECORDS = 6
+
+
+class _Watched(HeldWhole):
+    """Says which records a gradient is of that was added before members entered."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Trainer(np.zeros(WEIGHTS, np.float32), WEIGHTS, OptimizerSettings("sgd", 1.0), "sum")
+        )
+        self.added = list[list[int]]()
+
+    def add_own(self, vector: Vector, samples: int) -> None:
+        super().add_own(vector, samples)
+        self.added.append(np.flatnonzero(vector).tolist())
+
+
+class _Leader:
+    """Posts triggers to one member, and hears what it says."""
+
+    def __init__(self, loop: GroupLoop, redis: MemoryRedis) -> None:
+        self._loop = loop
+        self._board, self._boards = MemoryBoard(redis, "job"), MemoryBoards(redis)
+        self._number = 0
+
+    def post(self, group: GroupOrders, *batches: Batch) -> None:
+        self._number += 1
+        orders = tuple(Assignment(W, (batch,)) for batch in batches)
+        model = ModelId(3, group.made.version)
+        trigger = TriggerId(3, self._number)
+        self._board.post_trigger(
+            UpdateTrigger(trigger, model, orders, reply_to=REPLICA, group=group)
+        )
+
+    def hear(self, kind: type[_Reply]) -> _Reply:
+        """The next reply of a kind, while the member takes its turns."""
+        found = list[_Reply]()
+
+        def heard() -> bool:
+            self._loop.turn()
+            replies = [reply for _, reply in self._boards.replies(REPLICA).pop(10, 0.0)]
+            found.extend(reply for reply in replies if isinstance(reply, kind))
+            return bool(found)
+
+        until(heard, f"a {kind.__name__}")
+        return found[-1]
+
+
+@contextmanager
+def member(held: HeldWhole) -> Iterator[_Leader]:
+    log, redis = MemoryLog(), MemoryRedis(lambda: 0.0)
+    log.create_topics([NewTopic("s")])
+    codec, writer = make_codec("tensor", [Field("id", "int64")]), log.writer()
+    for value in codec.encode({"id": np.arange(RECORDS)}):
+        writer.append("s", value)
+    assert writer.flush(1.0)
+    topic_id = log.describe(["s"])["s"].topic_id
+    task, metrics = CountingTask(WEIGHTS), WorkerMetrics()
+    logger, measures, watchdog = event_logger("test"), metrics.work_for("job", ("s",)), Watchdog()
+    loop = GroupLoop(
+        W,
+        OrderComputer(
+            W,
+            GradientComputer(task, build_model(task, 0), torch.device("cpu")),
+            codec=codec,
+            cache=BatchCache(1 << 20),
+            log=log,
+            logger=logger,
+            measures=measures,
+            watchdog=watchdog,
+            topic_id=lambda _: topic_id,
+        ),
+        Shell(
+            board=MemoryBoard(redis, "job"),
+            logger=logger,
+            measures=measures,
+            traces=BatchTraces(MemoryTracer(), "job", W, lambda: 4e9),
+            watchdog=watchdog,
+            wait=lambda _: None,
+            round_began=lambda _epoch, _unsettled: None,
+            stream=TriggerStream,
+        ),
+        GroupAccess(MemoryNetwork().groups(), CheckpointStore(MemoryBlobs(), "job")),
+        lambda: held,
+    )
+    with closing(loop):
+        yield _Leader(loop, redis)
+
+
+def batch(number: int) -> Batch:
+    """The two records from this one on."""
+    return Batch(number, WorkerId("somebody"), (Span("s", 0, number, number + 2),), 2)
+
+
+def test_a_gradient_is_added_as_soon_as_it_is_computed_unless_a_result_is_in_hand() -> None:
+    # records    0, 1    2, 3    4, 5
+    # gradient   ██        ██      ██
+    # added        █                 █
+    # result          ██████        ···█
+    # applied               ▲           ▲
+    held = _Watched()
+    with member(held) as leader:
+        leader.post(GroupOrders(GENESIS, Membership(0)))
+        me = Member(W, leader.hear(StateReport).life)
+        alone = Membership(1, (me,))
+        leader.post(GroupOrders(GENESIS, alone, copies=(Copy(me),)))
+        assert leader.hear(StateReport).made == GENESIS
+
+        def orders(made: ModelId, reduced: tuple[int, ...] = ()) -> GroupOrders:
+            version = made.version
+            by = AttemptId(3, 1, version) if version else None
+            attempt = AttemptId(3, 1, version + 1)
+            reduce = Reduce(attempt, ((reduced,),), 2) if reduced else None
+            return GroupOrders(made, alone, by, origin=me.life, reduce=reduce)
+
+        leader.post(orders(GENESIS), batch(0))
+        leader.hear(GradientReady)
+        until(lambda: held.added == [[0, 1]], "the first is added before members enter")
+        leader.post(orders(GENESIS, (0,)))
+        leader.hear(Reduced)
+        leader.post(orders(GENESIS), batch(2))
+        leader.hear(GradientReady)
+        first = ModelId(3, 1)
+        leader.post(orders(first), batch(4))
+        leader.hear(GradientReady)
+        until(lambda: len(held.added) > 1, "that of the next version is added")
+        assert held.added == [[0, 1], [4, 5]]
+        leader.post(orders(first, (4,)))
+        leader.hear(Reduced)
+        leader.post(orders(ModelId(3, 2)))
+        until(lambda: not held.is_pending, "it is applied")
+        weights = np.frombuffer(held.weights(), np.float32)
+    assert weights[:RECORDS].tolist() == [-1, -1, 0, 0, -1, -1]
+    assert not weights[RECORDS:].any()
