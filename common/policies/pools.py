@@ -6,8 +6,10 @@ more may run than there are streams. Machines on demand do what spot is not expe
 deadline:
 
     single losses   spares on demand, as many as are missing on average
-    all are gone    nothing while there is time to wait, then one for each stream
-    little time     as many as would still be in time if the largest pool went now
+    all are gone    nothing while there is time to wait, then one for each stream, until spot
+                    machines are ready in their place
+    little time     as many as would still be in time if the largest pool went now; one for each
+                    stream where machines of a pool go together
 
 Where streams move to the survivors (`reassign`) they are as few as keep up, see
 `common.policies.moving`.
@@ -47,8 +49,6 @@ Counts: TypeAlias = npt.NDArray[np.int64]
 # Of the reserve, towards the end: who kept all of it until the last update would be early by it.
 SPENT = 0.25
 ALMOST = 0.5  # of a stream
-# Machines of a pool that has just been lost are lost sooner than the mean says.
-LOSSES = 2.0
 # A spare on demand is not given back for it: it would be started again a moment later.
 SPARES = 1
 ROUNDING = 1e-9
@@ -193,12 +193,14 @@ class Pools:
         before = 0
         if last is not None:
             before = last.machines.get(Offer(situation.pools[ON_DEMAND].name), 0)
-        ready = int(spot.ready.sum())
-        losses = LOSSES * need.undisturbed_s / max(life_s(main), 1.0)
-        lost_s = losses * max(need.reserve_s, main.start_up_s + self.review_s)
-        missing = 0
-        if last is not None and not spot.scarce and need.short_s + lost_s >= 0:
+        ready, together = int(spot.ready.sum()), last is not None and not spot.scarce
+        lost_s = _losses(need.undisturbed_s, life_s(main))
+        lost_s *= situation.pools[ON_DEMAND].start_up_s + self.review_s
+        missing, certain = 0, need.certain
+        if together and need.short_s + lost_s >= 0:
             missing = streams - int(spot.had.sum())
+        if together and certain:  # a loss takes all at once, and the reserve does not come back
+            certain = streams
         alone = 0
         if not spot.gone:
             share = spot.share
@@ -207,9 +209,11 @@ class Pools:
                 need.serving,
                 (0, streams),
             )
-            if 2 * ready < streams:  # those that stood in for all stay until others are ready
-                alone = max(alone, min(before, streams - ready))
-        alone = max(alone, missing, need.certain)
+        # Those that stand in stay until others are ready. Given back because fewer losses are ahead
+        # than before, they would be started again at once, and each time for the start-up alone.
+        if together or (2 * ready < streams and not spot.gone):
+            alone = max(alone, min(before, streams - ready))
+        alone = max(alone, missing, certain)
         return before if 0 < alone < before <= alone + SPARES else alone
 
     def _bounding_lag(self, situation: Situation, max_lag_s: float, spot: Spot, need: _Need) -> int:
@@ -255,6 +259,12 @@ def _least(served: Callable[[int], float], wanted: float, between: tuple[int, in
     """Give the fewest machines that serve so many; the most where none do."""
     fewest, most = between
     return fewest + bisect_left(range(fewest, most), wanted - ROUNDING, key=served)
+
+
+def _losses(time_s: float, mean_life_s: float) -> float:
+    """Say how many losses may come in a time, by a Poisson law: more are rare."""
+    mean = time_s / max(mean_life_s, 1.0)
+    return mean + LATE * math.sqrt(mean)
 
 
 def _why(spot: Spot, need: _Need) -> str:
