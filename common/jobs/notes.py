@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.policies.policy import former_notes
+
 if TYPE_CHECKING:
     from common.config.synchronisation import ModeSpec
     from common.jobs.spec import JobSpec
@@ -31,7 +33,10 @@ def notes_on(spec: JobSpec) -> tuple[str, ...]:
             f" weights as old as {stalest} updates may cost more records than they save: try 1"
             " first"
         )
-    if spec.provisioning and (note := window_note(spec, spec.provisioning.workers)):
+    asked = spec.provisioning
+    if asked is not None and asked.policy is not None:
+        notes += [f"provisioning.{note}" for note in former_notes([asked.policy])]
+    if asked is not None and (note := window_note(spec, asked.workers)):
         notes.append(note)
     return tuple(notes)
 

@@ -41,7 +41,7 @@ from common.learning.fields import (
 )
 from common.learning.fields import Field as RecordField
 from common.learning.task_options import options_of
-from common.policies.policy import PolicyName
+from common.policies.policy import GivenPolicyName, policy_named
 from common.topics import names as topics
 from doll.yaml_file import as_json, load_text, shown
 
@@ -357,7 +357,7 @@ class TunerSpec(Part):
         if value == "cost":
             raise ValueError(
                 "cost alone is least with one worker, whatever is measured: take balanced, or"
-                " provisioning.policy: reassign, which rents as few as keep up with arrivals"
+                " provisioning.policy: pools, which rents as few as keep up with arrivals"
             )
         return value
 
@@ -535,11 +535,12 @@ class ProvisioningSpec(Part):
     """N_tot: how many, one for each stream."""
     instance_type: str = ""
     """Of the market's, for all pools; empty: what each pool says."""
-    policy: PolicyName | None = None
+    policy: GivenPolicyName | None = None
     """Who decides what to rent; by default `adaptive`, the paper's, where streams wait for a worker
-    to return (`on_preemption: hold`), and `reassign` where they move to others."""
+    to return (`on_preemption: hold`), and `pools` where they move to others. For one more version
+    `backfill` is taken as `pools` with `spot_up_to: 1.0`, and `reassign` as `pools`."""
     probability: float = Field(default=0.95, gt=0.5, lt=1)
-    """Of meeting the deadline; for `chance` and `reassign`."""
+    """Of meeting the deadline; for `chance`."""
     review_s: Positive | None = None
     """How often the policy is asked; by default as often as it likes."""
     bidbrain: BidBrainSpec | None = None
@@ -561,6 +562,11 @@ class ProvisioningSpec(Part):
     """Megabytes that a machine sends and receives for an update, where its traffic is paid for
     (`transfer_usd_per_gb` of the market file); by default what workers have counted, and before the
     first count what the weights of a built-in task take both ways, 0 for a task of your own."""
+
+    @property
+    def spot_limit(self) -> float:
+        """`spot_up_to`; of `backfill` each slot had one spot machine."""
+        return 1.0 if self.policy == "backfill" else self.spot_up_to
 
 
 class EvaluationSpec(Part):
@@ -787,8 +793,9 @@ class JobSpec(Part):
         """Who decides on its machines; None where they are not rented."""
         if self.provisioning is None:
             return None
-        fitting: PolicyName = "adaptive" if self.on_preemption == "hold" else "reassign"
-        return self.provisioning.policy or fitting
+        fitting: PolicyName = "adaptive" if self.on_preemption == "hold" else "pools"
+        given = self.provisioning.policy
+        return fitting if given is None else policy_named(given)
 
     @property
     def start_s(self) -> float | None:
@@ -1003,11 +1010,6 @@ class JobSpec(Part):
             )
         self._counts_machines()
         self._bids_for_a_backlog()
-        if self.policy == "reassign" and self.on_preemption == "hold":
-            raise ValueError(
-                "provisioning.policy: reassign leaves slots without a machine, whose streams nobody"
-                " would ever read: add `on_preemption: reassign`"
-            )
         by, own = self.optimizer, bool(self.optimizer.momentum or self.optimizer.weight_decay)
         step = (by.name, own, self.reduction)
         whole = step == ("sgd", False, "mean") and self._most_learning_rate <= 1
@@ -1023,14 +1025,17 @@ class JobSpec(Part):
         asked = self.provisioning
         if asked is None:
             return
+        if asked.policy == "reassign" and self.on_preemption == "hold":
+            raise ValueError(
+                "provisioning.policy: reassign was for streams that move, and is now pools: add"
+                " `on_preemption: reassign`, or take pools"
+            )
         for name in ("max_lag_s", "spot_up_to", "reliable"):
             given = getattr(asked, name)
             if given == ProvisioningSpec.model_fields[name].default:
                 continue
-            if self.policy != "pools":
-                raise ValueError(
-                    f"provisioning.{name}: is for policy: pools, and this is {self.policy}"
-                )
+            if (policy := asked.policy or self.policy) != "pools":
+                raise ValueError(f"provisioning.{name}: is for policy: pools, and this is {policy}")
             if name == "spot_up_to" and self.on_preemption != "hold":
                 raise ValueError(
                     "provisioning.spot_up_to: is for on_preemption: hold; where streams move to the"
@@ -1056,8 +1061,8 @@ class JobSpec(Part):
         if self.policy == "bidbrain" and self.start_at == "latest":
             raise ValueError(
                 "provisioning.policy: bidbrain works off a backlog, and a stream that is read from"
-                " its latest record has none: it cannot go faster than it arrives. Take reassign,"
-                " or start_at: earliest"
+                " its latest record has none: it cannot go faster than it arrives. Take pools, or"
+                " start_at: earliest"
             )
 
     @property

@@ -11,9 +11,9 @@ from common.errors import GivenError
 from common.jobs.store import JobStore
 from common.policies.bidding import Bidding, BidSettings, odds_of
 from common.policies.policy import Situation
-from common.policies.reassign import update_capacity_per_s
 from common.ports.machines import PriceHistory
 from common.theory.billing import HOUR_S
+from common.theory.capacity import update_capacity_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable

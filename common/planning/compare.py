@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from common.errors import WireError
+from common.policies.policy import former_notes
 from common.simulation.experiments.experiment import learner_of, simulate, simulate_by_protocol
 from common.simulation.experiments.results import (
     Change,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from common.policies.policy import PolicyName
+    from common.policies.policy import GivenPolicyName
     from common.simulation.experiments.spec import Experiment
 
 
@@ -41,11 +42,13 @@ class Result(NamedTuple):
     curves: tuple[tuple[Point, ...], ...] = ()  # one per run, where something was learned
 
 
-def with_policies(experiment: Experiment, names: Sequence[PolicyName]) -> dict[str, Experiment]:
+def with_policies(
+    experiment: Experiment, names: Sequence[GivenPolicyName]
+) -> dict[str, Experiment]:
     """Give an experiment each of these policies; its own where none is named.
 
-    The policy `reassign` makes sense only where streams move to the survivors: it changes that,
-    too.
+    The former policy `reassign` made sense only where streams move to the survivors: it changes
+    that, too.
     """
     variants = dict[str, "Experiment"]()
     for name in names or [experiment.policy.name]:
@@ -120,6 +123,8 @@ def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) ->
             name: [[asdict(point) for point in curve] for curve in it.curves]
             for name, it in results.items()
         }
+    if notes := former_notes(results):
+        data["notes"] = notes
     return data
 
 

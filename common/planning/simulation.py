@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.errors import GivenError
-from common.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads both when run
+from common.policies.policy import GivenPolicyName  # noqa: TC001 -- pydantic reads both when run
 from common.simulation.experiments.spec import LIVE_STREAMS, Experiment
 from common.traces.spec import TraceSpec
 
@@ -59,7 +59,7 @@ class SimulateRequest(BaseModel):
         int, Field(ge=0, lt=2**63, description="Of rates, arrivals, prices and preemptions.")
     ] = 0
     policies: Annotated[
-        tuple[PolicyName, ...],
+        tuple[GivenPolicyName, ...],
         Field(max_length=16, description="To compare, instead of the experiment's own."),
     ] = ()
 

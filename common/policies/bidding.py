@@ -17,9 +17,9 @@ import numpy as np
 
 from common.policies.bidbrain import Allocation, BidBrain, eviction_odds
 from common.policies.policy import ON_DEMAND, Decision, renewal_s
-from common.policies.reassign import Computing, machines_for_stability, update_capacity_per_s
 from common.ports.machines import Offer
 from common.theory.billing import HOUR_S
+from common.theory.capacity import machines_for_stability, update_capacity_per_s
 from common.theory.errors import ParameterError, not_negative, positive
 from common.theory.provisioning import Plan
 
@@ -138,7 +138,7 @@ class Bidding:
         settings, work, pools = self.settings, situation.work, situation.pools
         most = work.workers
         if situation.waiting is not None and situation.waiting < 1:  # no backlog is left
-            most = min(machines_for_stability(work, Computing(situation.gradient_s)) or most, most)
+            most = min(machines_for_stability(work, situation.gradient_s) or most, most)
         start_s = settings.start_s
         return BidBrain(
             self.odds,

@@ -24,9 +24,9 @@ import numpy as np
 
 from common.policies.adaptive import LATE
 from common.policies.policy import ON_DEMAND, MachineCount
-from common.policies.reassign import Computing, machines_for_rate, update_capacity_per_s
 from common.policies.spot import life_s
 from common.ports.machines import Offer
+from common.theory.capacity import HEADROOM, machines_for_rate, update_capacity_per_s
 from common.theory.preemption import distribution_of_running
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Backlog:
         share = self.spot.share if self.spot.pools else 1.0
         least_s = self.arrives_in_s + self.look_s  # nothing is done before it has arrived
         by_deadline = work.undisturbed_s / max(self.time_s - self.ahead_s, least_s) / share
-        pace = max(Computing(self.situation.gradient_s).headroom, by_lag, by_deadline)
+        pace = max(HEADROOM, by_lag, by_deadline)
         rate_per_s = pace * work.updates_per_s
         found = machines_for_rate(rate_per_s, work.group_size, self.situation.gradient_s)
         return min(work.group_size if found is None else found, work.workers)

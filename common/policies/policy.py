@@ -27,7 +27,7 @@ import numpy.typing as npt
 from common.ports.machines import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from common.theory.provisioning import Plan
     from common.theory.work import Pool, Work
@@ -37,21 +37,44 @@ StreamPolicyName: TypeAlias = Literal[  # for streams that arrive as the job goe
     "static",  # Theorems 4 and 5, once
     "adaptive",  # section V-C
     "chance",  # the deadline with a probability
-    "backfill",  # on-demand machines stand in during outages
-    "reassign",  # survivors take streams over: as few machines as can keep up
-    "pools",  # several kinds of spot machines
+    "pools",  # machines are counted, over several kinds of spot ones
 ]
 PolicyName: TypeAlias = Literal[StreamPolicyName, "bidbrain"]  # that bids for a backlog
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 STREAM_POLICIES: tuple[StreamPolicyName, ...] = get_args(StreamPolicyName)
+FormerPolicyName: TypeAlias = Literal["backfill", "reassign"]  # `pools` took their place
+GivenPolicyName: TypeAlias = Literal[PolicyName, FormerPolicyName]
+GIVEN_NAMES: tuple[GivenPolicyName, ...] = get_args(GivenPolicyName)
+FORMER: Mapping[str, str] = {  # with what `pools` does their work
+    "backfill": "spot_up_to: 1.0",
+    "reassign": "on_preemption: reassign",
+}
 
 ON_DEMAND = 0  # the first pool is never preempted
 # A machine that is given back takes a while to end, and its next hour would be paid.
 RENEWAL_S, RENEWAL_SHARE = 60.0, 1 / 20
-NOWHERE = -1  # a slot without a machine, by choice: `reassign` needs fewer than there are streams
+NOWHERE = -1  # a slot without a machine
 
 Places: TypeAlias = npt.NDArray[np.int8]  # (N_tot,) index of the pool of each slot, or NOWHERE
 Flags: TypeAlias = npt.NDArray[np.bool_]  # (N_tot,) one per slot
+
+
+def policy_named(given: GivenPolicyName) -> PolicyName:
+    """Give the policy that is meant: for one version the names of former ones are taken, too."""
+    match given:
+        case "backfill" | "reassign":
+            return "pools"
+        case _:
+            return given
+
+
+def former_notes(given: Iterable[str]) -> tuple[str, ...]:
+    """Say of each former policy what is taken for it."""
+    return tuple(
+        f"policy: {name} is now pools with {FORMER[name]}; this name is taken for one more version"
+        for name in dict.fromkeys(given)
+        if name in FORMER
+    )
 
 
 class Hour(NamedTuple):

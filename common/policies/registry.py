@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.policies.adaptive import Adaptive
-from common.policies.backfill import Backfill
 from common.policies.bidding import Bidding
 from common.policies.chance import Chance
 from common.policies.fixed import OnDemandOnly, Static
 from common.policies.pools import Pools
-from common.policies.reassign import Reassign
 
 if TYPE_CHECKING:
     from common.policies.policy import Policy, PolicyName
@@ -37,8 +35,6 @@ def policy_of(
         "static": Static(spot),
         "adaptive": Adaptive(),
         "chance": Chance(probability),
-        "backfill": Backfill(),
-        "reassign": Reassign(probability),
         "pools": pools or Pools(),
         "bidbrain": bidding or Bidding(),
     }

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.policies.bidding import Bidding, odds_of
-from common.policies.policy import NOWHERE, ON_DEMAND, MachineCount, Situation, renewal_s
+from common.policies.policy import ON_DEMAND, MachineCount, Situation, renewal_s
 from common.policies.pools import Pools
-from common.policies.reassign import waiting_told
 from common.policies.registry import policy_of
 from common.ports.machines import Offer
 from common.provisioning.estimating import SURE
@@ -30,6 +29,7 @@ from common.provisioning.planning import (
 )
 from common.provisioning.records import OfferCount, Planned
 from common.provisioning.seating import readiness
+from common.theory.capacity import waiting_told
 from common.theory.errors import ParameterError
 from common.theory.lags import StreamLags
 
@@ -121,7 +121,8 @@ class PolicyRunner:
         if record is None:
             return
         try:
-            self._last = restored(record, self.situation(now_s), self._settings.submitted_s)
+            if record.policy == self._policy.name:  # of a former version it may be another
+                self._last = restored(record, self.situation(now_s), self._settings.submitted_s)
         except ParameterError as error:
             self.trouble = str(error)
             return
@@ -194,7 +195,7 @@ class PolicyRunner:
         self._without = refused
         self._asked(situation, decision, now_s)
         self.warning = "; ".join(
-            filter(None, (refused, warning_of_plan(decision, stability, self._settings)))
+            filter(None, (refused, warning_of_plan(stability, self._settings)))
         )
         if kept and not anew:
             return None
@@ -406,19 +407,8 @@ def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
     return ", ".join(changed)
 
 
-def warning_of_plan(decision: Decision, stability: Stability, settings: ProvisionerSettings) -> str:
+def warning_of_plan(stability: Stability, settings: ProvisionerSettings) -> str:
     """Say what is wrong with a plan, and why it is left so; empty if nothing is."""
-    unread = int(np.count_nonzero(decision.places == NOWHERE))
-    alone = ""
-    if unread and settings.on_preemption == "hold":
-        alone = (
-            f"{unread} slots get no machine, and with on_preemption: hold nobody reads their"
-            f" streams: the policy {settings.policy} is for on_preemption: reassign"
-        )
-    return "; ".join(filter(None, (alone, _below(stability, settings))))
-
-
-def _below(stability: Stability, settings: ProvisionerSettings) -> str:
     if stability.ratio >= 1:
         return ""
     share = f"the plan keeps up with {100 * stability.ratio:.3g} % of arrivals (Proposition 1)"

@@ -23,6 +23,7 @@ from common.provisioning.availability import Availability
 from common.provisioning.records import Ended, EstimateRecord, Left, Seated, Started
 from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
 from common.provisioning.starting import StartUps
+from common.theory.capacity import HEADROOM
 from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.theory.losses import LossTally
 from common.theory.speeds import SpeedTally
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 INTERVAL = 0.9  # of what is told to people
 SURE = 0.2  # relative standard deviation: from then on an estimate is no guess any more
 AHEAD = 2.0  # arrivals over what the deadline asks for, before anything was seen
-HEADROOM = 1.25  # capacity over arrivals, as in `common.policies.reassign`
 # Batches of each slot before arrivals are believed: the first ones are of some streams only.
 BATCHES = 2
 GRADIENT_HALF_LIFE_S = 600.0  # machines change; a minute's updates are enough to know the mean

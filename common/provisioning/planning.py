@@ -15,11 +15,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation, by_slot
-from common.policies.reassign import (
-    Computing,
-    machines_for_stability,
-    update_capacity_per_s,
-)
+from common.theory.capacity import machines_for_stability, update_capacity_per_s
 from common.theory.preemption import distribution_of_running
 from common.theory.provisioning import Binding, Plan
 from common.theory.work import Work
@@ -125,7 +121,7 @@ def stability_of_fleet(machines: float, situation: Situation) -> Stability:
 def _stability(situation: Situation, machines: Rates, chances: Rates) -> Stability:
     work = situation.work
     capacity = update_capacity_per_s(machines, work.group_size, situation.gradient_s)
-    needed = machines_for_stability(work, Computing(situation.gradient_s, headroom=1.0))
+    needed = machines_for_stability(work, situation.gradient_s, headroom=1.0)
     return Stability(float(chances @ capacity) / work.updates_per_s, needed)
 
 

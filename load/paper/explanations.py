@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.policies.backfill import cost_share_limit
 from common.theory.provisioning import plan
 from common.traces.files import read_trace
 from load.paper import stated
 from load.paper.document import listed, percent
-from load.paper.job import HIGH, PAIRS, UPDATES, WORKERS, Case, Setting, Variation
+from load.paper.job import (
+    HIGH,
+    PAIRS,
+    UPDATES,
+    WORKERS,
+    Case,
+    Setting,
+    Variation,
+    least_cost_share,
+)
 from load.paper.runner import FEW
 from load.paper.series import like_the_papers
 
@@ -50,7 +58,7 @@ def price_of_bound(bound: float, setting: Setting) -> float:
 def most_updates(share: float, setting: Setting) -> int:
     """Tell how many updates a share of the on-demand cost buys within the deadline, at equal rates.
 
-    `cost_share_limit` turned round: spot while it is to be had, on demand for the rest.
+    `least_cost_share` turned round: spot while it is to be had, on demand for the rest.
     """
     on_spot = setting.deadline_factor * setting.availability  # of theta_0, until the deadline
     spent = setting.prices.ratio * on_spot
@@ -161,11 +169,11 @@ def explain_adaptive(section: Section, runner: Runner) -> None:
     cases = (
         Case(BASE, "static", Variation("all on spot", spot=WORKERS)),
         *(Case(BASE, "static"), Case(BASE, "adaptive")),
-        Case(Setting(rates="drawn"), "backfill"),
+        Case(Setting(rates="drawn"), "pools"),
     )
     found = runner.simulated("all on spot", cases)
-    every, static, adaptive, backfill = (each.summary for each in found.values())
-    limit = cost_share_limit(1.05, 0.9, HIGH.spot, HIGH.on_demand)
+    every, static, adaptive, pools = (each.summary for each in found.values())
+    limit = least_cost_share(BASE)
     below = [row for row in stated.TABLE_II if row.rates == "equal" and row.adaptive < limit]
     drawn = [row for row in stated.TABLE_II if row.rates == "drawn" and row.adaptive < HIGH.ratio]
     difference = adaptive.cost_ratio.mean - static.cost_ratio.mean
@@ -190,8 +198,8 @@ def explain_adaptive(section: Section, runner: Runner) -> None:
         " 10,000 updates at that price within the deadline. They buy at most"
         f" {_numbers([most_updates(row.adaptive, BASE) for row in below])} of them, so its runs"
         " must have ended earlier, at the target accuracy, or cost less per hour.",
-        f"Where rates are drawn backfill makes all 10,000 for"
-        f" {percent(backfill.cost_ratio.mean)} here, meeting {percent(backfill.met)} of the"
+        f"Where rates are drawn pools makes all 10,000 for"
+        f" {percent(pools.cost_ratio.mean)} here, meeting {percent(pools.met)} of the"
         " deadlines. All workers on spot cost the same"
         f" {percent(HIGH.ratio)} there; Table II's"
         f" {listed([_row(row) for row in drawn])} are below even that.",

@@ -128,6 +128,7 @@ class Variation:
     bid_usd_per_hour: float | None = None
     availability: TraceSpec | None = None
     together: bool = False  # machines of all workers are had, and lost, at once
+    moving: bool = False  # streams of preempted workers are taken over
 
 
 NOTHING = Variation()
@@ -146,13 +147,16 @@ class Case(NamedTuple):
         return " ".join(filter(None, (self.setting.key, self.policy, self.change.name)))
 
 
-def second_pool(setting: Setting) -> SpotSpec:
-    """Give the pool that `pools` may use besides: cheaper, scarcer and of limited size.
+def least_cost_share(setting: Setting) -> float:
+    """Give the cost of whoever knows the future, over that of on-demand machines alone.
 
-    0.120 USD per hour beside 0.158; beside another price as much less.
+    With f = theta / theta_0: until theta, spot runs for alpha theta of the theta_0 of work that a
+    stream has, and on-demand machines do the rest: f alpha pi_s / pi_o + 1 - f alpha. From
+    f = 1 / alpha on nobody has to stand in: pi_s / pi_o. It is a mean, and takes equal rates,
+    machines that start at once, and as many of them as streams, which pause without theirs.
     """
-    usd_per_hour = round(0.120 / HIGH.spot * setting.prices.spot, 3)
-    return SpotSpec(name="second", usd_per_hour=usd_per_hour, availability=0.8, capacity=32)
+    on_spot = min(setting.deadline_factor * setting.availability, 1.0)
+    return on_spot * min(setting.prices.ratio, 1.0) + (1 - on_spot)
 
 
 def experiment(
@@ -180,12 +184,12 @@ def experiment(
         deadline_s=change.deadline_s,
         deadline_factor=factor,
         gradient=GradientSpec(mean_s=change.gradient_s),
-        on_preemption="reassign" if policy == "reassign" else "hold",
+        on_preemption="reassign" if change.moving else "hold",
         on_demand=OnDemandSpec(
             usd_per_hour=setting.prices.on_demand,
             start_up_s=on_demand_s,
             billing=change.billing,
         ),
-        spot=(spot, second_pool(setting)) if policy == "pools" else (spot,),
+        spot=(spot,),
         policy=PolicySpec(name=policy, spot=change.spot),
     )

@@ -8,16 +8,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from common.config.billing import BillingRules
-from common.policies.backfill import cost_share_limit
 from common.policies.policy import STREAM_POLICIES
 from load.paper import plots
 from load.paper.document import Section, interval, met, percent
 from load.paper.job import (
-    ALPHA,
     CYCLE_S,
     GRADIENT_S,
     HIGH,
-    LOW,
     NOTHING,
     RATES,
     SLOW_GRADIENT_S,
@@ -25,7 +22,7 @@ from load.paper.job import (
     Case,
     Setting,
     Variation,
-    second_pool,
+    least_cost_share,
     settings,
 )
 
@@ -36,19 +33,23 @@ if TYPE_CHECKING:
     from common.simulation.experiments.results import Summary
     from load.paper.runner import Asked, Outcome, Runner
 
-SLOW = Variation("slow gradients", gradient_s=SLOW_GRADIENT_S)
-CHANCE = 0.95  # what `chance` and `reassign` promise
+MOVING = Variation("moving", moving=True)
+SLOW = Variation("slow gradients", gradient_s=SLOW_GRADIENT_S, moving=True)
+MOVES: dict[Variation, str] = {
+    each: f", streams move, {1e3 * each.gradient_s:g} ms" for each in (MOVING, SLOW)
+}
+CHANCE = 0.95  # what `chance` promises
 START_UP_S = (69.0, 87.0)  # on-demand, spot: what the file's medians are, where it is not at hand
 MINIMUM_S = 60.0  # EC2
-NAMES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "chance", "backfill")  # with start-up
-LIMIT, LEAST = 0.59, 0.99  # backfill at (0.9, 1.05), high price, equal rates
+NAMES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "chance", "pools")  # with start-up
+LIMIT, LEAST = 0.59, 0.99  # pools at (0.9, 1.05), high price, equal rates
 
 
 def run(runner: Runner) -> Section:
     """Run all policies and write what came of it."""
     section = Section("All policies at constant prices")
     wanted = settings(quick=runner.asked.quick)
-    columns = [(name, NOTHING) for name in STREAM_POLICIES] + [("reassign", SLOW)]
+    columns = [(name, NOTHING) for name in STREAM_POLICIES] + [("pools", each) for each in MOVES]
     cases = [Case(setting, name, change) for setting in wanted for name, change in columns]
     found = runner.simulated("all policies", cases)
     _introduce(section, runner.asked)
@@ -58,7 +59,7 @@ def run(runner: Runner) -> Section:
             section.head(f"{prices.name.capitalize()} price, {RATES[rates]}")
             rows = []
             for name, change in columns:
-                label = f"{name}, {1e3 * SLOW_GRADIENT_S:g} ms" if change is SLOW else name
+                label = name + MOVES.get(change, "")
                 cells = [_cell(runner.of(each, name, change).summary) for each in some]
                 rows.append(" | ".join((label, *cells)))
             section.table(" | ".join(("", *(each.label for each in some))), rows)
@@ -76,9 +77,8 @@ def run(runner: Runner) -> Section:
     section.point(
         _adaptive_and_static(section, summaries("static"), summaries("adaptive")),
         _chance(section, summaries("chance")),
-        _backfill(section, runner.of(Setting(), "backfill").summary),
-        _reassign(summaries("reassign"), summaries("reassign", SLOW)),
-        _pools(summaries("pools"), summaries("adaptive")),
+        _pools(section, runner.of(Setting(), "pools").summary),
+        _moving(summaries("pools", MOVING), summaries("pools", SLOW)),
     )
     _start_up(section, runner)
     section.data |= {name: _data(outcome) for name, outcome in found.items()}
@@ -86,7 +86,6 @@ def run(runner: Runner) -> Section:
 
 
 def _introduce(section: Section, asked: Asked) -> None:
-    high, low = (second_pool(Setting(prices=prices)) for prices in (HIGH, LOW))
     section.say(
         f"{asked.runs} runs each; all policies see the same rates and preemptions. A cell: mean"
         " cost as a share of what on-demand machines alone cost, mean runtime over the deadline,"
@@ -94,16 +93,14 @@ def _introduce(section: Section, asked: Asked) -> None:
     )
     section.point(
         "`on-demand`, `static` and `adaptive` are the paper's; `static` and `chance` know rates"
-        " and availability, `adaptive`, `backfill` and `pools` learn them as they go.",
-        f"`chance` and `reassign` are to meet the deadline with a probability of {percent(CHANCE)}."
-        " `backfill` and `adaptive` aim at all.",
-        f"`reassign` has streams of preempted workers taken over. A gradient takes"
-        f" {1e3 * GRADIENT_S:g} ms (Proposition 1 asks for less than 32), in the last row"
-        f" {1e3 * SLOW_GRADIENT_S:g} ms: a CNN of 230,000 weights on one core, which breaks"
-        " Proposition 1 for the other policies and which they are not charged for.",
-        f"`pools` may also use {high.capacity} machines of a second spot pool with"
-        f" {ALPHA} = {high.availability:g} at {high.usd_per_hour:g} $/h (beside the low price:"
-        f" {low.usd_per_hour:g}), which no other policy has.",
+        " and availability, `adaptive` and `pools` learn them as they go.",
+        f"`chance` is to meet the deadline with a probability of {percent(CHANCE)}; `pools` and"
+        " `adaptive` aim at all.",
+        "`pools` has as many spot machines as streams at most, as the others; where streams move"
+        " those of preempted workers are taken over."
+        f" A gradient takes {1e3 * GRADIENT_S:g} ms (Proposition 1 asks for less than 32), in the"
+        f" last row {1e3 * SLOW_GRADIENT_S:g} ms: a CNN of 230,000 weights on one core, which"
+        " breaks Proposition 1 for the other policies and which they are not charged for.",
     )
 
 
@@ -152,36 +149,28 @@ def _chance(section: Section, each: list[Summary]) -> str:
     )
 
 
-def _backfill(section: Section, summary: Summary) -> str:
-    share, limit = summary.cost_ratio.mean, cost_share_limit(1.05, 0.9, HIGH.spot, HIGH.on_demand)
+def _pools(section: Section, summary: Summary) -> str:
+    share, limit = summary.cost_ratio.mean, least_cost_share(Setting())
     reached = share <= LIMIT and summary.met >= LEAST
     return (
-        f"*Backfill* at (0.9, 1.05), high price, equal rates: {percent(share)} of the on-demand"
+        f"*Pools* at (0.9, 1.05), high price, equal rates: {percent(share)} of the on-demand"
         f" cost with {percent(summary.met)} of {summary.runs} deadlines met; asked for were at most"
         f" {percent(LIMIT, 0)} and at least {percent(LEAST, 0)}:"
-        f" {section.judge(reached, 'backfill')}. The limit for any policy of this kind, who"
+        f" {section.judge(reached, 'pools')}. The limit for any policy of this kind, who"
         f" knew the future included, is {percent(limit)}: streams pause with their machine, which"
         " starts at once and is lost by itself once in 1,000 s."
     )
 
 
-def _reassign(fast: list[Summary], slow: list[Summary]) -> str:
+def _moving(fast: list[Summary], slow: list[Summary]) -> str:
     return (
-        "*Reassign* pays for compute alone, not for streams:"
+        "*Pools*, where streams move, pays for compute alone, not for streams:"
         f" {_range([one.cost_ratio.mean for one in fast])} with gradients of"
         f" {1e3 * GRADIENT_S:g} ms and {_range([one.cost_ratio.mean for one in slow])} with"
         f" {1e3 * SLOW_GRADIENT_S:g} ms, where it meets"
         f" {percent(min(one.met for one in fast))} and {percent(min(one.met for one in slow))} of"
         f" the deadlines at least. It is not to be compared with the paper's policies: those keep"
         f" {WORKERS} machines because a preempted worker's stream waits for it."
-    )
-
-
-def _pools(pools: list[Summary], adaptive: list[Summary]) -> str:
-    more = _points_more(pools, adaptive)
-    return (
-        f"*Pools*, with the second pool, differs from adaptive's cost by {min(more):+.1f} to"
-        f" {max(more):+.1f} points and meets {_range([one.met for one in pools])} of the deadlines."
     )
 
 
@@ -207,16 +196,16 @@ def _start_up(section: Section, runner: Runner) -> None:
     ]
     section.table(" | at once | measured start-up", rows)
     by_name = {name: runner.of(Setting(), name, change).summary for name in NAMES}
-    backfill = by_name["backfill"]
+    pools = by_name["pools"]
     outage_s = (1 - Setting().availability) * CYCLE_S
     sure = [name for name, one in by_name.items() if one.met >= CHANCE]
     cheapest = min(sure, key=lambda name: by_name[name].cost_ratio.mean, default="none")
     section.say(
         f"An outage lasts {outage_s:.0f} s on average, so a spot machine is away for"
         f" {outage_s + spot_s:.0f} s of every {CYCLE_S:,.0f}, and whoever stands in for it needs"
-        f" {on_demand_s:.0f} s of them to start. Backfill then costs"
-        f" {percent(backfill.cost_ratio.mean)} and meets"
-        f" {percent(backfill.met)} {interval(backfill.met_low, backfill.met_high)} of the"
+        f" {on_demand_s:.0f} s of them to start. Pools then costs"
+        f" {percent(pools.cost_ratio.mean)} and meets"
+        f" {percent(pools.met)} {interval(pools.met_low, pools.met_high)} of the"
         f" deadlines; at equal rates {cheapest} is the cheapest of those that meet at least"
         f" {percent(CHANCE, 0)}. The paper's formulas know no start-up: static and chance, planned"
         f" as if there were none, meet {percent(by_name['static'].met)} and"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from load.paper.runner import Asked, Runner
     from load.paper.series import Found, Series
 
-POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "backfill")
+POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "pools")
 
 
 class _Measured(NamedTuple):
@@ -130,17 +130,15 @@ def _met(each: Sequence[Summary]) -> int:
 
 
 def _conclude(section: Section, everything: Sequence[_Measured]) -> None:
-    static, adaptive, backfill = (
+    static, adaptive, pools = (
         [each.summaries[policy] for each in everything] for policy in POLICIES
     )
-    cheaper = sum(
-        b.cost_ratio.mean < s.cost_ratio.mean for s, b in zip(static, backfill, strict=True)
-    )
+    cheaper = sum(p.cost_ratio.mean < s.cost_ratio.mean for s, p in zip(static, pools, strict=True))
     more = sum(a.met >= s.met for s, a in zip(static, adaptive, strict=True))
     section.say(
         f"Over all {len(everything)} series static costs {percent(_mean_cost(static))}, adaptive"
-        f" {percent(_mean_cost(adaptive))} and backfill {percent(_mean_cost(backfill))};"
-        f" they meet {_met(static)}, {_met(adaptive)} and {_met(backfill)} of"
-        f" {sum(one.runs for one in static)} deadlines. Backfill is cheaper than static on"
+        f" {percent(_mean_cost(adaptive))} and pools {percent(_mean_cost(pools))};"
+        f" they meet {_met(static)}, {_met(adaptive)} and {_met(pools)} of"
+        f" {sum(one.runs for one in static)} deadlines. Pools is cheaper than static on"
         f" {cheaper} series, adaptive meets at least as many deadlines as static on {more}."
     )

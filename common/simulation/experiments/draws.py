@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.errors import UserError
-from common.policies.reassign import update_capacity_per_s
 from common.simulation.experiments.arrivals import draw_rates
 from common.simulation.experiments.policy_driver import Givens
 from common.simulation.experiments.preemption import offers_of
 from common.simulation.experiments.prices import ConstantPrices, prices_of
+from common.theory.capacity import update_capacity_per_s
 from common.theory.work import Pool, gb_per_hour
 from common.traces.files import common_starts_s, read_once, traced
 from common.traces.spec import TraceSpec

@@ -12,7 +12,6 @@ from common.errors import UserError
 from common.learning.torch_here import need_torch
 from common.policies.bidding import BidSettings
 from common.policies.pools import Pools
-from common.policies.reassign import update_capacity_per_s
 from common.policies.registry import policy_of
 from common.simulation.experiments.analytic import Conditions, Pace, simulate_analytically
 from common.simulation.experiments.bids import simulate_bids
@@ -20,6 +19,7 @@ from common.simulation.experiments.by_protocol import ProtocolRun, ProtocolSimul
 from common.simulation.experiments.draws import ROUND_OVERHEAD_S, draws_of
 from common.simulation.experiments.policy_driver import Priors
 from common.simulation.experiments.spec import Experiment
+from common.theory.capacity import update_capacity_per_s
 from common.theory.estimates import RatePrior
 from common.traces.files import starts_of, traced
 from doll.yaml_file import as_json, load_text
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from common.traces.trace import Trace
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
-LEARNS = frozenset(
-    {"adaptive", "backfill", "pools"}
-)  # what is not known beforehand; the others plan once
+LEARNS = frozenset({"adaptive", "pools"})  # what is not known beforehand; the others plan once
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -142,11 +140,11 @@ def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
 def _policy(experiment: Experiment) -> Policy:
     spec = experiment.policy
     pools = Pools(experiment.on_preemption, spec.spot_up_to, spec.max_lag_s)
-    return policy_of(spec.name, spec.probability, spec.spot, pools)
+    return policy_of(spec.policy, spec.probability, spec.spot, pools)
 
 
 def _beliefs(draws: Draws) -> Priors | None:
-    if draws.experiment.policy.name not in LEARNS:
+    if draws.experiment.policy.policy not in LEARNS:
         return None
     mean_per_s = float(draws.givens.rates_per_s.mean())
     return Priors(RatePrior(mean_per_s * KNOWN_S, KNOWN_S))

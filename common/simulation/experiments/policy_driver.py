@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from common.policies.policy import ON_DEMAND, MachineCount, Situation
-from common.policies.reassign import waiting_told
 from common.ports.machines import Offer
 from common.simulation.experiments.results import Change
+from common.theory.capacity import waiting_told
 from common.theory.errors import ParameterError, positive
 from common.theory.estimates import (
     ONE_CYCLE,

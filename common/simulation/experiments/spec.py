@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from common.config.billing import BillingRules, BillingSpec
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
-from common.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
+from common.policies.policy import GivenPolicyName, PolicyName, policy_named
 from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -136,9 +136,9 @@ class BidBrainSpec(Part):
 class PolicySpec(Part):
     """Who decides what runs where."""
 
-    name: PolicyName = Field(default="static", description="The policy.")
+    name: GivenPolicyName = Field(default="static", description="The policy.")
     probability: float = Field(
-        default=0.95, gt=0.5, lt=1, description="chance, reassign: to meet the deadline."
+        default=0.95, gt=0.5, lt=1, description="chance: to meet the deadline."
     )
     spot: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="static: N_s as given instead of the optimum."
@@ -157,6 +157,11 @@ class PolicySpec(Part):
     bidbrain: BidBrainSpec = Field(
         default=BidBrainSpec(), description="bidbrain: what changes of its machines cost."
     )
+
+    @property
+    def policy(self) -> PolicyName:
+        """The policy that is meant by its name."""
+        return policy_named(self.name)
 
 
 class LearningSpec(Part):
@@ -245,8 +250,8 @@ class Experiment(Part):
                 raise ValueError(f"{name} has {len(given)} entries for {self.workers} workers")
         if self.policy.name == "reassign" and self.on_preemption != "reassign":
             raise ValueError(
-                "policy reassign leaves slots without a machine, whose streams nobody would ever"
-                " read: add `on_preemption: reassign`"
+                "policy reassign was for streams that move, and is now pools: add `on_preemption:"
+                " reassign`, or take pools"
             )
         self._works_off_a_backlog()
         for name in ("speeds", "link_s", "synchronisation", "learning"):

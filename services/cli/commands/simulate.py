@@ -34,7 +34,7 @@ def simulate(
         typer.Option(
             metavar="NAME",
             help="A policy instead of the file's; may be repeated to compare: on-demand, static,"
-            " adaptive, chance, backfill, reassign, pools; bidbrain for a backlog.",
+            " adaptive, chance, pools; bidbrain for a backlog.",
         ),
     ] = None,
     as_json: Annotated[
@@ -49,7 +49,7 @@ def simulate(
     All policies meet the same rates, prices and preemptions; the same seed gives the same result.
 
     Example: [bold]doll simulate docs/examples/paper.yaml --runs 200 --policy static
-    --policy backfill[/]
+    --policy pools[/]
     """
     import msgspec
     from rich.progress import (
@@ -63,6 +63,7 @@ def simulate(
 
     from common.planning.compare import as_data
     from common.planning.simulation import SimulateRequest
+    from common.policies.policy import former_notes
     from common.simulation.experiments.experiment import load_experiment
     from services.cli.options import complaints_by
     from services.cli.render import plots
@@ -73,6 +74,8 @@ def simulate(
     given = {"experiment": experiment, "runs": runs, "seed": seed, "policies": policy or []}
     with complaints_by(_option_of):
         request = SimulateRequest.model_validate(given)
+    for note in former_notes(request.policies or [experiment.policy.name]):
+        typer.echo(f"note: {note}", err=True)
     with Progress(
         TextColumn("[bold]{task.description}[/]"),
         BarColumn(),

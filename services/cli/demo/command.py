@@ -66,7 +66,7 @@ def demo(  # noqa: PLR0913 -- the options of a command
         ),
     ] = False,
     policy: Annotated[
-        str, typer.Option(help="With --provision: on-demand, static, adaptive, reassign, ...")
+        str, typer.Option(help="With --provision: on-demand, static, adaptive, pools, ...")
     ] = "",
 ) -> None:
     """Train on a live stream, kill a worker half-way, prove that every record was used once.
@@ -81,6 +81,7 @@ def demo(  # noqa: PLR0913 -- the options of a command
     Example: [bold]doll demo --seconds 20 --workers 4[/]  or  [bold]doll demo --provision[/]
     """
     from common.embedded.stack import EmbeddedStack
+    from common.policies.policy import former_notes
     from services.cli.demo.plan import Plan, policy_named
     from services.cli.demo.summary import draw
     from services.cli.local import made, with_market
@@ -102,6 +103,8 @@ def demo(  # noqa: PLR0913 -- the options of a command
         provision=provision,
         policy=policy_named(policy),
     )
+    for note in former_notes([plan.policy] if plan.policy else []):
+        typer.echo(f"note: {note}", err=True)
     if not provision and not kafka and plan.records > _MOST_EMBEDDED:
         raise UserError(
             f"{plan.records:,} records: the embedded Kafka keeps the proof of {_MOST_EMBEDDED:,};"

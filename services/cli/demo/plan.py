@@ -17,11 +17,11 @@ import msgspec
 
 from common.errors import UserError
 from common.jobs.spec import parse_job
-from common.policies.policy import POLICY_NAMES
+from common.policies.policy import GIVEN_NAMES, POLICY_NAMES
 
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
-    from common.policies.policy import PolicyName
+    from common.policies.policy import GivenPolicyName
 
 # Two topics of 8x8 images. 128 records per update and this rate reach 0.98 to 0.99 on held-out
 # digits within 60,000 warped records (0.97 to 0.98 at half the learning rate). A checkpoint every
@@ -73,7 +73,7 @@ class Plan:
     seed: int
     away_s: float = 0.0  # without a market: how long the worker that is killed is gone
     provision: bool = False
-    policy: PolicyName | None = None  # with a market; None: the one that fits
+    policy: GivenPolicyName | None = None  # with a market; None: the one that fits
 
     @property
     def partitions(self) -> int:
@@ -127,7 +127,7 @@ class Plan:
         return msgspec.json.encode(market)
 
 
-def policy_named(name: str) -> PolicyName | None:
+def policy_named(name: str) -> GivenPolicyName | None:
     """The policy of this name; None for no name.
 
     Raises:
@@ -135,7 +135,7 @@ def policy_named(name: str) -> PolicyName | None:
     """
     if not name:
         return None
-    for known in POLICY_NAMES:
+    for known in GIVEN_NAMES:
         if name == known:
             return known
     raise UserError(f"--policy: must be one of {', '.join(POLICY_NAMES)}, got {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.jobs.notes import notes_on, window_note
-from common.jobs.spec import JobSpec, parse_job
+from common.jobs.spec import JobSpec, job_from_json, parse_job
 from tests.unit.jobs.test_spec import TEXT
 
 STALE = "synchronisation: {mode: stale, staleness: 2}\n"  # K is 20, so that 80 batches are needed
@@ -32,6 +32,21 @@ def test_the_block_of_before_is_read_with_a_word_until_it_is_stored() -> None:
     [note] = notes_on(old)
     assert "`synchronisation: {mode: synchronous}`" in note
     assert notes_on(JobSpec.model_validate_json(old.model_dump_json())) == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "replaced"),
+    [("backfill", "spot_up_to: 1.0"), ("reassign", "on_preemption: reassign")],
+)
+def test_of_a_policy_that_is_gone_it_is_told_what_does_its_work(policy: str, replaced: str) -> None:
+    old = job(f"provisioning: {{workers: 2, policy: {policy}}}\n")
+    [note] = notes_on(old)
+    assert note == (
+        f"provisioning.policy: {policy} is now pools with {replaced};"
+        " this name is taken for one more version"
+    )
+    assert old.policy == "pools"
+    assert notes_on(job_from_json(old.model_dump_json())) == (note,)  # as stored
 
 
 def test_workers_that_add_up_among_themselves_are_told_to_have_a_network_of_their_own() -> None:

@@ -82,7 +82,7 @@ def test_shares_are_written_in_per_cent() -> None:
 
 def test_plots_are_small_enough_to_be_kept_beside_the_text(tmp_path: Path) -> None:
     spread = Spread(0.8, 0.01, 0.79, 0.81)
-    costs: dict[StreamPolicyName, float] = {"static": 0.9, "adaptive": 0.8, "backfill": 0.5}
+    costs: dict[StreamPolicyName, float] = {"static": 0.9, "adaptive": 0.8, "pools": 0.5}
     groups = {
         f"group {number}": {f"series {each}": costs for each in range(30)} for number in range(4)
     }

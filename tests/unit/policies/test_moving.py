@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from common.policies.policy import Decision, MachineCount, Situation
 from common.policies.pools import Pools
-from common.policies.reassign import update_capacity_per_s
 from common.ports.machines import Offer
+from common.theory.capacity import update_capacity_per_s
 from common.theory.work import Pool, Work
 
 ALONE = Pool("on-demand", 0.286, start_up_s=69.0)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import pytest
 
 from common.core.messages import GENESIS, Lead, UpdateApplied
@@ -14,6 +15,7 @@ from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.deciding import differences
 from common.provisioning.records import Planned, ReplanAsked, Reviewed
+from common.wire.plans import encode_plan
 from tests.unit.core.examples import batch
 from tests.unit.provisioning.desk import ProviderThread, Street
 from tests.unit.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, lead
@@ -180,8 +182,7 @@ def test_a_job_that_stops_at_a_loss_is_planned_until_its_curve_is_there(street: 
 
 
 def test_who_watches_outages_is_asked_when_a_machine_cannot_be_had(street: Street) -> None:
-    tight = replace(with_policy("backfill"), deadline_at_s=T0 + 5200, updates=1000)
-    desk = at_work(street, tight)
+    desk = at_work(street, replace(with_policy("pools"), max_lag_s=15.0))
     desk.on(events.ClaimsRead(tuple(batches(40, 8.0))))
     desk.run(60)
     before = len(plans(street))
@@ -272,18 +273,6 @@ def test_a_plan_below_what_keeps_up_says_so(street: Street) -> None:
     assert "not even one machine for each of the K gradients would do" in plan.warning
 
 
-def test_slots_without_a_machine_are_told_of_where_nobody_else_reads_their_streams(
-    street: Street,
-) -> None:
-    few = replace(with_policy("reassign"), on_preemption="hold", group_size=1)
-    at_work(street, few)
-
-    plan = plans(street)[-1]
-    assert -1 in plan.places
-    assert "3 slots get no machine" in plan.warning
-    assert "the policy reassign is for on_preemption: reassign" in plan.warning
-
-
 def test_a_fleet_that_does_not_answer_is_told_of(street: Street) -> None:
     desk = at_work(street)
     street.fleet.go_away()
@@ -336,3 +325,31 @@ def test_where_all_records_wait_already_gradients_take_their_time_all_the_same(
     if policy != "on-demand":
         assert not first.on_demand  # if they cost nothing, any would do
     assert len(others) <= 2  # what waits is no news, that machines are there longer is
+
+
+@pytest.mark.parametrize(
+    ("former", "on_preemption"), [("backfill", "hold"), ("reassign", "reassign")]
+)
+def test_a_job_whose_policy_is_gone_goes_on_with_its_machines_under_pools(
+    street: Street, former: str, on_preemption: Literal["hold", "reassign"]
+) -> None:
+    before = replace(with_policy("adaptive"), on_preemption=on_preemption)
+    at_work(street, before).run(20)
+    run = {machine.launch for machine in street.fleet.rented}
+    # As an earlier version wrote it down.
+    street.log[:] = [
+        encode_plan(
+            msgspec.structs.replace(each, policy=former) if isinstance(each, Planned) else each
+        )
+        for each in street.records
+    ]
+    after = replace(before, policy="pools", spot_up_to=1.0)
+    successor = ProviderThread(street, after, "p2")
+    successor.run(30)
+
+    plan = plans(street)[-1]
+    assert successor.provisioner.is_leader
+    assert (plan.policy, plan.counted, plan.number) == ("pools", True, 2)
+    kept = {machine.launch for machine in successor.provisioner.ledger.running}
+    assert kept <= run  # none is bought in the place of one that runs
+    assert len(kept) == sum(plan.counts.values())

@@ -49,9 +49,7 @@ def test_a_pool_without_a_known_price_is_taken_for_as_dear_as_on_demand() -> Non
     assert [pool.usd_per_hour for pool in pools_of(MARKET)] == [0.3, 0.1, 0.3]
 
 
-@pytest.mark.parametrize(
-    ("on_preemption", "policy"), [("hold", "adaptive"), ("reassign", "reassign")]
-)
+@pytest.mark.parametrize(("on_preemption", "policy"), [("hold", "adaptive"), ("reassign", "pools")])
 def test_the_policy_fits_what_becomes_of_a_preempted_workers_streams(
     on_preemption: str, policy: str
 ) -> None:
@@ -60,6 +58,17 @@ def test_the_policy_fits_what_becomes_of_a_preempted_workers_streams(
 
     assert (settings.policy, settings.workers, settings.partitions) == (policy, 3, 2)
     assert (settings.updates, settings.loss, settings.deadline_at_s) == (100, 0.2, 1060.0)
+
+
+def test_a_policy_of_before_is_taken_for_pools_with_what_does_its_work() -> None:
+    asked = f"{JOB}on_preemption: hold\nprovisioning: {{workers: 3, policy: backfill}}\n"
+    filled = provisioner_settings(record(asked), MARKET)
+    moving = provisioner_settings(
+        record(f"{JOB}provisioning: {{workers: 3, policy: reassign}}\n"), MARKET
+    )
+
+    assert (filled.policy, filled.spot_up_to, filled.on_preemption) == ("pools", 1.0, "hold")
+    assert (moving.policy, moving.on_preemption) == ("pools", "reassign")
 
 
 def test_reassign_is_refused_where_streams_wait_for_their_worker() -> None:

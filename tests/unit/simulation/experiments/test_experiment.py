@@ -46,10 +46,10 @@ def an_experiment(**changes: Any) -> Experiment:  # noqa: ANN401 -- fields of a 
         {},
         {"rates": {"low": 1, "high": 80}},
         {"while_preempted": "keep"},
-        {"policy": {"name": "backfill"}},
-        {"on_preemption": "reassign", "policy": {"name": "reassign"}},
+        {"policy": {"name": "pools"}},
+        {"on_preemption": "reassign", "policy": {"name": "pools"}},
     ],
-    ids=["hold", "heterogeneous", "keep", "backfill", "reassign"],
+    ids=["hold", "heterogeneous", "keep", "pools", "moving"],
 )
 def test_the_update_process_alone_comes_to_what_the_whole_protocol_comes_to(
     changes: dict[str, Any], tmp_path: Path
@@ -81,6 +81,19 @@ def test_on_demand_machines_alone_take_theta_0_whatever_spot_does(tmp_path: Path
     assert {run.preemptions for run in runs} == {0}
     assert [run.runtime_s for run in runs] == pytest.approx([120.0] * 20, abs=2.5)
     assert [run.cost_ratio for run in runs] == pytest.approx([1.0] * 20, abs=0.02)
+
+
+@pytest.mark.parametrize(("former", "waits"), [("backfill", "hold"), ("reassign", "reassign")])
+def test_a_policy_of_before_comes_to_what_pools_comes_to(
+    former: str, waits: str, tmp_path: Path
+) -> None:
+    asked = {"on_preemption": waits, "updates": 200}
+    old, new = (
+        simulate(an_experiment(policy={"name": name}, **asked), tmp_path, 2, 0)
+        for name in (former, "pools")
+    )
+
+    assert [run.as_dict() for run in old] == [run.as_dict() for run in new]
 
 
 def test_all_policies_are_shown_the_same_world(tmp_path: Path) -> None:
@@ -303,7 +316,7 @@ def test_a_job_without_any_arrivals_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_never_to_be_had_at_the_bid_is_planned_without(tmp_path: Path) -> None:
     spot = SMALL["spot"][0] | {"bid_usd_per_hour": 0.1}
-    for policy in ("static", "chance", "backfill"):
+    for policy in ("static", "chance", "pools"):
         (run,) = simulate(an_experiment(spot=[spot], policy={"name": policy}), tmp_path, 1, 0)
 
         assert run.met
