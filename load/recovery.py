@@ -1,11 +1,12 @@
-"""How soon training goes on when a worker or the leader goes, and what leaving on notice costs.
+"""How soon training goes on when a worker or the leader goes, or a worker comes.
 
-    python load/recovery.py                            # all four; exits 1 where one falls short
+    python load/recovery.py                            # all five; exits 1 where one falls short
     python load/recovery.py --only worker --kills 10   # one of them, shorter
 
 Real coordinator and worker processes on real servers: 4 workers, K=4, each gradient a timed wait of
 50 ms, K batches always waiting. One process at a time is disturbed in the middle of a round and is
-back at work before the next. All is seen from outside, on the board and in the updates topic.
+back at work before the next, or one more is started and leaves again. All is seen from outside, on
+the board and in the updates topic.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from load.faults.disturbances import (
     kill_leaders,
     kill_members,
     kill_workers,
+    start_workers,
 )
 from load.faults.drill import Conditions, Drill
 from load.harness import report
@@ -76,6 +78,15 @@ def measurements(conditions: Conditions) -> dict[str, Measurement]:
             coordinators=1,
             median_ms=_UNLIMITED_MS,
             max_ms=gradient_ms,
+        ),
+        "start": Measurement(
+            "one more worker is started",
+            "its process's start to the first update with its gradient",
+            10,
+            start_workers,
+            coordinators=1,
+            median_ms=_UNLIMITED_MS,
+            max_ms=2500.0,
         ),
         "takeover": Measurement(
             "the leader is killed, its standby is warm",
@@ -175,7 +186,9 @@ def main() -> int:
     example = "python load/recovery.py --only worker --kills 5 --json recovery.json"
     parser = report.parser(__doc__, example)
     parser.add_argument("--only", choices=names, nargs="+", default=names, help="default: all")
-    parser.add_argument("--kills", type=int, help="disturbances of each; default: 30, 10, 10, 30")
+    parser.add_argument(
+        "--kills", type=int, help="disturbances of each; default: 30, 10, 10, 10, 30"
+    )
     parser.add_argument("--workers", type=int, default=standard.workers, help="default: 4")
     parser.add_argument("--group-size", type=int, default=standard.group_size, help="K; default: 4")
     parser.add_argument(

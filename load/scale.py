@@ -42,13 +42,13 @@ from load.harness import history, report
 from load.harness.counting import spec_of
 from load.harness.outside import Outside
 from load.harness.processor import Processor, used_s
-from load.harness.stack import await_until, check, events, servers
+from load.harness.stack import NotMeasuredError, await_until, check, events, servers
 from load.jobs import measure_idle
 from load.rounds import TOPIC, Fleet, Scenario, measure
 from load.throughput.backlog import produce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
@@ -405,17 +405,39 @@ def main() -> int:
     given = parser.parse_args()
     machine = report.machine()
     found = earlier(given.beside)
-    short = list[str]()
+    short, missing = list[str](), list[str]()
     for name in given.only:
         series = SERIES[name]
         sizes = series.quick if given.quick else series.sizes
-        found[name] = {
-            size: series.measure(given.kafka, size) for size in track(sizes, name, transient=True)
-        }
-        short += _judged(name, found[name])
-    if given.plot is not None:
+        found[name], why = measured(series, track(sizes, name, transient=True), given.kafka)
+        missing += [f"{name}: {why}"] * bool(why)
+        if len(found[name]) > 1:
+            short += _judged(name, found[name])
+        elif why:
+            del found[name]
+    if given.plot is not None and found:
         _plot(found, given.plot)
-    return report.conclude(given.json, machine, {"series": found}, short)
+    status = report.conclude(given.json, machine, {"series": found, "missing": missing}, short)
+    for each in missing:
+        print(f"not measured: {each}", file=sys.stderr)
+    return status or 2 * bool(missing)
+
+
+def measured(
+    series: Series, sizes: Iterable[int], kafka: str
+) -> tuple[dict[int, Mapping[str, float]], str]:
+    """Measure at one size after the other, up to the first that this machine does not manage.
+
+    Returns:
+        The costs by size, and why there are no more of them; empty if there are.
+    """
+    found: dict[int, Mapping[str, float]] = {}
+    for size in sizes:
+        try:
+            found[size] = series.measure(kafka, size)
+        except (NotMeasuredError, UnavailableError) as error:
+            return found, f"{size:,}: {error}"
+    return found, ""
 
 
 def earlier(files: Sequence[Path]) -> dict[str, dict[int, Mapping[str, float]]]:

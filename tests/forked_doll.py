@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from common.config.program import SERVICES
 from common.embedded.fork_server import become, load
 from common.embedded.process import short_folder
 
@@ -168,7 +169,7 @@ def main() -> None:
     for found in pkgutil.walk_packages(services.cli.__path__, "services.cli."):
         if not found.name.endswith(("__main__", *WITH_THREADS)):
             importlib.import_module(found.name)
-    load()
+    load(*SERVICES)
     words = Server(socket.socket(fileno=int(sys.argv[1]))).serve()
     if words is None:
         os._exit(0)

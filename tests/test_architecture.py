@@ -17,7 +17,7 @@ TREES = ("common", "services", "tests", "load")
 FLOORS = (  # a folder imports folders of lower floors; the root of `common/` holds `errors` alone
     ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
-    ("common.theory", "common.ports", "common.datasets", "common.learning", "common.evaluation"),
+    ("common.theory", "common.ports", "common.datasets", "common.learning"),
     ("common.policies", "common.traces", "common.joining"),
     ("common.config", "common.provisioning"),
     ("common.wire", "common.telemetry", "common.simulation"),
@@ -56,7 +56,7 @@ HOMES = {  # a client library has one home
     "pyarrow": ("services/cli/commands/parquet.py",),
     "plotly": ("services/admin/",),
     "prometheus_client": ("common/telemetry/metrics/",),
-    "river": ("common/evaluation/drift.py",),
+    "river": ("services/evaluator/drift.py",),
     "opentelemetry": ("common/adapters/otlp.py",),
     "requests": ("common/adapters/otlp.py",),
     "torch": (

@@ -44,7 +44,7 @@ class BoardAggregation:
     def __init__(self, settings: CoordinatorSettings) -> None:
         self.unread_audits = settings.unread_audits
         self._parts = False
-        self._stored: ModelId | None = None
+        self.stored = tuple["ModelId", ...]()  # versions that members find in storage
 
     def look(
         self,
@@ -124,13 +124,9 @@ class BoardAggregation:
 
     def keep(self, made: ModelId) -> None:
         """A version is where members copy it from."""
-        self._stored = made
-
-    def is_stored(self, made: ModelId) -> bool:
-        """Whether members find it."""
-        return made == self._stored
+        self.stored = (made,)
 
     def marked(self, snapshot: Snapshot) -> Snapshot:
         """Of members nothing is to be said but that they may begin with it."""
-        stored = self.is_stored(snapshot.made)
-        return replace(snapshot, stored=(snapshot.made,)) if stored else snapshot
+        stored = snapshot.made in self.stored
+        return replace(snapshot, stored=self.stored) if stored else snapshot

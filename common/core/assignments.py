@@ -93,23 +93,21 @@ class Assignments:
             self._heard, self._model, self._weights = trigger.id, trigger.model, trigger.weights
             self._awaits = trigger.model.version if trigger.awaits is UNSET else trigger.awaits
             self._reply_to = trigger.reply_to
-            self._queue = deque(filter(self._is_awaited, self._queue))
+            if self._queue:
+                self._queue = deque(filter(self._is_awaited, self._queue))
             for order in trigger.orders:
                 if order.worker == self._worker:
-                    self._add(
-                        Compute(
-                            *(trigger.model, order.batches, None, trigger.reply_to),
-                            *(order.local_rate, order.squared),
-                        )
-                    )
+                    model, batches, to = trigger.model, order.batches, trigger.reply_to
+                    self._add(Compute(model, batches, None, to, order.local_rate, order.squared))
 
     def next(self) -> Compute | None:
         """Begin the next order; none is begun after the worker said farewell."""
         self._under_way = None
         if self._queue and self._model is not None and not self._left:
-            self._under_way = replace(
-                self._queue.popleft(), model=self._model, weights=self._weights
-            )
+            order = self._queue.popleft()
+            if order.model is not self._model or self._weights is not None:
+                order = replace(order, model=self._model, weights=self._weights)
+            self._under_way = order
         return self._under_way
 
     def done(self) -> None:

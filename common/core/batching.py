@@ -245,6 +245,8 @@ class Batcher:
             begin = min(begin, skipped[0].offset) if offsets else skipped[0].offset
         if begin < position:
             raise ValueError(f"{run.partition} gave offset {begin} below its position {position}")
+        if not (self._open or skipped) and len(offsets) == self._batch_size:
+            return (self._whole(run, reading),)
         cuts = list[Cut]()
         if self._open and self._is_too_wide_with(run):
             cuts.append(self._close())
@@ -347,6 +349,16 @@ class Batcher:
             self._skipped_bytes += part.skipped_bytes - before
         part.last_arrival_s = run.first_arrival_s + slope_s * max(good[1] - 1, 0)
         self._samples += good[1] - good[0]
+
+    def _whole(self, run: Run, reading: _Reading) -> Cut:
+        """A run that is a batch, no more and no less, where none is open: `_extend`, `_close`."""
+        start, before, samples = reading.position, reading.epoch, len(run.offsets)
+        reading.position = reading.known = run.offsets[-1] + 1
+        reading.epoch = run.epoch
+        first_s = run.first_arrival_s
+        slope_s = (run.last_arrival_s - first_s) / max(samples - 1, 1)
+        address = (reading.span(run.partition, start, before),)
+        return Cut(address, (samples,), (), first_s, first_s + slope_s * (samples - 1))
 
     def _close(self) -> Cut:
         if len(self._open) == 1:  # the common road

@@ -86,8 +86,10 @@ class Coordinator:
         self._history: History | None = None
         self._leader: Leader | None = None
         self._limit: ModelId | None = None  # of its candidacy: see `SnapshotSearch`
+        self._limit_of = -1  # the leader in force as that was found: a later one may know better
         self._strikes = dict[int, int]()  # that it knew of as a leader, before it fell back
         self._returned = frozenset[int]()  # likewise, batches that it had put back once
+        self._stored = tuple["ModelId", ...]()  # likewise, versions in storage
         self._held = False  # it met trouble, and waits for a person
         self.finished = False
 
@@ -100,7 +102,11 @@ class Coordinator:
         """Take in an event; returns what to do, in order."""
         if self.finished:
             return ()
-        commands = list(self._on(event, now))
+        leader = self._leader
+        if leader is not None and isinstance(event, events.RepliesRead):  # for each gradient
+            commands = list(leader.replies_read(event.replies, now))
+        else:
+            commands = list(self._on(event, now))
         if self._leader is not None and self._leader.trouble:
             commands += self._hold(self._leader.trouble, "")
         if self._leader is not None and self._leader.fallback is not None:
@@ -133,8 +139,6 @@ class Coordinator:
     ) -> Iterator[CoordinatorCommand]:
         leader = self._leader
         match event:
-            case events.RepliesRead(replies) if leader is not None:
-                yield from leader.replies_read(replies, now)
             case events.ControlRead(claims, epoch) if leader is not None:
                 yield from leader.control_read(claims, epoch, now)
             case events.Tick():
@@ -216,7 +220,8 @@ class Coordinator:
             since = self._searching_since
             if since is None or now - since > SEARCH_S:
                 self._searching_since = now
-                self._limit, self._strikes, self._returned = None, {}, frozenset()
+                self._limit = None
+                self._strikes, self._returned, self._stored = {}, frozenset(), ()
                 yield self._search.begin()
 
     # --- from the lease to the Lead record ---------------------------------------------------
@@ -225,17 +230,21 @@ class Coordinator:
         if self._searching_since is None or found.source != self._search.source:
             return
         match self._search.found(found, self._wish, now):
+            case Chosen(_, history) if self._limit is not None and history.epoch != self._limit_of:
+                yield from self._step_down("another has led since")
             case Chosen(snapshot, history) as chosen:
                 self._searching_since = None
                 self._history = history
                 if history.slices is not UNSET:
                     if self._limit is None and self._wish.after_loss > history.after_loss:
                         # Of what came after it, the claims may be lost.
-                        self._limit = snapshot.made
+                        self._limit, self._limit_of = snapshot.made, history.epoch
                     rolled = roll_forward(snapshot, history, found.updates, self._limit)
                     # Else it would be put back again, by each who falls back.
                     returned = tuple(sorted({*rolled.returned, *self._returned}))
-                    rolled = replace(rolled, returned=returned)
+                    stored = {*(rolled.stored or ()), *self._stored}
+                    ordered = tuple(sorted(stored, key=lambda made: made.version))
+                    rolled = replace(rolled, returned=returned, stored=ordered or UNSET)
                     chosen = chosen._replace(snapshot=rolled)
                 among = self._who_holds(chosen)
                 exact = {history.slices, slices_of(among)} != {UNSET} and self._limit is None
@@ -375,6 +384,7 @@ class Coordinator:
         """Nobody holds the newest update any more: stand again, from an older one."""
         if self._leader is not None:
             self._strikes, self._returned = self._leader.strikes, self._leader.returned
+            self._stored, self._limit_of = self._leader.stored, self._leader.model.epoch
         self._reset()
         yield do.StepDown(f"nobody holds the newest update: back to version {base.version}")
         self._searching_since, self._limit = now, base
@@ -385,7 +395,8 @@ class Coordinator:
         self._reset()
         yield do.StepDown("others are to hold the weights from now on")
         self._searching_since = now
-        self._limit, self._strikes, self._returned = None, {}, frozenset()
+        self._limit = None
+        self._strikes, self._returned, self._stored = {}, frozenset(), ()
         yield self._search.begin()
 
     def _deposed(self, reason: str) -> Iterator[CoordinatorCommand]:

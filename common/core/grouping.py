@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -189,8 +189,9 @@ class _Heads:
     ) -> None:
         self._queues = queues
         self._ranks = ranks
-        self._levels = [(ranks.get(worker, 0), worker) for worker in queues]  # a heap
-        heapify(self._levels)
+        self._levels = dict[int, list[WorkerId]]()  # by rank; a place may be an earlier turn's
+        for worker in queues:
+            self._levels.setdefault(ranks.get(worker, 0), []).append(worker)
         self._rank = -1
         self._heaps = dict[str, list[tuple[int, WorkerId]]]()  # of this rank, by stream
 
@@ -209,7 +210,7 @@ class _Heads:
     def taken(self, worker: WorkerId) -> None:
         """A batch of this worker is in the group now: it has its next turn a rank later."""
         self._ranks[worker] += 1
-        heappush(self._levels, (self._ranks[worker], worker))
+        self._levels.setdefault(self._ranks[worker], []).append(worker)
 
     def _tidy(self, stream: str) -> bool:
         """Leave out those who had their turn; whether anybody is left."""
@@ -222,12 +223,17 @@ class _Heads:
 
     def _descend(self) -> None:
         """Go to the next rank that anybody with a waiting batch has."""
-        self._rank = self._levels[0][0]
-        while self._levels and self._levels[0][0] == self._rank:
-            _, worker = heappop(self._levels)
-            if self._ranks.get(worker, 0) == self._rank:
-                for stream, offsets in self._queues.get(worker, {}).items():
-                    heappush(self._heaps.setdefault(stream, []), (offsets[0], worker))
+        rank = self._rank = min(self._levels)
+        ranks, queues, heaps = self._ranks, self._queues, self._heaps
+        for worker in self._levels.pop(rank):
+            if worker in queues and ranks.get(worker, 0) == rank:
+                for stream, offsets in queues[worker].items():
+                    if stream in heaps:
+                        heaps[stream].append((offsets[0], worker))
+                    else:
+                        heaps[stream] = [(offsets[0], worker)]
+        for heap in heaps.values():
+            heapify(heap)
 
 
 def _weighed(batch: Batch) -> _Waiting:

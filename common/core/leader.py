@@ -85,6 +85,7 @@ CLAIMS_LOST = (
 STOPPED = "stopped by its owner"
 OVER = "its round is over"
 DIED = "poison: its workers died of it"
+_ANSWERS = (Gradient, GradientReady, Failed)  # as a union it would be made anew for each reply
 REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
 
 
@@ -193,6 +194,11 @@ class Leader:
         return frozenset(self._returned)
 
     @property
+    def stored(self) -> tuple[ModelId, ...]:
+        """Versions that members find in storage."""
+        return self._aggregation.stored
+
+    @property
     def slices(self) -> int | UnsetType:
         """Who holds the weights while it leads, as its `Lead` says."""
         return self._settings.slices
@@ -275,10 +281,11 @@ class Leader:
         for offset, record in records:
             self._control = LogPosition(offset + 1, topic_id, epoch)
             decision = self._ledger.decide(offset, record)
-            self._check_quarantine(offset, decision.batch)
-            if offset in self._used and (
-                decision.batch is None or not self._is_used(decision.batch)
-            ):
+            batch = decision.batch
+            if self._quarantined:
+                self._check_quarantine(offset, batch)
+            used = batch is not None and bool(self._used) and self._is_used(batch)
+            if offset in self._used and not used:
                 self.trouble = CLAIMS_LOST.format(offset)
             if not decision.accepted:
                 continue
@@ -286,10 +293,8 @@ class Leader:
             skipped = getattr(record, "skipped", ())
             if skipped:
                 yield do.DeadLetterRecords(skipped)
-            if decision.batch is not None and not (
-                self._is_used(decision.batch) or self._is_quarantined(decision.batch)
-            ):
-                self._grouper.add(decision.batch)
+            if batch is not None and not (used or self._is_quarantined(batch)):
+                self._grouper.add(batch)
             if isinstance(record, Opened):
                 yield from self._expire_gone()
         if self.calm or now >= self._leader_status_at + self._settings.leader_status_news_s:
@@ -348,7 +353,7 @@ class Leader:
                 self._rounds.release(reply.worker, reply.finishing)
                 continue
             self._liveness.clear(reply.worker)
-            if not isinstance(reply, Gradient | GradientReady | Failed):
+            if not isinstance(reply, _ANSWERS):
                 yield from self._heard(reply, now)
             elif self._is_over(reply):
                 yield do.Drop(reply, OVER)
@@ -536,7 +541,7 @@ class Leader:
             return
         if self._made == GENESIS:
             self.parted = True
-        elif not self._aggregation.is_stored(self._made):
+        elif self._made not in self._aggregation.stored:
             if self._parting_at != self._made:
                 self._parting_at, self._last_taken = self._made, False
                 yield from self._take_snapshot(now, checkpoint=True)
@@ -705,7 +710,8 @@ class Leader:
         self._see_oldest()  # several rounds may be applied before the next one begins
         self._samples += update.samples
         self._synchrony = update.synchrony or None
-        self._returned.difference_update(batch.offset for batch in update.batches)
+        if self._returned:
+            self._returned.difference_update(batch.offset for batch in update.batches)
         self._goal.observe(update.loss, round_.share)
         self._poison.applied(len(update.batches))
         measured = self._tuner is not None and self._rule is None

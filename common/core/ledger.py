@@ -158,8 +158,9 @@ class Ledger:
         claimed = self._claimed.get(place)
         if claimed is None:
             return f"{place} is not of this job"
-        if span.generation != self.generation(place):
-            return f"{span} is of generation {span.generation}, not {self.generation(place)}"
+        generation = self.generation(place) if self._opened else 0
+        if span.generation != generation:
+            return f"{span} is of generation {span.generation}, not {generation}"
         if claimed != span.start:
             return f"{span} starts elsewhere than {claimed}"
         known = self._known.get(place)

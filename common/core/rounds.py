@@ -190,7 +190,7 @@ class Round:
     @property
     def asked_again(self) -> bool:
         """Whether some batch was handed out more than once."""
-        return any(len(asked) > 1 for asked in self.asked.values())
+        return max(map(len, self.asked.values()), default=0) > 1
 
     def fill(self, batches: Iterable[Batch]) -> None:
         """Take further batches in, in place of some that were quarantined."""
@@ -284,8 +284,9 @@ class Round:
         """
         skipped = Counter[str]()
         for batch in self.counted.values():
-            for left_out in batch.skipped:
-                skipped[left_out.topic] += left_out.records
+            if batch.skipped:
+                for left_out in batch.skipped:
+                    skipped[left_out.topic] += left_out.records
         base = version - 1 if self.base is None else self.base
         progress, rate = before + self.share, self.learning_rate
         scale = self._scale(version - 1 - base, before, noise_scale)
@@ -293,7 +294,7 @@ class Round:
         return UpdateApplied(
             epoch=epoch,
             version=version,
-            batches=tuple(batch.without_skipped() for batch in self.counted.values()),
+            batches=tuple([b.without_skipped() if b.skipped else b for b in self.counted.values()]),
             samples=self.samples,
             loss=self.loss_sum / self.samples,
             metrics={name: total / self.samples for name, total in self.metric_sums.items()},
@@ -355,7 +356,7 @@ class Rounds:
     def oldest(self) -> int | None:
         """Control offset of the one of them that has waited longest."""
         return min(
-            (o for r in self._rounds.values() for part in (r.todo, r.counted) for o in part),
+            [o for r in self._rounds.values() for part in (r.todo, r.counted) for o in part],
             default=None,
         )
 
@@ -392,7 +393,7 @@ class Rounds:
 
     def awaits(self, version: int) -> int:
         """The oldest version at which a gradient is still waited for."""
-        return min((hand.version for hand in self._hands if not hand.late), default=version)
+        return min([hand.version for hand in self._hands if not hand.late], default=version)
 
     def oldest_asked(self, version: int) -> int:
         """The oldest version at which somebody may still compute, waited for or not."""
@@ -403,7 +404,7 @@ class Rounds:
         loads = Counter[WorkerId]()
         for hand in self._hands:
             if not hand.late:
-                loads[hand.worker] += len(hand.offsets)
+                loads[hand.worker] = loads.get(hand.worker, 0) + len(hand.offsets)
         return loads
 
     def idle(self, live: Collection[WorkerId]) -> frozenset[WorkerId]:
@@ -472,13 +473,11 @@ class Rounds:
             for worker, batches in given.items():
                 allowed_s = self._allowed_s(round_, batches, loads[worker])
                 offsets = {batch.offset for batch in batches}
+                deadline, usual_at = now + allowed_s, now + free_s[worker]
                 alone = len(offsets) == 1
-                usual_at = now + free_s[worker]
+                number = round_.number
                 self._hands.append(
-                    Dispatch(
-                        *(worker, round_.number, offsets, version),
-                        *(now + allowed_s, alone, usual_at),
-                    )
+                    Dispatch(worker, number, offsets, version, deadline, alone, usual_at)
                 )
                 rate = round_.synchrony.local_rate
                 squared = round_.settings.group_sizes is not None
@@ -493,7 +492,7 @@ class Rounds:
             version: The newest there is.
         """
         offsets = gradient.batches
-        if len(set(offsets)) != len(offsets) or not offsets:
+        if len(offsets) != 1 and (len(set(offsets)) != len(offsets) or not offsets):
             return None, "names a batch twice, or none"
         round_ = self._of_any(offsets)
         reason = self._why_not(round_, gradient, version)
@@ -502,7 +501,8 @@ class Rounds:
             self._drop(gradient.worker, offsets, gradient.model.version)
             return None, reason
         self._times.observe(gradient.worker, gradient.seconds, len(offsets))
-        self.traffic.observe(gradient.worker, gradient.traffic, gradient.model.version)
+        if gradient.traffic is not UNSET:
+            self.traffic.observe(gradient.worker, gradient.traffic, gradient.model.version)
         round_.add(gradient)
         self._let_go(offsets)
         self._suspects.clear(offsets)
@@ -512,8 +512,9 @@ class Rounds:
     def _of_any(self, offsets: Iterable[int]) -> Round | None:
         """The round of the first of these batches that waits for its gradient."""
         for offset in offsets:
-            if (round_ := self.of(offset)) is not None:
-                return round_
+            for round_ in self._rounds.values():
+                if offset in round_.todo:
+                    return round_
         return None
 
     def _why_not(
@@ -521,10 +522,13 @@ class Rounds:
     ) -> str:
         """Why a gradient does not count in a round; empty where it does."""
         offsets, taken_at = gradient.batches, gradient.model.version
-        absent = [offset for offset in offsets if round_ is None or offset not in round_.todo]
-        if absent or round_ is None:
-            return f"batches {absent} do not wait"
-        if gradient.samples != sum([round_.todo[offset].samples for offset in offsets]):
+        todo = {} if round_ is None else round_.todo
+        samples = 0
+        for offset in offsets:
+            if offset not in todo:
+                return f"batches {[each for each in offsets if each not in todo]} do not wait"
+            samples += todo[offset].samples
+        if round_ is None or gradient.samples != samples:
             return "has not the batches' samples"
         if (walked := gradient.local_rate or 0.0) != round_.synchrony.local_rate:
             return f"was taken on a walk at rate {walked:g}, not {round_.synchrony.local_rate:g}"
@@ -588,7 +592,7 @@ class Rounds:
 
     def due(self) -> float | None:
         """The earliest deadline that has not passed, or None where there is none."""
-        return min((hand.deadline for hand in self._hands if not hand.late), default=None)
+        return min([hand.deadline for hand in self._hands if not hand.late], default=None)
 
     def overdue(self, now: float) -> tuple[frozenset[WorkerId], tuple[Round, ...]]:
         """Ask others too for what is past its deadline.
@@ -636,18 +640,20 @@ class Rounds:
         holder, usual_s = round_.worker or batch.worker, self._times.usual_s
         first = not asked and holder in open_to
 
+        holder_s = usual_s(holder) if first else 0.0
+        if first and (round_.worker or holder_s <= FASTER * self._times.fastest_s()):
+            asked.append(holder)  # nobody waits for it, or nobody is so much faster
+            return holder, free_s[holder] + holder_s
+
         def done_s(worker: WorkerId) -> float:
             return free_s[worker] + usual_s(worker) + (0.0 if worker == holder else READ_BACK_S)
 
         def rank(worker: WorkerId) -> tuple[int, bool, float, int, bool, WorkerId]:
             other = worker != holder
-            no_faster = first and other and usual_s(worker) * FASTER > usual_s(holder)
+            no_faster = first and other and usual_s(worker) * FASTER > holder_s
             return asked.count(worker), no_faster, done_s(worker), loads[worker], other, worker
 
-        if first and (round_.worker or usual_s(holder) <= FASTER * self._times.fastest_s()):
-            chosen = holder  # nobody waits for it, or nobody is so much faster
-        else:
-            chosen = min(open_to, key=rank)
+        chosen = min(open_to, key=rank)
         asked.append(chosen)
         return chosen, done_s(chosen)
 
@@ -658,7 +664,11 @@ class Rounds:
 
     def _let_go(self, offsets: Collection[int]) -> None:
         """Nobody is to compute these batches any more; hands that are empty then go."""
-        touched = [hand for hand in self._hands if not hand.offsets.isdisjoint(offsets)]
+        if len(offsets) == 1:  # of all hands: what is asked of each shows
+            (only,) = offsets
+            touched = [hand for hand in self._hands if only in hand.offsets]
+        else:
+            touched = [hand for hand in self._hands if not hand.offsets.isdisjoint(offsets)]
         for hand in touched:
             hand.offsets.difference_update(offsets)
             if not hand.offsets:

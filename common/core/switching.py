@@ -37,7 +37,7 @@ class Switch:
         self._rule: Rule | None = None
         self._kept = 0  # rounds begun since it was chosen
         self._live = 0  # workers when it was
-        self._times = _Times(0.0, 0.0)
+        self._computed_s = self._there_s = 0.0  # as of `_Times`, until now
         self._rounds = settings.rule_rounds
         self._begun = deque[_Times](maxlen=self._rounds)  # at the beginning of the last ones
         self._as_of: float | None = None
@@ -54,18 +54,18 @@ class Switch:
         """
         if len(self._begun) < self._rounds:
             return 1.0
-        first, there_s = self._begun[0], self._times.there - self._begun[0].there
-        return (self._times.computed - first.computed) / there_s if there_s else 1.0
+        first = self._begun[0]
+        there_s = self._there_s - first.there
+        return (self._computed_s - first.computed) / there_s if there_s else 1.0
 
     def computed(self, seconds: float) -> None:
         """A gradient counted that took so long."""
-        self._times = _Times(self._times.computed + seconds, self._times.there)
+        self._computed_s += seconds
 
     def pass_time(self, now: float, workers: int) -> None:
         """Until now so many workers were there, with a round in flight."""
         if self._as_of is not None:
-            passed_s = workers * (now - self._as_of)
-            self._times = _Times(self._times.computed, self._times.there + passed_s)
+            self._there_s += workers * (now - self._as_of)
         self._as_of = now
 
     def choose(self, settings: CoordinatorSettings, live: int) -> Rule | None:
@@ -84,4 +84,4 @@ class Switch:
             self._begun.clear()
         self._kept += 1
         self._live = self._live or live
-        self._begun.append(self._times)
+        self._begun.append(_Times(self._computed_s, self._there_s))

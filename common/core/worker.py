@@ -51,12 +51,29 @@ LOST_S = 5.0
 UNDECIDED_S = 30.0
 
 
+_FULL = "enough batches wait here"  # why nothing may be read now
+
+
 class _Lost(NamedTuple):
     """A place at which a partition's log was found to be another one."""
 
     generation: int
     topic_id: str
     until: float  # when to try there again
+
+
+class _Full(NamedTuple):
+    """What a trigger of the leader must say to give a worker room that waits for it."""
+
+    epoch: int
+    below: int  # that of its batches the oldest so far are settled: all below this offset
+    waiting: int  # or that no more than so many wait in the whole job
+
+    def is_news(self, epoch: int, unsettled: Unsettled | None) -> bool:
+        """Whether one says so, or is of another leader."""
+        if unsettled is None or epoch != self.epoch:
+            return True
+        return unsettled.oldest_unsettled >= self.below or unsettled.waiting <= self.waiting
 
 
 @dataclass(slots=True)
@@ -93,6 +110,7 @@ class Worker:
         self._still_since = float("-inf")  # nothing was decided
         self._patience_s = UNDECIDED_S
         self._reading = False
+        self._full: _Full | None = None  # why it does not read, where only that gives it room
         self._news = False  # a leader's status that was not seen yet may give room
         self._leaving = False
         self._beat_at = float("-inf")
@@ -127,6 +145,14 @@ class Worker:
         seen = self._seen
         return TriggerStream() if seen is None else TriggerStream(seen.triggers, seen.epoch)
 
+    def is_news(self, epoch: int, unsettled: Unsettled | None) -> bool:
+        """Whether to take in at once what a trigger says of room; for any thread.
+
+        What gives no room can wait: until there is something else to do, or a later one does.
+        """
+        full = self._full  # once: it may read again meanwhile
+        return full is None or full.is_news(epoch, unsettled)
+
     def topic_id(self, span: Span) -> str:
         """Kafka's id of the topic that a span was claimed of; empty: not known."""
         return self._seen.topic_id(span) if self._seen is not None else ""
@@ -140,37 +166,36 @@ class Worker:
         if isinstance(event, events.Delivered):  # half of all events, and nothing follows from it
             self._underway.pop(event.number).offset = event.offset
             return ()
-        commands = list(self._on(event, now))
+        # These come for every batch: they are not worth a generator each.
+        if isinstance(event, events.Decoded):
+            commands = self._take(event.run, now)
+        elif isinstance(event, events.RoundBegan):
+            commands = self._hear_of_room(event.epoch, event.unsettled)
+        else:
+            commands = list(self._on(event, now))
         reason = self._why_not()
         if (not reason) != self._reading:
             self._reading = not reason
             commands.append(do.SetReading(self._reading, reason))
+        self._full = self._until(reason)
         return tuple(commands)
 
     def due(self) -> float:
         """When it wants a `Tick` at the latest."""
-        due = min(
-            self._beat_at + self._settings.heartbeat_s,
-            self._leader_status_at + self._look_every_s(),
-        )
+        beat_at = self._beat_at + self._settings.heartbeat_s
+        look_at = self._leader_status_at + self._look_every_s()
+        due = min(beat_at, look_at)
         if self._leaving:
             return due
         for _, since in self._ends.values():
             due = min(due, since + self._settings.end_linger_s)
-        linger = self._batcher.due()
+        linger = None if self._settings.batch_linger_s is None else self._batcher.due()
         return due if linger is None else min(due, linger)
 
     def _on(  # noqa: C901, PLR0912 -- one case per event, each a few lines
         self, event: WorkerEvent, now: float
     ) -> Iterator[WorkerCommand]:
         match event:
-            case events.Decoded(run):
-                if self._batcher.position(run.partition) is None:
-                    yield do.DropRows(run.partition)
-                else:
-                    yield from self._take(run, now)
-            case events.RoundBegan(epoch, unsettled):
-                yield from self._hear_of_room(epoch, unsettled)
             case events.Tick():
                 yield from self._tick(now)
             case events.Assigned(partitions):
@@ -218,14 +243,15 @@ class Worker:
         if not self._leaving:
             yield from self._claim_ends(now)
 
-    def _take(self, run: Run, now: float) -> Iterator[WorkerCommand]:
+    def _take(self, run: Run, now: float) -> list[WorkerCommand]:
+        if self._batcher.position(run.partition) is None:
+            return [do.DropRows(run.partition)]
         if 0 <= run.epoch < self._batcher.epoch(run.partition):
             # In one log they never go back.
-            yield from self._leave_alone(run.partition, now + LOST_S)
-            return
-        self._ends.pop(run.partition, None)  # its offsets are this run's first
-        for cut in self._batcher.add(run, now):
-            yield self._announce(cut, now)
+            return list(self._leave_alone(run.partition, now + LOST_S))
+        if self._ends:
+            self._ends.pop(run.partition, None)  # its offsets are this run's first
+        return [self._announce(cut, now) for cut in self._batcher.add(run, now)]
 
     # --- positions ---------------------------------------------------------------------------
 
@@ -259,7 +285,7 @@ class Worker:
         if covered:
             yield do.Commit(covered)
 
-    def _hear_of_room(self, epoch: int, unsettled: Unsettled | None) -> Iterator[WorkerCommand]:
+    def _hear_of_room(self, epoch: int, unsettled: Unsettled | None) -> list[WorkerCommand]:
         """Take over what a trigger says; where that is no news of this leader, look for its status.
 
         It says nothing of positions, so whether this worker is in its place is as known as before.
@@ -269,7 +295,8 @@ class Worker:
             self._news = True
         elif unsettled.control_position >= seen.control_position:
             self._unsettled = unsettled
-            yield from self._forget(unsettled.oldest_unsettled)
+            return self._forget(unsettled.oldest_unsettled)
+        return []
 
     def _place(self, leader_status: LeaderStatus, now: float) -> Iterator[WorkerCommand]:
         """Leave places that the leader's status has no more, and take those that are free."""
@@ -326,18 +353,19 @@ class Worker:
                 if self._own.get(place) is not None:
                     self._own[place] = span.generation, span.end
 
-    def _forget(self, oldest_unsettled: int) -> Iterator[WorkerCommand]:
+    def _forget(self, oldest_unsettled: int) -> list[WorkerCommand]:
         # Mostly the oldest come first; not where the control topic was created anew meanwhile.
         gone = [s for s in self._held if (at := s.offset) is not None and at < oldest_unsettled]
-        if gone:
-            if gone[-1] is self._held[len(gone) - 1]:
-                for _ in gone:
-                    self._held.popleft()
-            else:
-                self._held = deque(
-                    s for s in self._held if s.offset is None or s.offset >= oldest_unsettled
-                )
-            yield do.Forget(tuple(sent.address for sent in gone))
+        if not gone:
+            return []
+        if gone[-1] is self._held[len(gone) - 1]:
+            for _ in gone:
+                self._held.popleft()
+        else:
+            self._held = deque(
+                s for s in self._held if s.offset is None or s.offset >= oldest_unsettled
+            )
+        return [do.Forget(tuple([sent.address for sent in gone]))]
 
     def _give_up(self, now: float) -> Iterator[WorkerCommand]:
         """Wait no longer for claims that the control topic seems to have lost."""
@@ -438,15 +466,33 @@ class Worker:
         unsettled = self._unsettled
         if unsettled is None:
             return "no leader has taken a stand yet"
-        # Once it is full it waits for room that is worth a look at Kafka; as long as a group can be
-        # made of what waits here alone, nobody waits for it meanwhile.
-        bound = self._settings.bound
-        enough = bound if self._reading else max(self._settings.group_size, bound - bound // 4)
-        if self._waiting >= enough:
-            return "enough batches wait here"
+        # It waits for no more than it holds; which is told at once, and mostly says it all.
+        enough = self._enough
+        if len(self._held) >= enough and self._waiting >= enough:
+            return _FULL
         if unsettled.waiting > (unsettled.live + 1) * self._settings.bound:
             return "enough batches wait in the whole job"
         return ""
+
+    @property
+    def _enough(self) -> int:
+        """So many of its batches may wait.
+
+        Once it is full it waits for room that is worth a look at Kafka; as long as a group can be
+        made of what waits here alone, nobody waits for it meanwhile.
+        """
+        bound = self._settings.bound
+        return bound if self._reading else max(self._settings.group_size, bound - bound // 4)
+
+    def _until(self, reason: str) -> _Full | None:
+        """What it waits for, if it does not read for this reason: for room alone, or anything."""
+        if reason != _FULL or self._seen is None:
+            return None
+        last = self._held[len(self._held) - self._enough]  # it and those before it are room enough
+        if last.offset is None:
+            return None
+        waiting = self._enough - len(self._undecided) - 1
+        return _Full(self._seen.epoch, last.offset + 1, waiting)
 
     def _look_every_s(self) -> float:
         hungry = None in self._own.values() or (self._news and not self._reading)

@@ -1,8 +1,9 @@
-"""Starts our services in milliseconds: forked from a process that has loaded torch and all of them.
+"""Starts our services in milliseconds: forked from a process that has loaded torch and their code.
 
 `python -m services.worker` takes 1.6 s of a processor before its first line of ours runs. Here that
-is paid once: `python -m common.embedded.fork_server`, our own child, imports everything, begins no
-thread, and forks for each request. The fork is like a process of its own in all but `/proc`: its
+is paid once: `python -m common.embedded.fork_server`, our own child, imports what a service needs
+when it is asked for the first of its kind, or told to `prepare` for it, begins no thread, and forks
+for each request. The fork is like a process of its own in all but `/proc`: its
 own session, output, environment and working directory; `/proc/PID/environ` and `cmdline` are the
 server's, and `/proc/PID/comm` its name. It ends with the server, and the server with us.
 
@@ -41,8 +42,14 @@ _ROOT = Path(__file__).parents[2]  # where our packages lie, in a checkout or in
 # What they import only when they need it.
 _LATER = (
     *("common.adapters.kafka", "common.adapters.redis.exchange", "common.adapters.blobs.disk"),
-    *("common.telemetry.rejections", "services.worker.loop", "river.drift", "uvicorn"),
+    "common.telemetry.rejections",
 )
+_LATER_OF = {
+    "worker": ("services.worker.loop",),
+    # It has scikit-learn and much of SciPy with it: more than half of what torch takes.
+    "evaluator": ("river.drift",),
+    "admin": ("uvicorn",),
+}
 _LONGEST = 1 << 17  # bytes of a request: Linux allows as much for an environment's variable
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
 
@@ -51,7 +58,10 @@ _starting = threading.Lock()
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """Which process to make; with its output and the socket on which to tell of its end."""
+    """Which process to make; with its output and the socket on which to tell of its end.
+
+    Without these two: what to load, since some will be asked for.
+    """
 
     module: str
     arguments: tuple[str, ...]
@@ -142,6 +152,21 @@ def fork_module(
     return _fork(request, output)
 
 
+def prepare(*services: str) -> None:
+    """Have what services need loaded while we do something else; does not wait for it.
+
+    Args:
+        services: Which of them, in the order in which they will be asked for.
+    """
+    if sys.platform != "linux":
+        return
+    with _starting, suppress(OSError):  # who asks for one will hear of that
+        server = _started()
+        for service in services:
+            request = _Request(f"services.{service}", (), {}, "")
+            server.send(msgspec.json.encode(request))
+
+
 def _fork(request: bytes, output: BinaryIO) -> Forked:
     """Ask the server.
 
@@ -173,6 +198,7 @@ def _started() -> socket.socket:
 
     def end() -> None:
         ours.close()
+        process.kill()  # it may be loading something; the kernel ends its forks
         process.wait()
 
     atexit.register(end)  # and the kernel closes it for one who is killed
@@ -190,6 +216,7 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(asked, selectors.EVENT_READ)
         self._libc = ctypes.CDLL(None)
+        self._loaded = set[str]()
 
     def serve(self) -> _Request | None:
         """Serve until nobody can ask any more, which gives None."""
@@ -201,8 +228,16 @@ class _Server:
                 request, fds, _, _ = socket.recv_fds(self._asked, _LONGEST, 2)
                 if not request:
                     return None
-                if self._forks(fds):
-                    return msgspec.json.decode(request, type=_Request)
+                wanted = msgspec.json.decode(request, type=_Request)
+                self._load(wanted.module)
+                if fds and self._forks(fds):
+                    return wanted
+
+    def _load(self, module: str) -> None:
+        service = module.removeprefix("services.")
+        if service in SERVICES and service not in self._loaded:
+            self._loaded.add(service)
+            load(service)
 
     def _tell_end(self, key: selectors.SelectorKey) -> None:
         """One has ended: wait for it, and say how it did."""
@@ -243,17 +278,21 @@ class _Server:
         return pid == 0
 
 
-def load() -> None:
-    """Import everything.
+def load(*services: str) -> None:
+    """Import what services need.
+
+    Args:
+        services: Which of `SERVICES`.
 
     Raises:
         RuntimeError: If something began a thread on its import, which no fork would have.
     """
     gc.disable()  # there is no garbage in imports, and to look for it takes a quarter of their time
-    for module in (*_LATER, *(f"services.{service}.__main__" for service in SERVICES)):
-        importlib.import_module(module)
-    for service in SERVICES:
-        del sys.modules[f"services.{service}.__main__"]  # each is run anew, as `__main__`
+    for service in services:
+        module = f"services.{service}.__main__"
+        for each in (*_LATER, *_LATER_OF.get(service, ()), module):
+            importlib.import_module(each)
+        del sys.modules[module]  # each is run anew, as `__main__`
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         raise RuntimeError("something has begun a thread on its import: it cannot be forked")
     gc.freeze()  # else the first collection of each fork would copy all that they share
@@ -261,9 +300,8 @@ def load() -> None:
 
 
 def main() -> None:
-    """Load everything and serve; in a fork, be what was asked for."""
+    """Serve; in a fork, be what was asked for."""
     asked = socket.socket(fileno=int(sys.argv[1]))
-    load()
     request = _Server(asked).serve()
     if request is None:
         os._exit(0)  # at once: there is nothing to tidy up

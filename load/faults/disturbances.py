@@ -1,4 +1,4 @@
-"""Disturbs a job and tells what it cost: workers killed or asked to leave, leaders killed.
+"""Disturbs a job and tells what it cost: workers killed, started or asked to leave, leaders killed.
 
 How much later an update completes is its round's time, from trigger to update, less the median of
 the undisturbed rounds between the disturbances.
@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from load.faults.leader_points import AT_TAKEOVER, POINTS, died, named
+from load.harness.processor import used_s as processor_s
 from load.harness.stack import NotMeasuredError, await_until, events
 
 if TYPE_CHECKING:
@@ -109,6 +110,41 @@ def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
                 "undisturbed round": _median_ms(undisturbed),
             },
             "added up once more" if again else "enough had finished",
+        )
+
+
+def start_workers(drill: Drill, starts: int) -> Iterator[Disturbance]:
+    """Start one more worker on a job that trains, and let it leave again.
+
+    Raises:
+        NotMeasuredError: If it does not come to a gradient, or does not leave well.
+    """
+    for number in range(starts):
+        undisturbed = drill.await_calm()
+        began_at, began_on = monotonic(), time.time()
+        worker = drill.start_another(number)
+        first = drill.await_gradient(worker)
+        used_s = processor_s(worker.pid)
+        logged = [
+            1e3 * (_logged_s(events(worker, event)[0]) - began_on)
+            for event in ("service_started", "worker_joins", "partitions_assigned")
+        ]
+        asked_ms = 1e3 * (first.began_at - began_at)
+        gradient_ms = 1e3 * ((first.applied_at or 0.0) - began_at)
+        worker.ask_to_end()
+        await_until(lambda: worker.exit_code is not None, _LEAVE_S, f"{worker.name} leaves")  # noqa: B023 -- awaited in this pass
+        yield Disturbance(
+            worker.name,
+            [gradient_ms],
+            {
+                "its code is read": logged[0],
+                "it joins the job": logged[1] - logged[0],
+                "it has partitions": logged[2] - logged[1],
+                "it is asked for a gradient": asked_ms - logged[2],
+                "from there to the update": gradient_ms - asked_ms,
+                "processor, all its threads": 1e3 * used_s,
+                "undisturbed round": _median_ms(undisturbed),
+            },
         )
 
 

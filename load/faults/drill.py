@@ -106,6 +106,7 @@ class Drill:
     ) -> None:
         self.conditions = conditions
         self.job = name
+        self._on = on
         self._log = open_log(on.settings, "load")
         self._board = open_board(on.settings, name)
         self._records = conditions.records_in(seconds)
@@ -237,6 +238,27 @@ class Drill:
             leader_status.control_position if leader_status is not None else 0
         )
         worker.restart()
+
+    def start_another(self, number: int) -> Service:
+        """Start one more worker, which whoever asked for it ends."""
+        return self._on.start("worker", f"{self.job}-other-{number}", "--job", self.job)
+
+    def await_gradient(self, worker: Service) -> SeenRound:
+        """Wait for the first update with a gradient of a worker that was started."""
+
+        def took_part() -> list[SeenRound]:
+            return [
+                each
+                for each in self.witness.rounds()
+                if each.applied_at is not None and each.asked_of(worker.name)
+            ]
+
+        def applied() -> bool:
+            check([*self.coordinators, *self.workers, worker])
+            return bool(took_part())
+
+        await_until(applied, _TIMEOUT_S, f"a gradient of {worker.name}")
+        return took_part()[0]
 
     def pids(self) -> list[int]:
         """Process ids of the services."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import Drifted, Evaluated
 from common.core.scores import ScoreWindow
-from common.evaluation.drift import ErrorWatch
-from common.evaluation.sampling import sample
 from common.learning.errors import TaskError
 from common.runtime.connect import open_registry
 from common.telemetry.logging import Changes
+from services.evaluator.drift import ErrorWatch
 from services.evaluator.model_evaluator import ModelEvaluator, Records
+from services.evaluator.sampling import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,10 +14,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.errors import CorruptError, NotFoundError, UnavailableError
-from common.evaluation.offered_versions import OfferedVersions
 from common.telemetry.logging import Outage
 from common.wire.messages import encode_audit
 from services.evaluator.evaluation_runner import EvaluationRunner
+from services.evaluator.offered_versions import OfferedVersions
 from services.evaluator.updates_reader import UpdatesReader
 
 if TYPE_CHECKING:

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Span
 from common.errors import ExpiredError, UnknownTopicError
-from common.evaluation.drift import errors_of
-from common.evaluation.sampling import Piece
 from common.jobs.build import codec_of, task_of
 from common.learning.evaluate import per_record
 from common.learning.fields import Columns, Decoded, concatenate
@@ -17,6 +15,8 @@ from common.learning.registered import RegisteredCodec
 from common.learning.tasks import build_model
 from common.telemetry.logging import Changes
 from common.topics.schemas import JobSchemas
+from services.evaluator.drift import errors_of
+from services.evaluator.sampling import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

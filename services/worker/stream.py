@@ -124,7 +124,8 @@ class Stream:
     def round_began(self, epoch: int, unsettled: Unsettled | None) -> None:
         """A trigger was heard, of which leader and with what of room; from any thread."""
         self._heard.append(events.RoundBegan(epoch, unsettled))
-        self._woken.set()
+        if self._machine.is_news(epoch, unsettled):
+            self._woken.set()
 
     def triggers(self) -> TriggerStream:
         """Where the leader's triggers are; for any thread."""
@@ -143,7 +144,9 @@ class Stream:
             DeliveryError: If an announcement was refused.
         """
         self._woken.clear()
-        while self._heard:
+        while len(self._heard) > 1:  # the newest says all that the others do
+            self._heard.popleft()
+        if self._heard:
             self._feed(self._heard.popleft())
         if self._clock() >= self._machine.due():
             self._feed(events.Tick())

@@ -126,7 +126,7 @@ def test_a_demo_uses_every_record_once_and_leaves_nothing_running(
     assert (summary["kafka"], summary["redis"]) == ("embedded", "embedded")
     # Two servers, who forks the others, a coordinator, three workers, and one of them again.
     assert len(seen) >= 8
-    assert left(seen) == set()
+    await_condition(lambda: not left(seen), "the kernel has ended them")
     assert list(temporary.glob("doll-*")) == []
 
 
@@ -265,7 +265,7 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
         assert len(children) == 6
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_S) == 0, said.read_text()
-    assert left(children) == set()
+    await_condition(lambda: not left(children), "the kernel has ended them")
     assert list(temporary.glob("doll-*")) == []
     assert not (folder / "environment").exists()
 

@@ -8,20 +8,17 @@ need more seeds than a test has time for; docs/explain/protocol.md names both.
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from tests.changes import changed_files
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from _pytest.mark.structures import ParameterSet
-
-ROOT = Path(__file__).parents[2]
 
 
 class Edit(NamedTuple):
@@ -52,39 +49,13 @@ class Mutant(NamedTuple):
 
 
 def cases(mutants: Sequence[Mutant]) -> list[ParameterSet]:
-    """Tests of mutants: those of files that did not change since TEST_SINCE wait for the night.
-
-    TEST_SINCE is a commit; without it, or without git, all are tried at once.
-    """
-    changed = _changed(os.environ.get("TEST_SINCE", ""))
+    """Tests of mutants: those of files that did not change wait for the night."""
+    changed = changed_files()
     found = []
     for mutant in mutants:
         waits = changed is not None and not changed & {edit.path for edit in mutant.edits}
         found.append(pytest.param(mutant, id=mutant.rule, marks=[pytest.mark.nightly] * waits))
     return found
-
-
-def has_changed(*folders: str) -> bool:
-    """Whether something in these, or what is installed, changed since TEST_SINCE: see `cases`."""
-    changed = _changed(os.environ.get("TEST_SINCE", ""))
-    return changed is None or any(
-        path.startswith((*folders, "constraints.txt")) for path in changed
-    )
-
-
-def _changed(since: str) -> set[str] | None:
-    """Files that changed since a commit; None where that cannot be told."""
-    git = shutil.which("git")
-    if not since or git is None:
-        return None
-    found = subprocess.run(  # noqa: S603 -- our own command line
-        [git, "diff", "--name-only", since],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return None if found.returncode != 0 else set(found.stdout.splitlines())
 
 
 CORE, SIMULATION = "common/core/", "common/simulation/faults/"
@@ -869,7 +840,7 @@ GROUP_MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "elif not self._aggregation.is_stored(self._made):",
+                "elif self._made not in self._aggregation.stored:",
                 "elif False:",
             ),
         ),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.provisioning.records import Ended, Lead, Planned, Settled
+from tests.changes import has_changed
 from tests.system.mutants import cases
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 from tests.system.provisioning_world import World
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
     from tests.system.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
-SEEDS = range(120)
+FEW_SEEDS = range(30)
+RUNS_ON = (  # what a world is made of: where none of it changed, a seed comes to the same
+    *("common/core/", "common/policies/", "common/ports/", "common/provisioning/"),
+    *("common/testing/", "common/theory/", "common/wire/", "tests/system/provisioning_world.py"),
+)
+SEEDS = range(120) if has_changed(*RUNS_ON) else FEW_SEEDS
 EXIT_VIOLATED = 1
 
 
@@ -35,14 +41,18 @@ def test_no_schedule_of_faults_launches_twice_loses_a_machine_or_leaves_one_behi
         met.update(record.cause for record in world.counted if isinstance(record, Ended))
         met["void"] += len(world.log) - len(world.counted)
         met["policies"] += len({r.policy for r in world.counted if isinstance(r, Planned)})
+        if seed in (FEW_SEEDS[-1], SEEDS[-1]):
+            check_eventful(met, seed + 1)
 
-    # They have been through something.
-    assert met["Lead"] > 2 * len(SEEDS)
-    assert min(met[cause] for cause in ("preempted", "released", "failed", "refused")) > 20
+
+def check_eventful(met: Counter[str], worlds: int) -> None:
+    """They have been through something."""
+    assert met["Lead"] > 2 * worlds
+    assert min(met[cause] for cause in ("preempted", "released", "failed", "refused")) > worlds // 6
     assert met["lost"]
-    assert met["void"] > len(SEEDS) // 4
-    assert met["Planned"] > 3 * len(SEEDS)
-    assert met["policies"] >= len(SEEDS)
+    assert met["void"] > worlds // 6
+    assert met["Planned"] > 3 * worlds
+    assert met["policies"] >= worlds
 
 
 def test_without_faults_one_provisioner_takes_charge_once() -> None:

@@ -33,21 +33,22 @@ from common.simulation.faults.scenario import (
     from_seed,
     grouped,
 )
+from tests.changes import has_changed
 from tests.system.mutants import (
     GROUP_MUTANTS,
     MUTANTS,
     SLICES_MUTANTS,
     Mutant,
     cases,
-    has_changed,
 )
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 
 ROOT = Path(__file__).parents[2]
 # A seed comes to the same wherever nothing has changed of what it runs on.
-SEEDS = range(1000 if has_changed("common/core/", "common/simulation/") else 250)
+CHANGED = has_changed("common/core/", "common/simulation/")
+SEEDS = range(1000 if CHANGED else 250)
 FEW_SEEDS = range(20)
-GROUP_SEEDS = range(80)
+GROUP_SEEDS = range(80 if CHANGED else 40)
 SLICES_SEEDS = range(40)
 # One seed after the other, until one fails: other tests run beside it on the other processors.
 FIRST_FAILURE = """\

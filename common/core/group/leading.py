@@ -157,6 +157,11 @@ class GroupAggregation:
         return FORM_S + numbers / ADDED_PER_S if given is None else given
 
     @property
+    def stored(self) -> tuple[ModelId, ...]:
+        """Versions in storage, as far as it remembers them."""
+        return self._backups.stored
+
+    @property
     def storing(self) -> bool:
         """Whether a checkpoint waits for a member to store its version."""
         return self._backups.waits
@@ -591,10 +596,6 @@ class GroupAggregation:
         """The job was changed; who is to let others hold the weights goes by what was."""
         if settings is not None and not parts:
             self._settings, self._slices = settings, settings.slices
-
-    def is_stored(self, made: ModelId) -> bool:
-        """Whether a version is in storage."""
-        return made in self._backups.stored
 
     def keep(self, made: ModelId) -> None:
         """It hears that of members alone: see `hear`."""

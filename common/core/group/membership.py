@@ -65,7 +65,12 @@ def why_apart(worker: WorkerId, others: list[WorkerId], addresses: Mapping[Worke
     told = {each: f"{each} ({addresses.get(each, 'no address')})" for each in (worker, *others)}
     reason = f"{told[worker]} and {', '.join(told[o] for o in others)} do not reach each other"
     loopback = [each for each in told if addresses.get(each, "").startswith(_LOOPBACK)]
-    if loopback and len(loopback) < len(told):
+    if len(loopback) == len(told):  # by tunnels each may have Redis at one, wherever it runs
+        return (
+            f"{reason}: loopback addresses serve one machine alone; on several, set DOLL_ADVERTISE"
+            " on each"
+        )
+    if loopback:
         which = ", ".join(loopback)
         return f"{reason}: set DOLL_ADVERTISE where {which} runs: others reach no loopback address"
     return f"{reason}: members need a private network on which all reach all, at any TCP port"

@@ -334,7 +334,8 @@ class Stream:
 
     def full_at(self, position: int, samples: int) -> float:
         """When so many records are there from a position on, if the clock runs on; else never."""
-        time_s = self._times(position, samples)[1]
+        found = self._ahead.get(position) if samples == self._ahead_samples else None
+        _, time_s = found or self._look_ahead(position, samples)
         if self._stopped_at is not None and time_s > self._stopped_at - self._still_s:
             return math.inf
         return time_s + self._still_s
@@ -344,21 +345,20 @@ class Stream:
 
         Arrivals before its clock last stood still come out as much later as it stood still.
         """
-        first_s, last_s = self._times(position, samples)
+        found = self._ahead.get(position) if samples == self._ahead_samples else None
+        first_s, last_s = found or self._look_ahead(position, samples)
         offsets = range(position, position + samples)
         return Run(self.partition, offsets, (), first_s + self._still_s, last_s + self._still_s)
 
-    def _times(self, position: int, samples: int) -> tuple[float, float]:
-        """When the first and the last of these records arrive, on its own clock."""
-        found = self._ahead.get(position)
-        if found is None or samples != self._ahead_samples:
-            self._ahead_samples = samples
-            self._arrivals.forget_before(max(position - KEPT * samples, 0))
-            firsts = range(position, position + AHEAD * samples, samples)
-            lasts = range(firsts.start + samples - 1, firsts.stop + samples - 1, samples)
-            times = zip(
-                self._arrivals.times_of(firsts), self._arrivals.times_of(lasts), strict=True
-            )
-            self._ahead = dict(zip(firsts, times, strict=True))
-            found = self._ahead[position]
-        return found
+    def _look_ahead(self, position: int, samples: int) -> tuple[float, float]:
+        """When the first and the last of these records arrive, on its own clock.
+
+        Those of the next batches are kept: see `AHEAD`.
+        """
+        self._ahead_samples = samples
+        self._arrivals.forget_before(max(position - KEPT * samples, 0))
+        firsts = range(position, position + AHEAD * samples, samples)
+        lasts = range(firsts.start + samples - 1, firsts.stop + samples - 1, samples)
+        times = zip(self._arrivals.times_of(firsts), self._arrivals.times_of(lasts), strict=True)
+        self._ahead = dict(zip(firsts, times, strict=True))
+        return self._ahead[position]

@@ -238,12 +238,14 @@ class Machine:
         self._time.at(full_at, self._read, stream, position)
 
     def _read(self, stream: Stream, position: int) -> None:
-        if self.gone or self._awaited.get(stream.partition) != position:
+        partition, streams = stream.partition, self.streams
+        if self.gone or self._awaited.get(partition) != position:
             return
-        del self._awaited[stream.partition]
+        del self._awaited[partition]
         if not self._reading:
             return
-        self.streams[stream.partition] = self.streams.pop(stream.partition)  # others go first now
+        if len(streams) > 1:
+            streams[partition] = streams.pop(partition)  # others go first now
         self._feed(events.Decoded(stream.read(position, self._batch_size)))
         self._await(stream)
 
@@ -290,14 +292,12 @@ class Machine:
             self._listen()  # who asked for it again meanwhile has it now
         self._protocol.reply(gradient)
         self._orders.done()
-        self._begin_next()
+        if self._orders:
+            self._begin_next()
+        else:
+            self._computing = False
 
     # --- the state machine --------------------------------------------------------------------
-
-    def delivered(self, number: int, offset: int) -> None:
-        """An indicator got its offset."""
-        if not self.gone:
-            self._feed(events.Delivered(number, offset))
 
     def _wake_when_due(self) -> None:
         due = max(self._worker.due(), self._time.now)
@@ -330,7 +330,9 @@ class Machine:
         for command in self._worker.on(event, self._time.now):
             match command:
                 case do.Announce(number, claim):
-                    self._protocol.announce(self, number, claim)
+                    self._feed(events.Delivered(number, self._protocol.announce(claim)))
+                case do.Forget():
+                    pass  # nor have rows a counterpart here; it is what most updates bring
                 case do.SetReading(reading):
                     self._reading = reading
                     if reading:
@@ -345,7 +347,7 @@ class Machine:
                 case do.ReadLeaderStatus():
                     self._feed(events.LeaderStatusSeen(self._protocol.leader_status))
                 case _:
-                    pass  # rows, beats and commits have no counterpart here
+                    pass  # beats and commits have no counterpart here
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,14 +465,14 @@ class Protocol:
 
     # --- what machines send -------------------------------------------------------------------
 
-    def announce(self, machine: Machine, number: int, claim: Claim) -> None:
-        """Append to the control topic, which the leader reads now and then."""
+    def announce(self, claim: Claim) -> int:
+        """Append to the control topic, which the leader reads now and then; returns where."""
         offset, self._control_end = self._control_end, self._control_end + 1
         if not self._claims:
             read_at = max(self._read_at + self._read_s, self.time.now + self._delays.control_s)
             self.time.at(read_at, self._read_control)
         self._claims.append((offset, claim))
-        machine.delivered(number, offset)
+        return offset
 
     def _read_control(self) -> None:
         self._read_at = self.time.now
@@ -479,7 +481,8 @@ class Protocol:
 
     def reply(self, gradient: Gradient) -> None:
         """Put a gradient on the board; what arrives at one moment is read at once."""
-        arrives = self._linked() + self._delays.board_s
+        sent = self._linked() if self._delays.link_s else self.time.now
+        arrives = sent + self._delays.board_s
         if arrives != self._replies_at:
             self._replies, self._replies_at = [], arrives
             self.time.at(arrives, self._replied, self._replies)

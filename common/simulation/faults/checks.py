@@ -114,6 +114,7 @@ def check_drained(world: World) -> None:
     """At the end: every record in exactly one place, and every replay agrees."""
     check_audit(world)
     _check_switched(world)
+    _check_taken_back(world)
     updates, quarantined = effective_updates(world)
     used, accepted, ledger = _replay(world)
     claimed = ledger.claimed
@@ -153,6 +154,23 @@ def _check_switched(world: World) -> None:
     wanted = world.revisions[-1].slices
     if (None if history.slices is UNSET else history.slices) != wanted:
         raise Violation("not switched", f"{history.slices} leads, wanted {wanted}")
+
+
+def _check_taken_back(world: World) -> None:
+    """Of members only the leader in force takes back: another may know who holds what it made."""
+    if world.topic_losses:
+        return
+    history, names = History(), dict[int, str]()
+    for offset, record in enumerate(world.updates):
+        slices, head, after_loss = history.slices, history.head, history.after_loss
+        counts = history.feed(offset, record)
+        if not (counts and isinstance(record, Lead)):
+            continue
+        name = names[history.epoch] = record.candidate.rpartition("#")[0]
+        if slices is UNSET or history.head == head or record.after_loss > after_loss:
+            continue
+        if names.get(record.after) != name:
+            raise Violation("taken back", f"{head} by {record}, of a leader before")
 
 
 def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:

@@ -71,6 +71,11 @@ def up(
 
     Example: [bold]doll up --workers 3 --directory out/up[/]
     """
+    from common.embedded.fork_server import prepare
+
+    # While the servers start; in the order in which they are asked for.
+    prepare("coordinator", *["provisioner"] * (market is not None), *["evaluator"] * evaluator)
+    prepare(*["worker"] * (workers is None or workers > 0), "admin")
     from common.config.market_file import load_market
     from common.embedded.kafka import embedded_settings
     from common.embedded.services import stop_all

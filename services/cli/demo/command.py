@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from services.cli.demo.summary import Summary
 
 _LOGS, _MACHINES, _MARKET, _MODEL = "logs", "machines", "market.json", "digits.safetensors"
+_TEST = "model-test.log"
 _SECONDS = 30.0
 _RATE_PER_S, _WORKERS = 2000.0, 3
 # Machines that are started again and again take a part of what this one can do.
@@ -80,15 +81,19 @@ def demo(  # noqa: PLR0913 -- the options of a command
 
     Example: [bold]doll demo --seconds 20 --workers 4[/]  or  [bold]doll demo --provision[/]
     """
+    from common.embedded.fork_server import prepare
+
+    began = monotonic()
+    if seconds is not None and records is not None:
+        raise UserError("--seconds and --records say the same: give one of them")
+    # What the processes need takes longer to load than all else until they are at work.
+    prepare("coordinator", *(["provisioner", "admin"] if provision else ["worker"]))
     from common.embedded.stack import EmbeddedStack
     from common.policies.policy import former_notes
     from services.cli.demo.plan import Plan, policy_named
     from services.cli.demo.summary import draw
     from services.cli.local import made, with_market
 
-    began = monotonic()
-    if seconds is not None and records is not None:
-        raise UserError("--seconds and --records say the same: give one of them")
     before = context.find_root().params  # `doll --kafka ADDRESS demo` means the same
     kafka, redis = kafka or before.get("kafka", ""), redis or before.get("redis", "")
     rate = rate or (_RENTED_RATE_PER_S if provision else _RATE_PER_S)
@@ -142,16 +147,15 @@ def _perform(plan: Plan, settings: Settings, out: Path, ending: Ending, began: f
     from services.cli.demo.judge import judge
     from services.cli.demo.run import Demo
     from services.cli.demo.screen import Screen
+    from services.cli.demo.tested_model import ModelTest
 
-    # A deadline counts from the submission on; else there is time while the processes load torch.
-    digits = load_digits() if plan.provision else None
+    digits = load_digits()  # first: a deadline counts from the submission on
     with (
         Screen(Console(highlight=False), began) as screen,
         closing(Demo(plan, settings, out / _LOGS, screen, ending)) as demo,
     ):
-        digits = digits or load_digits()
         demo.run(digits.train)
-        return judge(demo, digits.held_out, out / _MODEL)
+        return judge(demo, ModelTest(settings, plan.name, out / _MODEL, out / _LOGS / _TEST))
 
 
 def _host(url: str) -> str:

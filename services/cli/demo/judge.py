@@ -6,9 +6,8 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from common.checkpoints.snapshot_file import from_checkpoint
 from common.core.audit import audit
-from common.errors import CorruptError, DollError
+from common.errors import DollError
 from common.topics import names as topics
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
@@ -16,25 +15,21 @@ from services.cli.demo.summary import Account, Bill, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from common.core.audit import Audit
     from common.core.messages import Positions, UpdateApplied
     from common.core.spans import Partition, Span
-    from common.datasets.records import Records
     from services.cli.demo.run import Demo, FleetWatch
+    from services.cli.demo.tested_model import ModelTest
 
-_BATCH = 512  # records per forward pass
 
-
-def judge(demo: Demo, held_out: Records, model: Path) -> Summary:
-    """Fold what Kafka holds, count every record, test the model and write it to `model`.
+def judge(demo: Demo, test: ModelTest) -> Summary:
+    """Fold what Kafka holds, count every record, and hear how good the model is.
 
     Raises:
         UnavailableError: If Kafka stops answering.
-        CorruptError: If the last checkpoint cannot be read.
+        DollError: If the model cannot be tested.
     """
-    tested = _test_model(demo, held_out, model)
     job, first = demo.record.id, demo.record.first
     # Updates first: the claims that they are made of are then in the control topic for sure.
     decided = read_decoded(demo.log, topics.updates_topic(job), decode_audit)
@@ -43,6 +38,7 @@ def judge(demo: Demo, held_out: Records, model: Path) -> Summary:
     updates = proof.updates
     progress = demo.progress
     times = [row.at_s or 0.0 for row in progress.columns.rows(1, progress.version)]
+    tested = test.result()
     if demo.fleet is None:  # all that was produced is to be found again
         bill, ends = None, demo.ends
     else:  # it is, as far as the job got
@@ -100,28 +96,6 @@ def mean_accuracy(updates: Sequence[UpdateApplied]) -> float:
     judged = [update for update in updates if "accuracy" in update.metrics]
     right = sum(update.metrics["accuracy"] * update.samples for update in judged)
     return right / max(1, sum(update.samples for update in judged))
-
-
-def _test_model(demo: Demo, held_out: Records, output: Path) -> dict[str, float]:
-    """Mean loss and accuracy of the last checkpoint's model."""
-    # These bring torch, which takes seconds: not while the demo's processes load it too.
-    from common.api.model import about_model
-    from common.checkpoints.find import KeptModel
-    from common.jobs.build import task_of
-    from common.learning.checkpoint import save_weights, weights_in
-    from common.learning.evaluate import evaluate
-    from common.learning.parameters import FlatModel, layout_of
-
-    latest = demo.store.latest()
-    if latest is None:
-        raise CorruptError("the last checkpoint is gone")
-    found = from_checkpoint(demo.store.open(latest))
-    weights, _ = weights_in(found.trainer())
-    task = task_of(demo.record.spec, ())
-    model = FlatModel(task.build())
-    about = about_model(demo.record, KeptModel(found.title, found.snapshot, {}))
-    output.write_bytes(save_weights(layout_of(model.module), weights, about))
-    return evaluate(task, model, weights, held_out, _BATCH)
 
 
 def _bill(demo: Demo, fleet: FleetWatch, updates: int) -> Bill:

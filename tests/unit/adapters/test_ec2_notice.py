@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-PATIENCE_S = 20.0  # no test of what must be answered waits so long
+PATIENCE_S = 120.0  # no test of what must be answered waits so long
 AT_S = 1_800_000_000.0
 NOTICE = Notice("interruption", AT_S, "terminate")
 SIX_HOURS_S = 6 * 3600.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
 PARTITION, END = Partition("a", 0), 6
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 class Ends(AdminClient):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from common.adapters.local.fleet import ProcessFleet, Started
     from common.ports.machines import Machine
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 DEAF = ("sh", "-c", "trap '' TERM; echo ready; sleep 600 & wait; sleep 600")
 NOON_S = 1_800_000_000.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socketserver
 import threading
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +15,7 @@ from common.adapters.redis.server import RedisServer, connect
 from common.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TIMEOUT_S = 0.3
 
@@ -57,9 +57,10 @@ def test_connections_that_lie_idle_are_not_waited_for_one_after_the_other(host: 
         connect(f"redis://127.0.0.1:{host.server_address[1]}", TIMEOUT_S, RedisAccess())
     ) as client:
         server = RedisServer(client, "doll:", lambda _: None)
-        with ExitStack() as at_once:
-            for _ in range(3):
-                at_once.enter_context(client.lend()).connect()
+        pool, at_once = client.connection_pool, [client.borrow() for _ in range(3)]
+        for connection in at_once:
+            connection.connect()
+            client.take_back(connection, pool)
         assert server.ask(("ECHO", "")) == [b"OK"]
         host.lose_power()
         with pytest.raises(UnavailableError):
@@ -75,3 +76,29 @@ def test_a_host_that_does_not_take_a_connection_is_asked_anew_within_a_second() 
                 expected_s,
                 timeout_s,
             )
+
+
+def test_a_connection_that_was_lent_before_a_renewal_is_not_used_again(host: _Host) -> None:
+    with closing(
+        connect(f"redis://127.0.0.1:{host.server_address[1]}", TIMEOUT_S, RedisAccess())
+    ) as client:
+        pool, lent = client.connection_pool, client.borrow()
+        client.renew(pool)
+        client.take_back(lent, pool)
+        again = client.borrow()
+        client.take_back(again, client.connection_pool)
+        assert again is not lent
+        assert client.borrow() is again
+
+
+@pytest.mark.parametrize("size", [0, 6_000, 6_001, 100_000])
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+def test_commands_are_written_alike_whatever_their_size(
+    size: int, kind: Callable[[bytes], bytes | memoryview]
+) -> None:
+    value = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    with closing(connect("redis://127.0.0.1:1", TIMEOUT_S, RedisAccess())) as client:
+        connection = client.borrow()
+        sent = b"".join(connection.pack_commands([("SET", "ké", kind(value), "PX", 12)]))
+    parts = (b"SET", "ké".encode(), value, b"PX", b"12")
+    assert sent == b"*5\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)

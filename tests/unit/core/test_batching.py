@@ -74,6 +74,18 @@ def test_a_hole_belongs_to_the_span_of_the_record_behind_it() -> None:
     assert [cut.address for cut in cuts] == [(span(P, 0, 4),), (span(P, 4, 8),)]
 
 
+def test_a_run_that_is_a_whole_batch_is_cut_as_if_it_came_in_parts() -> None:
+    whole, parts = placed(2), placed(2)
+    for first in (3, 6):
+        offsets, epoch, at = [first, first + 1], first // 3, float(first)
+        (cut,) = whole.add(Run(P, offsets, (), at, at + 0.5, epoch), now=0.0)
+        assert parts.add(Run(P, offsets[:1], (), at, at, epoch), now=0.0) == ()
+        assert parts.add(Run(P, offsets[1:], (), at + 0.5, at + 0.5, epoch), now=0.0) == (cut,)
+    assert (cut.address[0].start, cut.address[0].before) == (5, 1)
+    assert whole.samples == 0
+    assert (whole.position(P), whole.epoch(P)) == (parts.position(P), parts.epoch(P)) == (8, 2)
+
+
 def test_a_dropped_partition_leaves_the_others_open() -> None:
     batcher = placed(4)
     batcher.add(run(P, range(2)), now=0.0)

@@ -356,6 +356,31 @@ def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() 
     assert group.weights == {B: (0, 1, 2)}
 
 
+def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_held() -> None:
+    #  c1       1   nobody holds it: back to 0 ... reads on        looks again
+    #  c2             Lead(1)   2                             leads
+    group = begun(A, B)
+    group.finish(A, B)
+    group.read_back()
+    first, one = group.bench, ModelId(group.bench.epoch, 1)
+    group.kill(A)
+    group.of[B] = _Process(B, 9)  # its process came back with nothing
+    assert "back to version 0" in group.fall_back()
+
+    second = replace(of_kind(first.updates, Lead)[0], after=one.epoch, base=one, candidate="c2#1")
+    second = replace(second, epoch=one.epoch + 5)
+    update = replace(of_kind(first.updates, UpdateApplied)[0], epoch=one.epoch + 5, version=2)
+    first.updates += [second, update]
+    first.find("all")
+    said = first.find("genesis")
+    assert not of_kind(said, do.RestoreSnapshot)
+    the(said, do.ReleaseLease)
+    assert of_kind(first.updates, Lead)[-1] == second
+    first.lead()
+    lead = of_kind(first.updates, Lead)[-1]
+    assert (lead.after, lead.base) == (second.epoch, ModelId(second.epoch, 2))
+
+
 def succeeded(group: _Group, *claims: ControlRecord | None) -> Bench:
     """A successor, of an update whose claims the control topic may have lost; and these instead."""
     group.finish(A, B)
@@ -446,16 +471,27 @@ def test_a_gradient_at_another_version_0_than_is_held_now_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "remedy"),
+    ("hosts", "remedy"),
     [
-        ("127.0.0.1", "members need a private network on which all reach all, at any TCP port"),
-        ("10.0.0.3", "set DOLL_ADVERTISE where a runs: others reach no loopback address"),
+        (
+            ("127.0.0.1", "127.0.0.1"),
+            "loopback addresses serve one machine alone; on several, set DOLL_ADVERTISE on each",
+        ),
+        (
+            ("10.0.0.2", "10.0.0.3"),
+            "members need a private network on which all reach all, at any TCP port",
+        ),
+        (
+            ("127.0.0.1", "10.0.0.3"),
+            "set DOLL_ADVERTISE where a runs: others reach no loopback address",
+        ),
     ],
 )
 def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
-    host: str, remedy: str
+    hosts: tuple[str, str], remedy: str
 ) -> None:
-    group = begun(A, B, C, hosts={C: host})
+    one, other = hosts
+    group = begun(A, B, C, hosts={A: one, C: other})
     process = group.of[C]
     assert process.entered is not None
     attempt = process.entered.reduce.attempt
@@ -467,7 +503,7 @@ def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
     status = group.bench.leader_status.group
     assert status is not UNSET
     assert set(status.members) == {B, C}
-    told = f"a (127.0.0.1:1) and c ({host}:3) do not reach each other: {remedy}"
+    told = f"a ({one}:1) and c ({other}:3) do not reach each other: {remedy}"
     assert status.left_out == {A: told}
 
 
@@ -639,6 +675,33 @@ def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_who
     group.read_back()
     group.kill(B)
     assert f"back to version {stored.version}" in group.fall_back()
+
+
+def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
+    #  version     1        2       | B dies: back to 1, of which no snapshot says that it is stored
+    #  in storage  ██
+    group = begun(A, B, C, bench=Bench(sliced()))
+    group.finish(A, B, C)
+    group.read_back()
+    stored = ModelId(group.bench.epoch, 1)
+    group.bench.announce(A, B, C)
+    group.settle()
+    group.deaf.update((A, B, C))
+    group.finish(A, B, C)
+    group.read_back()
+    group.kill(A, B)
+    assert "back to version 1" in group.fall_back()
+
+    group.bench.find("all")
+    group.bench.find("genesis")
+    group.bench.feed(events.SnapshotRestored(1000))
+    group.bench.read_updates()
+    assert group.bench.published[-1].stored == (stored,)
+    group.see()
+    group.settle()
+    group.bench.tick(group.bench.now + 10.0)
+    group.settle()
+    assert group.of[C].replica.made == stored
 
 
 def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:

@@ -618,6 +618,37 @@ def test_once_full_it_waits_until_a_quarter_is_free_or_less_than_a_group_waits()
     assert read == [False, False, False, True]
 
 
+def test_who_waits_for_room_need_not_hear_of_triggers_that_give_none() -> None:
+    # bound 8, K = 4    settled of its own    1      2      3, and it reads
+    #                   or waiting anywhere   8      6      5, and it reads
+    def full() -> _Stream:
+        stream = _Stream(settings=WorkerSettings(SAMPLES, bound=8, group_size=4))
+        stream.stand(0)
+        assert stream.is_news(0, Unsettled(0, 0, 0, 1))  # it reads, and hears of all
+        stream.read(0, 80)
+        stream.deliver(**{f"_{number}": number for number in range(1, 9)})
+        stream.stand(9, p=80, oldest_unsettled=1, waiting=8)
+        return stream
+
+    said = [Unsettled(9, 1 + settled, 99, 50) for settled in (1, 2, 3)]
+    said += [Unsettled(9, 1, waiting, 1) for waiting in (8, 6, 5)]
+    reads = [READ_ON in full().on(events.RoundBegan(0, each), 0.0) for each in said]
+    assert reads == [False, False, True, False, False, True]
+    assert [full().is_news(0, each) for each in said] == reads
+
+
+def test_who_waits_for_room_hears_of_other_leaders_and_of_older_programs() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 30)
+    stream.deliver(_1=4, _2=5, _3=6)
+    stream.stand(7, p=30, oldest_unsettled=4, waiting=3)
+
+    assert not stream.is_news(0, Unsettled(7, 4, 3, 1))
+    assert stream.is_news(1, Unsettled(7, 4, 3, 1))
+    assert stream.is_news(0, None)
+
+
 def test_it_never_waits_for_room_while_its_own_batches_make_no_group() -> None:
     # bound 4 = K    waiting  4     3: another worker may never come
     #                         full  reads

@@ -41,7 +41,7 @@ OPENED = {  # what a service loads only when it needs it
 COMMANDS = (
     *("__main__", "local", "options", "system.direct", "render.plots"),
     *("commands.bounded_topic", "commands.producing", "commands.sources"),
-    *("demo.judge", "demo.plan", "demo.run", "demo.screen", "demo.summary"),
+    *("demo.judge", "demo.plan", "demo.run", "demo.screen", "demo.summary", "demo.tested_model"),
 )
 WITHOUT_TORCH = ("provisioner", "admin", "cli")
 OWNERS = {top: set(map(canonicalize_name, o)) for top, o in packages_distributions().items()}
@@ -54,13 +54,13 @@ class Refuse:  # as if these were not installed
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Refuse())
 first, cases = json.loads(sys.stdin.read())
-for case, (without, modules) in enumerate([first, *cases]):
-    pid = os.fork() if case else 0  # each begins with what the first one has loaded
+for case, (without, modules) in enumerate([*first, *cases]):
+    pid = 0 if case < len(first) else os.fork()  # each begins with what the first ones have loaded
     if pid == 0:
         refused = set(without)
         for name in modules:
             importlib.import_module(name)
-    if case == 0:
+    if case < len(first):
         continue
     if pid == 0:
         print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})), flush=True)
@@ -116,11 +116,11 @@ class Case(NamedTuple):
         return refused, self.modules
 
 
-def imported(*cases: Case, first: Case | None = None) -> list[set[str]]:
+def imported(*cases: Case, first: Sequence[Case] = ()) -> list[set[str]]:
     """What is loaded after each of these, in a process of its own that begins with the first."""
     answer = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", IMPORT],
-        input=json.dumps([(first or Case((), ())).told(), [case.told() for case in cases]]),
+        input=json.dumps([[case.told() for case in each] for each in (first, cases)]),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -139,7 +139,8 @@ def test_a_service_imports_all_that_it_may_open_from_what_its_extra_brings(*, tr
         for service, have in zip(services, haves, strict=True)
     ]
     # What takes long is loaded once, from nothing but what it needs itself.
-    first = Case(("torch",), brought(["torch"])) if trains else None
+    first = [Case(("torch",), brought(["torch"]))] if trains else []
+    first.append(Case(EVERYWHERE, brought(PROJECT["dependencies"])))
     assert all(("torch" in have) == trains for have in haves)
     assert all(("torch" in loaded) == trains for loaded in imported(*cases, first=first))
 

@@ -17,6 +17,7 @@ from load.paper.explanations import explain_static
 from load.paper.job import PAIRS, UPDATES, Case, Setting
 from load.paper.runner import Asked, Runner
 from load.paper.updates_law import FEW, FEW_LATER, MANY_LATER, SIGNIFICANT, Streams, p_value
+from tests.changes import once_changed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +46,10 @@ def test_each_law_holds_where_it_should(
     assert (p_value(found, streams.renewal(t_s)) >= SIGNIFICANT) is renewal
 
 
+@once_changed(
+    *("common/core/", "common/policies/", "common/simulation/", "common/theory/"),
+    *("load/paper/", "tests/unit/load/test_paper_parts.py"),
+)
 def test_static_costs_what_equations_16_and_22_say(asked: Asked) -> None:
     with Runner(asked) as runner:
         section = equations(runner)

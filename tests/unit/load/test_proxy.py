@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from load.harness.proxy import Proxy
 
-PATIENCE_S = 10.0  # for what must come
+PATIENCE_S = 120.0  # for what must come
 SILENCE_S = 0.1  # in which nothing must come
 
 

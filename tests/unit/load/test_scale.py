@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.scale import Cost, earlier
+from load.harness.stack import NotMeasuredError
+from load.scale import Cost, Series, earlier, measured
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 SIZES = (1, 10, 100)
@@ -46,3 +48,18 @@ def test_series_of_earlier_runs_are_drawn_beside_those_of_this_one(tmp_path: Pat
         "workers": {2: {"batches/s": 4.0}, 8: {"batches/s": 9.0}},
     }
     assert earlier([]) == {}
+
+
+def test_what_was_measured_up_to_a_size_that_fails_is_kept() -> None:
+    asked = list[int]()
+
+    def measure(_kafka: str, size: int) -> Mapping[str, float]:
+        asked.append(size)
+        if size == 10:
+            raise NotMeasuredError("worker-7 did not start")
+        return {"s": float(size)}
+
+    series = Series("worker", SIZES, SIZES, measure, ())
+
+    assert measured(series, SIZES, "none") == ({1: {"s": 1.0}}, "10: worker-7 did not start")
+    assert asked == [1, 10]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from common.runtime.supervisor import Fault
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def record(name: str = "digits", reason: str = "submitted") -> JobRecord:

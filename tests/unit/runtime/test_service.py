@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from common.runtime.supervisor import Fault
 
 pytestmark = pytest.mark.usefixtures("process_logging", "handlers")
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.clock import ManualClock
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 AT_ONCE = Patience(first_s=0.0, longest_s=0.0)
 
 

@@ -12,6 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PATIENCE_S = 120.0
 PROGRAM = """
 import threading
 from common.runtime.termination import on_termination
@@ -32,7 +33,7 @@ def test_a_process_that_is_asked_to_end_ends_in_order(asked: signal.Signals) -> 
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(asked)
-    said, _ = process.communicate(timeout=60.0)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert (said, process.returncode) == ("ended\n", 0)
 
 
@@ -63,11 +64,11 @@ def test_a_process_ends_with_its_owner_however_that_ends(
         assert process.stdout.readline() == "ready\n"
         assert process.poll() is None
         end(owner)
-        assert process.wait(timeout=20.0) == -signal.SIGKILL
+        assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL
 
 
 def test_a_process_whose_owner_has_ended_before_ends_too() -> None:
     with subprocess.Popen(["true"]) as owner:  # noqa: S607 -- any that ends
-        owner.wait(timeout=20.0)
+        owner.wait(timeout=PATIENCE_S)
     with owned_by(owner.pid) as process:
-        assert process.wait(timeout=20.0) == -signal.SIGKILL
+        assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL

@@ -489,7 +489,7 @@ def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
     class Waits(ServedModel):
         def predict(self, columns: Columns) -> Predicted:
             entered.set()
-            go.wait(30.0)
+            go.wait(120.0)
             passes.append(len(columns["image"]))
             if (columns["image"] == 255).all(axis=(1, 2, 3)).any():
                 raise TaskError(0, Raised("it raised", Origin("", "", 0, ""), ""))
@@ -528,7 +528,7 @@ def test_whoever_comes_while_too_many_wait_is_told_to_come_again(
     class Waits(ServedModel):
         def predict(self, columns: Columns) -> Predicted:
             entered.set()
-            go.wait(30.0)
+            go.wait(120.0)
             return super().predict(columns)
 
     world = served(made, Waits)

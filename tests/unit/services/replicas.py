@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from common.testing.board import MemoryRedis
     from common.testing.log import MemoryLog
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 IMPATIENT = Patience(first_s=0.01, longest_s=0.01)
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from common.learning.fields import Columns
 
 NAME = "signs"
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 JOB = f"""
 name: {NAME}
 streams: [left, right]

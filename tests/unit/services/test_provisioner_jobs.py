@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RENTED = f"{JOB}provisioning: {{workers: 3}}\n"
 DIGITS = {"digits": record(RENTED)}
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 class BrokenLog(MemoryLog):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FIRST = {Partition("clinic-a", 0): 5}
 SPEC = parse_job(JOB + "checkpoint: {keep: 2}\n")
 FOLDER = "digits/checkpoints/"
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 MANY = 10**6
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 JOB = "digits"
 STREAMS = ("clicks", "views")
-PATIENCE_S = 20.0  # for what must happen: a test that waits so long has failed
+PATIENCE_S = 120.0  # for what must happen: a test that waits so long has failed
 BATCH = 10  # records of a batch
 
 SPEC = f"""

@@ -55,13 +55,13 @@ def test_streams_of_several_loops_are_woken_and_ended() -> None:
     threads = [threading.Thread(target=asyncio.run, args=(read(),)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    listening.wait(10)
+    listening.wait(120)
     assert feed.listeners == 2
     feed.publish("update", b"{}")
     feed.close()
     feed.publish("update", b"{}")  # to nobody
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert woken == ["event", "event"]
     assert (feed.listeners, feed.end) == (0, 1)
 

@@ -85,7 +85,7 @@ def rig() -> Iterator[Rig]:
     yield made
     made.follower.stop()
     if made.follower.ended_s is None and made.follower.ready:
-        made.follower.join(10)
+        made.follower.join(120)
 
 
 def test_what_had_happened_is_known_and_not_told(rig: Rig) -> None:
@@ -309,7 +309,7 @@ def test_no_thread_is_left_behind(rig: Rig) -> None:
     follower = rig.begin()
     assert len(set(threading.enumerate()) - before) == 1
     follower.stop()
-    follower.join(10)
+    follower.join(120)
     assert set(threading.enumerate()) <= before
 
 

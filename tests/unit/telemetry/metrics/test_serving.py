@@ -21,7 +21,7 @@ HERE = "127.0.0.1"
 
 
 def asked(port: int, path: str, host: str = HERE) -> tuple[int, str]:
-    connection = HTTPConnection(host, port, timeout=10.0)
+    connection = HTTPConnection(host, port, timeout=120.0)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.evaluation.drift import ErrorWatch, Rise, errors_of
+from services.evaluator.drift import ErrorWatch, Rise, errors_of
 
 SEEDS = range(20)
 RECORDS = 250  # of one evaluation

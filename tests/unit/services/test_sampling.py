@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.core.messages import Batch, Skipped, WorkerId
 from common.core.spans import Partition, Span
-from common.evaluation.sampling import MOST_PIECES, sample
+from services.evaluator.sampling import MOST_PIECES, sample
 
 PLACES = [Partition(stream, index) for stream in ("clicks", "orders") for index in range(3)]
 

@@ -19,7 +19,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
-from common.evaluation.offered_versions import OfferedVersions
+from services.evaluator.offered_versions import OfferedVersions
 
 
 def batch(offset: int) -> Batch:

@@ -1,0 +1,94 @@
+"""The model of a demo's last checkpoint on digits that it has never seen, in a process of its own.
+
+It takes torch, which the processes of a demo share: loaded once more, in the process that judges,
+it would be 2 s of a processor that the result waits for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from common.embedded.process import Child
+from common.embedded.services import environment_of
+from common.errors import CorruptError, DollError
+
+if TYPE_CHECKING:
+    from common.config.settings import Settings
+
+_BATCH = 512  # records per forward pass
+_TIMEOUT_S = 120.0  # torch may have to be loaded, on a busy machine
+
+
+class ModelTest:
+    """A test under way; make it in a thread that stays, see `Child`.
+
+    Args:
+        settings: Of the servers.
+        job: The job's name.
+        model: Where its model is written to.
+        log: Where the process says what it found, and anything else.
+    """
+
+    def __init__(self, settings: Settings, job: str, model: Path, log: Path) -> None:
+        command = [sys.executable, "-P", "-m", __name__, job, str(model.absolute())]
+        self._child = Child(command, log, environment_of(settings), forks=True)
+
+    def result(self) -> dict[str, float]:
+        """Mean loss and accuracy.
+
+        Raises:
+            DollError: If it did not come to an end, or not to a good one; quotes what it said.
+        """
+        try:
+            self._child.await_ready(lambda: not self._child.running(), _TIMEOUT_S)
+        finally:
+            self._child.kill()
+        said = self._child.last_words()
+        if self._child.exit_code:
+            raise DollError(f"the last model could not be tested: {said}")
+        return msgspec.json.decode(said.splitlines()[-1], type=dict[str, float])
+
+
+def main() -> int:
+    """Test the model of a job, write it, and say how good it is."""
+    # These bring torch, which who starts the test must not load.
+    from common.api.model import about_model
+    from common.checkpoints.find import KeptModel
+    from common.checkpoints.snapshot_file import from_checkpoint
+    from common.checkpoints.store import CheckpointStore
+    from common.config.settings import read_settings
+    from common.datasets.digits import load_digits
+    from common.jobs.build import task_of
+    from common.jobs.store import JobStore
+    from common.learning.checkpoint import save_weights, weights_in
+    from common.learning.evaluate import evaluate
+    from common.learning.parameters import FlatModel, layout_of
+    from common.runtime.connect import open_blobs, open_log
+
+    job, output = sys.argv[1:]
+    settings = read_settings(os.environ)
+    with closing(open_log(settings, "test")) as log, closing(JobStore(log)) as book:
+        record = book.get(job)
+    store = CheckpointStore(open_blobs(settings), record.id)
+    latest = store.latest()
+    if latest is None:
+        raise CorruptError("the last checkpoint is gone")
+    found = from_checkpoint(store.open(latest))
+    weights, _ = weights_in(found.trainer())
+    task = task_of(record.spec, ())
+    model = FlatModel(task.build())
+    about = about_model(record, KeptModel(found.title, found.snapshot, {}))
+    Path(output).write_bytes(save_weights(layout_of(model.module), weights, about))
+    tested = evaluate(task, model, weights, load_digits().held_out, _BATCH)
+    sys.stdout.write(f"{msgspec.json.encode(tested).decode()}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

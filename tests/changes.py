@@ -1,0 +1,54 @@
+"""What changed since TEST_SINCE: tests that come to the same without a change may wait for it.
+
+TEST_SINCE is a commit; without it, or without git, everything counts as changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[1]
+_Test = TypeVar("_Test", bound="Callable[..., object]")
+
+
+def has_changed(*paths: str) -> bool:
+    """Whether something at or below these, or what is installed, changed since TEST_SINCE."""
+    changed = changed_files()
+    return changed is None or any(path.startswith((*paths, "constraints.txt")) for path in changed)
+
+
+def once_changed(*paths: str) -> Callable[[_Test], _Test]:
+    """Lets a test run where something at or below these changed, and else at night alone."""
+    if has_changed(*paths):
+        return lambda test: test
+    return pytest.mark.nightly
+
+
+def changed_files() -> frozenset[str] | None:
+    """Files that changed since TEST_SINCE; None where that cannot be told."""
+    return _changed(os.environ.get("TEST_SINCE", ""))
+
+
+@cache
+def _changed(since: str) -> frozenset[str] | None:
+    git = shutil.which("git")
+    if not since or git is None:
+        return None
+    found = subprocess.run(  # noqa: S603 -- our own command line
+        [git, "diff", "--name-only", since],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return None if found.returncode != 0 else frozenset(found.stdout.splitlines())

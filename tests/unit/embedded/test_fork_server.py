@@ -1,0 +1,30 @@
+"""What is loaded before a service is forked is what its kind needs, and not what others do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+OTHERS = ("sklearn", "scipy", "river", "fastapi", "uvicorn")
+PEEK = f"""
+import sys
+from common.datasets.digits import load_digits
+from common.embedded.fork_server import load
+load("coordinator", "worker")
+load_digits()
+print("torch" in sys.modules, [name for name in {OTHERS!r} if name in sys.modules])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="services are forked on Linux only")
+def test_a_demo_waits_for_no_code_that_only_other_services_run() -> None:
+    told = subprocess.run(  # noqa: S603 -- our own interpreter and program
+        [sys.executable, "-c", PEEK],
+        env={"OPENBLAS_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.strip() == "True []"

@@ -1,0 +1,34 @@
+"""Which tests wait for a change of what they look at."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import changes
+from tests.changes import changed_files, has_changed, once_changed
+
+
+@pytest.mark.parametrize("since", ["", "no-such-commit"])
+def test_where_it_cannot_be_told_everything_has_changed(
+    monkeypatch: pytest.MonkeyPatch, since: str
+) -> None:
+    monkeypatch.setenv("TEST_SINCE", since)
+    assert changed_files() is None
+    assert has_changed("common/core/")
+
+
+@pytest.mark.parametrize(
+    ("changed", "waits"),
+    [("common/core/leader.py", False), ("constraints.txt", False), ("common/wire/sums.py", True)],
+)
+def test_a_test_waits_until_something_changes_that_it_looks_at(
+    monkeypatch: pytest.MonkeyPatch, changed: str, *, waits: bool
+) -> None:
+    monkeypatch.setattr(changes, "changed_files", lambda: frozenset({changed}))
+
+    @once_changed("common/core/", "common/policies/")
+    def looked_at() -> None:
+        pass
+
+    marks = [mark.name for mark in getattr(looked_at, "pytestmark", ())]
+    assert marks == ["nightly"] * waits
