@@ -20,10 +20,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from common.policies.adaptive import LATE
 from common.policies.fixed import OnDemandOnly
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
     from common.policies.policy import Situation
     from common.theory.provisioning import Binding
 
-
-Array: TypeAlias = npt.NDArray[np.float64]
-Counts: TypeAlias = npt.NDArray[np.int64]
 
 # Of the reserve, towards the end: who kept all of it until the last update would be early by it.
 SPENT = 0.25
@@ -181,8 +177,7 @@ class Pools:
         late_s = partial_batches_s(work.rates_per_s, work.batch_size)
         late_s += LATE * math.sqrt(work.records) / work.records_per_s
         time_s = work.deadline_s - late_s
-        largest = float(spot.had.max() / spot.had.sum()) if spot.had.any() else 1.0
-        reserve_s = largest * (start_up_s + self.review_s)
+        reserve_s = spot.largest * (start_up_s + self.review_s)
         return _Need(work.workers, work.undisturbed_s, time_s, reserve_s)
 
     def _on_demand(
@@ -193,12 +188,12 @@ class Pools:
         before = 0
         if last is not None:
             before = last.machines.get(Offer(situation.pools[ON_DEMAND].name), 0)
-        ready, together = int(spot.ready.sum()), last is not None and not spot.scarce
+        ready, together = sum(spot.ready), last is not None and not spot.scarce
         lost_s = _losses(need.undisturbed_s, life_s(main))
         lost_s *= situation.pools[ON_DEMAND].start_up_s + self.review_s
         missing, certain = 0, need.certain
         if together and need.short_s + lost_s >= 0:
-            missing = streams - int(spot.had.sum())
+            missing = streams - sum(spot.had)
         if together and certain:  # a loss takes all at once, and the reserve does not come back
             certain = streams
         alone = 0
@@ -225,7 +220,7 @@ class Pools:
         alone = situation.pools[ON_DEMAND]
         there = situation.machines.get(Offer(alone.name), MachineCount())
         ahead_s = alone.start_up_s + self.review_s
-        lag_s, missing = situation.lag_s, max(need.streams - int(spot.ready.sum()), 0)
+        lag_s, missing = situation.lag_s, max(need.streams - sum(spot.ready), 0)
         if lag_s is None or need.time_s <= ahead_s + self.review_s:
             return missing
         late = lag_s + ahead_s + self.review_s > max_lag_s
@@ -272,7 +267,7 @@ def _why(spot: Spot, need: _Need) -> str:
         return f"{need.short_s:,.4g} s of the reserve are used"
     if spot.gone:
         return "no pool gives a machine"
-    if (spot.asked > spot.had).any():
+    if any(spot.refused):
         return "a machine was lost or refused"
     return "more or fewer are needed"
 
