@@ -17,8 +17,8 @@ TREES = ("common", "services", "tests", "load")
 FLOORS = (  # a folder imports folders of lower floors; the root of `common/` holds `errors` alone
     ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
-    ("common.theory", "common.ports", "common.datasets", "common.learning"),
-    ("common.policies", "common.traces", "common.joining"),
+    ("common.theory", "common.ports", "common.learning"),
+    ("common.policies", "common.datasets", "common.joining"),
     ("common.config", "common.provisioning"),
     ("common.wire", "common.telemetry", "common.simulation"),
     ("common.topics", "common.adapters", "common.testing"),

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.config.market_file import load_market
+from common.datasets.traces.files import read_once, traced
+from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.simulation.experiments.draws import spot_on_average
 from common.simulation.experiments.spec import SpotSpec
-from common.traces.files import read_once, traced
-from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -148,6 +148,7 @@ class CountingJob:
                 and leader_status.waiting == 0
                 and leader_status.claimed.keys() >= set(self.places)
                 and all(at == self._log.bounds(p).end for p, at in leader_status.claimed.items())
+                and not self.audit().unsettled  # an update counts once it is read back, a bit later
             )
         except UnavailableError:
             return False

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from common.datasets.traces.files import read_once, read_trace
 from common.errors import UserError
 from common.policies.bidbrain import BidBrain, eviction_odds
 from common.simulation.experiments.auction import (
@@ -25,13 +26,12 @@ from common.simulation.experiments.auction import (
     run_auction,
 )
 from common.theory.billing import HOUR_S
-from common.traces.files import read_once, read_trace
 from load.paper.series import header, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.traces.trace import Floats
+    from common.datasets.traces.trace import Floats
 
 Kind: TypeAlias = Literal["tables", "records"]  # files whose header begins with `step`, or records
 

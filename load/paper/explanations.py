@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.datasets.traces.files import read_trace
 from common.theory.provisioning import plan
-from common.traces.files import read_trace
 from load.paper import stated
 from load.paper.document import listed, percent
 from load.paper.job import (

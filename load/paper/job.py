@@ -22,9 +22,9 @@ from common.theory.work import Work, market
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from common.datasets.traces.spec import TraceSpec
     from common.policies.policy import StreamPolicyName
     from common.theory.work import Market
-    from common.traces.spec import TraceSpec
 
 Rates: TypeAlias = Literal["equal", "drawn"]
 

@@ -10,11 +10,11 @@ import pytest
 from common.adapters.ec2.prices import Ec2Prices
 from common.adapters.prices import FixedPrices, PricesTogether, TracePrices
 from common.config.market_file import Ec2Provider, SpotPool
+from common.datasets.traces.spec import TraceSpec
 from common.errors import UnavailableError
 from common.ports.machines import Offer, by_pool
 from common.testing.clock import ManualClock
 from common.testing.fleet import MemoryPrices
-from common.traces.spec import TraceSpec
 from tests.contract.fleet_providers import REGION, TEMPLATE
 
 if TYPE_CHECKING:

@@ -278,7 +278,13 @@ MUTANTS = (
     Mutant(
         "a worker announces no more batches than its bound",
         100,
-        (Edit(CORE + "worker.py", "if self._waiting >= enough:", "if False:"),),
+        (
+            Edit(
+                CORE + "worker.py",
+                "if len(self._held) >= enough and self._waiting >= enough:",
+                "if False:",
+            ),
+        ),
     ),
     Mutant(
         "batches that may have been refused do not fill the bound",
@@ -297,8 +303,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "worker.py",
-                "        if gone:\n            if gone[-1]",
-                "        if False:\n            if gone[-1]",
+                "        if not gone:\n",
+                "        if True:\n",
             ),
         ),
     ),
@@ -417,13 +423,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "rounds.py",
-                "if round_ is None or offset not in round_.todo]",
-                "if round_ is None or offset not in {**round_.todo, **round_.counted}]",
-            ),
-            Edit(
-                CORE + "rounds.py",
-                "sum([round_.todo[offset].samples for offset in offsets])",
-                "sum([{**round_.todo, **round_.counted}[offset].samples for offset in offsets])",
+                "todo = {} if round_ is None else round_.todo",
+                "todo = {} if round_ is None else {**round_.todo, **round_.counted}",
             ),
             Edit(
                 CORE + "rounds.py",
@@ -438,8 +439,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "rounds.py",
-                "gradient.samples != sum([round_.todo[offset].samples for offset in offsets]):",
-                "False:",
+                "if round_ is None or gradient.samples != samples:",
+                "if round_ is None:",
             ),
         ),
     ),
@@ -524,14 +525,11 @@ MUTANTS = (
         (
             Edit(
                 CORE + "rounds.py",
-                "absent = [offset for offset in offsets if round_ is None or offset not in"
-                " round_.todo]",
-                "absent = [offset for offset in offsets if self.of(offset) is None]",
+                "if offset not in todo:",
+                "if self.of(offset) is None:",
             ),
             Edit(
-                CORE + "rounds.py",
-                "sum([round_.todo[offset].samples for offset in offsets])",
-                "gradient.samples",
+                CORE + "rounds.py", "samples += todo[offset].samples", "samples = gradient.samples"
             ),
             Edit(
                 CORE + "rounds.py",
@@ -698,13 +696,7 @@ MUTANTS = (
     Mutant(
         "what was quarantined is not trained on after a takeover",
         2000,
-        (
-            Edit(
-                CORE + "leader.py",
-                "self._is_used(decision.batch) or self._is_quarantined(decision.batch)",
-                "self._is_used(decision.batch)",
-            ),
-        ),
+        (Edit(CORE + "leader.py", "(used or self._is_quarantined(batch))", "used"),),
     ),
     Mutant(
         "what was quarantined after a snapshot is not trained on either",
@@ -862,8 +854,8 @@ GROUP_MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "self._is_used(decision.batch) or self._is_quarantined(decision.batch)",
-                "self._is_quarantined(decision.batch)",
+                "(used or self._is_quarantined(batch))",
+                "self._is_quarantined(batch)",
             ),
         ),
     ),

@@ -50,7 +50,7 @@ def check_eventful(met: Counter[str], worlds: int) -> None:
     assert met["Lead"] > 2 * worlds
     assert min(met[cause] for cause in ("preempted", "released", "failed", "refused")) > worlds // 6
     assert met["lost"]
-    assert met["void"] > worlds // 6
+    assert met["void"] > worlds // 12
     assert met["Planned"] > 3 * worlds
     assert met["policies"] >= worlds
 

@@ -245,9 +245,9 @@ class _CommandPacker(PythonRespSerializer):
         """A command as it is sent, in pieces."""
         for part in parts:
             if isinstance(part, memoryview) or (isinstance(part, bytes) and len(part) > _LARGE):
-                packed: list[bytes | memoryview] = super().pack(*parts)
+                packed: list[bytes | memoryview] = super().pack(*parts)  # type: ignore[no-untyped-call]
                 return packed
-        return [pack_command(parts)]
+        return [pack_command(parts)]  # type: ignore[arg-type] # its stub has a tuple of one
 
 
 def _as_bytes(part: Argument) -> bytes | memoryview:

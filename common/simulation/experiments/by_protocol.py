@@ -18,6 +18,7 @@ import numpy.typing as npt
 from common.config.synchronisation import SYNCHRONOUS
 from common.core.messages import WorkerId
 from common.core.spans import Partition
+from common.datasets.traces.files import traced
 from common.simulation.experiments.arrivals import Stream, arrivals_of, draw_rates
 from common.simulation.experiments.fleet import Fleet
 from common.simulation.experiments.policy_driver import PolicyDriver
@@ -32,7 +33,6 @@ from common.simulation.experiments.protocol import (
 )
 from common.simulation.experiments.results import Run, Throughput, pool_uses
 from common.theory.lags import StreamLags
-from common.traces.files import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.datasets.traces.files import common_starts_s, read_once, traced
+from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.simulation.experiments.arrivals import draw_rates
 from common.simulation.experiments.policy_driver import Givens
@@ -15,16 +17,14 @@ from common.simulation.experiments.preemption import offers_of
 from common.simulation.experiments.prices import ConstantPrices, prices_of
 from common.theory.capacity import update_capacity_per_s
 from common.theory.work import Pool, gb_per_hour
-from common.traces.files import common_starts_s, read_once, traced
-from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from common.datasets.traces.trace import Trace
     from common.simulation.experiments.preemption import Offers
     from common.simulation.experiments.prices import Prices
     from common.simulation.experiments.spec import Experiment, SpotSpec
-    from common.traces.trace import Trace
 
 
 ROUND_OVERHEAD_S = 0.005  # of a round beside its gradients, as measured with 4 small workers

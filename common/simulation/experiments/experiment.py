@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from common.config.validation import complaint, field_names
+from common.datasets.traces.files import starts_of, traced
 from common.errors import UserError
 from common.learning.torch_here import need_torch
 from common.policies.bidding import BidSettings
@@ -21,19 +22,18 @@ from common.simulation.experiments.policy_driver import Priors
 from common.simulation.experiments.spec import Experiment
 from common.theory.capacity import update_capacity_per_s
 from common.theory.estimates import RatePrior
-from common.traces.files import starts_of, traced
 from doll.yaml_file import as_json, load_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from common.datasets.traces.trace import Trace
     from common.policies.policy import Policy
     from common.simulation.experiments.analytic import Array
     from common.simulation.experiments.draws import Draws
     from common.simulation.experiments.learning import Sgd
     from common.simulation.experiments.results import Run
-    from common.traces.trace import Trace
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
 LEARNS = frozenset({"adaptive", "pools"})  # what is not known beforehand; the others plan once

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from common.datasets.traces.files import starts_of, traced
+from common.datasets.traces.spec import TraceSpec
+from common.datasets.traces.trace import Walk
 from common.theory.errors import ParameterError, not_negative, positive, share
-from common.traces.files import starts_of, traced
-from common.traces.spec import TraceSpec
-from common.traces.trace import Walk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
 
+    from common.datasets.traces.trace import Bools, Floats, Trace
     from common.simulation.experiments.prices import Prices
     from common.simulation.experiments.spec import SpotSpec
-    from common.traces.trace import Bools, Floats, Trace
 
 STEP_S = 2.0  # section V-A
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from common.datasets.traces.files import starts_of, traced
+from common.datasets.traces.spec import TraceSpec
+from common.datasets.traces.trace import Walk
 from common.ports.machines import PriceHistory
 from common.theory.errors import ParameterError, not_negative
-from common.traces.files import starts_of, traced
-from common.traces.spec import TraceSpec
-from common.traces.trace import Walk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.traces.trace import Bools, Floats, Trace
+    from common.datasets.traces.trace import Bools, Floats, Trace
 
 
 class Prices(Protocol):

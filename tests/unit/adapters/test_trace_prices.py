@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.adapters.prices import FixedPrices, PricesTogether, TracePrices
+from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.ports.machines import Offer, PriceHistory
 from common.testing.clock import ManualClock
-from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from pathlib import Path

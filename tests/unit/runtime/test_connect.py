@@ -26,6 +26,7 @@ from common.adapters.kafka.settings import (
 from common.adapters.local.fleet import ProcessFleet
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings, read_settings
+from common.datasets.traces.spec import TraceSpec
 from common.errors import OutsideError, UnavailableError, UserError
 from common.ports.machines import Offer, by_pool
 from common.runtime.connect import (
@@ -38,7 +39,6 @@ from common.runtime.connect import (
 )
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.metadata_server import MetadataServer
-from common.traces.spec import TraceSpec
 
 ON_DEMAND = OnDemandPool(usd_per_hour=0.3)
 EC2 = Ec2Provider(region="eu-central-1", launch_template="doll-worker")

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from common.datasets.traces.spec import TraceSpec
+from common.datasets.traces.trace import Floats, Trace
 from common.simulation.experiments.arrivals import (
     CHUNK,
     Arrivals,
@@ -21,8 +23,6 @@ from common.simulation.experiments.arrivals import (
 )
 from common.simulation.experiments.spec import ArrivalsSpec, UniformRates
 from common.theory.errors import ParameterError
-from common.traces.spec import TraceSpec
-from common.traces.trace import Floats, Trace
 
 #  0   20    30     50 s: twice as much, nothing, as much as the mean of 1.1
 DAY = Trace(np.array([0.0, 20, 30]), np.array([2.0, 0, 0.75]), 50.0)

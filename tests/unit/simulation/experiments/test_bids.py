@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from common.datasets.traces.trace import Trace
 from common.errors import UserError
 from common.planning.compare import with_policies
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.prices import ConstantPrices, TracePrices
 from common.simulation.experiments.spec import Experiment
 from common.theory.errors import ParameterError
-from common.traces.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from common.datasets.traces.spec import TraceSpec
+from common.datasets.traces.trace import Trace
 from common.errors import UserError
 from common.simulation.experiments.preemption import STEP_S, Bid, Both, Chain, offers_of
 from common.simulation.experiments.prices import ConstantPrices, TracePrices
 from common.simulation.experiments.spec import SpotSpec
 from common.theory.errors import ParameterError
-from common.traces.spec import TraceSpec
-from common.traces.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from common.datasets.traces.trace import Bools
     from common.simulation.experiments.preemption import Offers
-    from common.traces.trace import Bools
 
 
 def history(offers: Offers, steps: int) -> Bools:
