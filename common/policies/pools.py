@@ -8,8 +8,7 @@ deadline:
     single losses   spares on demand, as many as are missing on average
     all are gone    nothing while there is time to wait, then one for each stream, until spot
                     machines are ready in their place
-    little time     as many as would still be in time if the largest pool went now; one for each
-                    stream where machines of a pool go together
+    little time     as many as would still be in time if the largest pool went now
 
 Where streams move to the survivors (`reassign`) they are as few as keep up, see
 `common.policies.moving`.
@@ -191,11 +190,9 @@ class Pools:
         ready, together = sum(spot.ready), last is not None and not spot.scarce
         lost_s = _losses(need.undisturbed_s, life_s(main))
         lost_s *= situation.pools[ON_DEMAND].start_up_s + self.review_s
-        missing, certain = 0, need.certain
+        missing = 0
         if together and need.short_s + lost_s >= 0:
             missing = streams - sum(spot.had)
-        if together and certain:  # a loss takes all at once, and the reserve does not come back
-            certain = streams
         alone = 0
         if not spot.gone:
             share = spot.share
@@ -208,7 +205,7 @@ class Pools:
         # than before, they would be started again at once, and each time for the start-up alone.
         if together or (2 * ready < streams and not spot.gone):
             alone = max(alone, min(before, streams - ready))
-        alone = max(alone, missing, certain)
+        alone = max(alone, missing, need.certain)
         return before if 0 < alone < before <= alone + SPARES else alone
 
     def _bounding_lag(self, situation: Situation, max_lag_s: float, spot: Spot, need: _Need) -> int:

@@ -208,15 +208,6 @@ def test_more_losses_than_expected_are_borne_before_it_waits_for_a_pool() -> Non
         assert Pools().reconsider(situation, first).on_demand == on_demand
 
 
-def test_once_the_reserve_is_used_nothing_that_goes_as_a_whole_is_relied_on() -> None:
-    starting = replace(ON_DEMAND_POOL, start_up_s=90.0), A
-    there = {"a": (10, 0), "on-demand": (0, 0)}
-    first = Pools().reconsider(seen(hours(3600, 7200), starting), None)
-    for slack_s, on_demand in ((200, 0), (90, STREAMS)):
-        job = hours(3600, 3600 + slack_s)
-        assert Pools().reconsider(seen(job, starting, machines=there), first).on_demand == on_demand
-
-
 def test_what_is_refused_on_demand_makes_the_plan_infeasible_until_it_is_given() -> None:
     job, lost = hours(3600, 3615), {"a": (0, 0)}
     first = decide(PLENTY, None, A)
