@@ -1,11 +1,14 @@
 """How long plans for 10,000 workers take, and simulations of the paper's setting.
 
-Plans are timed inside the function, simulations whole: drawing, running and summing up.
+Plans are timed inside the function, simulations whole: drawing, running and summing up. Policies
+that count machines decide after a loss in each pool.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from timeit import repeat
@@ -16,22 +19,30 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
+from common.policies.bidding import Bidding, odds_of
 from common.policies.chance import plan_with_probability
-from common.policies.policy import Situation
+from common.policies.policy import Hour, MachineCount, Situation
 from common.policies.pools import Pools
+from common.ports.machines import PriceHistory
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import Experiment
+from common.theory.billing import HOUR_S
 from common.theory.provisioning import plan
 from common.theory.work import Pool, Work, market
 from load.harness import report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from common.policies.policy import Policy
 
 WORKERS, RATE_PER_S, GROUP_SIZE, BATCH_SIZE, UPDATES = 64, 125.0, 20, 256, 10_000  # section V-A
 MANY_WORKERS = 10_000
 PLANS = 20  # in one repeat
 RUNS = 1000
+DECISION_S = 0.02  # at most
+LOST = 3  # machines of each pool that had some
+PAST_S, PAST_STEP_S = 48 * HOUR_S, 900.0  # of prices
 
 
 class Case(NamedTuple):
@@ -73,8 +84,6 @@ def _cases() -> tuple[Case, ...]:
     spots = [Pool(f"spot {n}", 0.1 + n / 300, 0.7 + n / 120, capacity=2000) for n in range(29)]
     pools = (paper.on_demand, *spots)
     many = f"{MANY_WORKERS:,} heterogeneous workers"
-    none = np.full(MANY_WORKERS, np.nan)
-    situation = Situation(0.0, work, pools, 0.001, np.isnan(none), none)
     return (
         Case(f"plan, {many}", lambda: plan(work, paper), PLANS, 0.05),
         Case(
@@ -82,12 +91,7 @@ def _cases() -> tuple[Case, ...]:
             lambda: plan_with_probability(work, paper, 0.95),
             PLANS,
         ),
-        Case(
-            f"decision over 30 pools, {many}",
-            lambda: Pools().reconsider(situation, None),
-            PLANS,
-            0.02,
-        ),
+        *_decisions(work, pools, many),
         Case(
             f"{WORKERS} workers, {UPDATES:,} updates, whole protocol",
             lambda: simulate(_experiment("protocol"), Path(), 1, 1),
@@ -99,6 +103,35 @@ def _cases() -> tuple[Case, ...]:
             required_s=10.0,
         ),
     )
+
+
+def _decisions(work: Work, pools: tuple[Pool, ...], many: str) -> Iterator[Case]:
+    rng, times_s = np.random.default_rng(1), np.arange(0, PAST_S, PAST_STEP_S)
+    past = {
+        pool.name: PriceHistory(
+            tuple(times_s.tolist()),
+            tuple((pool.usd_per_hour * rng.uniform(0.8, 1.5, len(times_s))).tolist()),
+            PAST_S,
+        )
+        for pool in pools
+    }
+    policies: dict[str, Policy] = {
+        "pools": Pools(),
+        "pools where streams move": Pools("reassign"),
+        "bids": Bidding(odds=odds_of(pools, past)),
+    }
+    none = np.full(MANY_WORKERS, np.nan)
+    for name, policy in policies.items():
+        waiting = float(UPDATES) if policy.plans_backlog else None
+        situation = Situation(0.0, work, pools, 0.001, np.isnan(none), none, waiting)
+        first = policy.reconsider(situation, None)
+        there = {
+            offer: MachineCount(max(count - LOST, 0)) for offer, count in first.machines.items()
+        }
+        hours = {offer: Hour(HOUR_S, pools[0].usd_per_hour) for offer in there}
+        later = replace(situation, now_s=60.0, machines=there, hours=hours)
+        action = partial(policy.reconsider, later, first)
+        yield Case(f"decision over {len(pools)} pools, {name}, {many}", action, PLANS, DECISION_S)
 
 
 def _experiment(mode: str) -> Experiment:

@@ -24,7 +24,7 @@ from common.theory.errors import ParameterError, not_negative, positive
 from common.theory.provisioning import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from common.policies.bidbrain import Array, EvictionOdds
     from common.policies.policy import Situation
@@ -108,7 +108,7 @@ class Bidding:
         brain, prices = self._brain(situation), _prices(situation.pools)
         now_s, room = situation.now_s, _room(situation)
         soon_s = now_s + renewal_s(brain.odds.hour_s)
-        there = _there(situation, last)
+        there, asked = _there(situation, last), () if last is None else last.machines
         footprint = {offer: each for offer, each in there.items() if each.ends_s > soon_s}
         for offer, each in there.items():
             if offer in footprint:
@@ -122,7 +122,7 @@ class Bidding:
                 price_usd = float(prices[each.market])
                 footprint[offer] = replace(each, price_usd=price_usd, ends_s=ends_s)
         while more := brain.acquire([*footprint.values()], now_s, prices, room):
-            offer = _offer(situation, more, footprint)
+            offer = _offer(situation, more, {*footprint, *asked})
             has = footprint[offer].machines if offer in footprint else 0  # on demand
             footprint[offer] = replace(more, machines=has + more.machines)
             room[more.market] -= more.machines
@@ -220,8 +220,8 @@ def _room(situation: Situation) -> Array:
     return room.clip(0.0)
 
 
-def _offer(situation: Situation, each: Allocation, taken: Mapping[Offer, Allocation]) -> Offer:
-    """Give the offer of a new allocation, which is no other's."""
+def _offer(situation: Situation, each: Allocation, taken: Container[Offer]) -> Offer:
+    """Give the offer of a new allocation, which is no other's, and was none that is lost."""
     pool = situation.pools[each.market].name
     if each.market == ON_DEMAND:
         return Offer(pool)

@@ -137,8 +137,7 @@ class Backlog:
 
     def lost_s(self, certain: int) -> float:
         """Say how much of that goes when the largest pool does, and machines on demand are left."""
-        had, needed = self.spot.had, self.needed
-        left = 1 - float(had.max() / had.sum()) if had.any() else 0.0
+        left, needed = 1 - self.spot.largest, self.needed
         return self.ahead_s * max(1 - self.made(certain + (needed - certain) * left), 0.0)
 
 
@@ -156,7 +155,7 @@ def moving(backlog: Backlog, reliable: int = 0, *, first: bool) -> Moving:
     alone = backlog.situation.pools[ON_DEMAND]
     there = backlog.situation.machines.get(Offer(alone.name), MachineCount())
     speeds = np.array([pool.speed for pool in spot.pools])
-    ready = float(spot.ready @ speeds)
+    ready = float(np.dot(spot.ready, speeds))
     missing = 0 if first else max(math.ceil(needed - ready - ROUNDING), 0)
     # So many that the loss of all others could be borne, if it came while nothing lagged.
     most_s = math.inf if backlog.max_lag_s is None else backlog.max_lag_s
@@ -175,7 +174,7 @@ def moving(backlog: Backlog, reliable: int = 0, *, first: bool) -> Moving:
         reason = "another loss would be too much" if risky else "until spot machines are ready"
     # Spot machines work until those that take their place for certain are ready.
     replaced = certain if first else min(certain, there.ready)
-    lacks, had = max(needed - replaced, 0) - float(spot.had @ speeds), int(spot.had.sum())
+    lacks, had = max(needed - replaced, 0) - float(np.dot(spot.had, speeds)), sum(spot.had)
     change = lacks / speeds[0] if lacks > 0 else -math.floor(-lacks / speeds.max() + ROUNDING)
     spots = had + math.ceil(float(change) - ROUNDING)
     return Moving(min(spots, backlog.situation.work.workers), on_demand, reason)

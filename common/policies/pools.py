@@ -6,7 +6,8 @@ more may run than there are streams. Machines on demand do what spot is not expe
 deadline:
 
     single losses   spares on demand, as many as are missing on average
-    all are gone    nothing while there is time to wait, then one for each stream
+    all are gone    nothing while there is time to wait, then one for each stream, until spot
+                    machines are ready in their place
     little time     as many as would still be in time if the largest pool went now
 
 Where streams move to the survivors (`reassign`) they are as few as keep up, see
@@ -18,10 +19,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from common.policies.adaptive import LATE
 from common.policies.fixed import OnDemandOnly
@@ -41,14 +41,9 @@ if TYPE_CHECKING:
     from common.theory.provisioning import Binding
 
 
-Array: TypeAlias = npt.NDArray[np.float64]
-Counts: TypeAlias = npt.NDArray[np.int64]
-
 # Of the reserve, towards the end: who kept all of it until the last update would be early by it.
 SPENT = 0.25
 ALMOST = 0.5  # of a stream
-# Machines of a pool that has just been lost are lost sooner than the mean says.
-LOSSES = 2.0
 # A spare on demand is not given back for it: it would be started again a moment later.
 SPARES = 1
 ROUNDING = 1e-9
@@ -181,8 +176,7 @@ class Pools:
         late_s = partial_batches_s(work.rates_per_s, work.batch_size)
         late_s += LATE * math.sqrt(work.records) / work.records_per_s
         time_s = work.deadline_s - late_s
-        largest = float(spot.had.max() / spot.had.sum()) if spot.had.any() else 1.0
-        reserve_s = largest * (start_up_s + self.review_s)
+        reserve_s = spot.largest * (start_up_s + self.review_s)
         return _Need(work.workers, work.undisturbed_s, time_s, reserve_s)
 
     def _on_demand(
@@ -193,12 +187,12 @@ class Pools:
         before = 0
         if last is not None:
             before = last.machines.get(Offer(situation.pools[ON_DEMAND].name), 0)
-        ready = int(spot.ready.sum())
-        losses = LOSSES * need.undisturbed_s / max(life_s(main), 1.0)
-        lost_s = losses * max(need.reserve_s, main.start_up_s + self.review_s)
+        ready, together = sum(spot.ready), last is not None and not spot.scarce
+        lost_s = _losses(need.undisturbed_s, life_s(main))
+        lost_s *= situation.pools[ON_DEMAND].start_up_s + self.review_s
         missing = 0
-        if last is not None and not spot.scarce and need.short_s + lost_s >= 0:
-            missing = streams - int(spot.had.sum())
+        if together and need.short_s + lost_s >= 0:
+            missing = streams - sum(spot.had)
         alone = 0
         if not spot.gone:
             share = spot.share
@@ -207,8 +201,10 @@ class Pools:
                 need.serving,
                 (0, streams),
             )
-            if 2 * ready < streams:  # those that stood in for all stay until others are ready
-                alone = max(alone, min(before, streams - ready))
+        # Those that stand in stay until others are ready. Given back because fewer losses are ahead
+        # than before, they would be started again at once, and each time for the start-up alone.
+        if together or (2 * ready < streams and not spot.gone):
+            alone = max(alone, min(before, streams - ready))
         alone = max(alone, missing, need.certain)
         return before if 0 < alone < before <= alone + SPARES else alone
 
@@ -221,7 +217,7 @@ class Pools:
         alone = situation.pools[ON_DEMAND]
         there = situation.machines.get(Offer(alone.name), MachineCount())
         ahead_s = alone.start_up_s + self.review_s
-        lag_s, missing = situation.lag_s, max(need.streams - int(spot.ready.sum()), 0)
+        lag_s, missing = situation.lag_s, max(need.streams - sum(spot.ready), 0)
         if lag_s is None or need.time_s <= ahead_s + self.review_s:
             return missing
         late = lag_s + ahead_s + self.review_s > max_lag_s
@@ -257,12 +253,18 @@ def _least(served: Callable[[int], float], wanted: float, between: tuple[int, in
     return fewest + bisect_left(range(fewest, most), wanted - ROUNDING, key=served)
 
 
+def _losses(time_s: float, mean_life_s: float) -> float:
+    """Say how many losses may come in a time, by a Poisson law: more are rare."""
+    mean = time_s / max(mean_life_s, 1.0)
+    return mean + LATE * math.sqrt(mean)
+
+
 def _why(spot: Spot, need: _Need) -> str:
     if need.short_s > 0:
         return f"{need.short_s:,.4g} s of the reserve are used"
     if spot.gone:
         return "no pool gives a machine"
-    if (spot.asked > spot.had).any():
+    if any(spot.refused):
         return "a machine was lost or refused"
     return "more or fewer are needed"
 

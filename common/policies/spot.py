@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from common.policies.policy import MachineCount
 from common.ports.machines import Offer
@@ -17,9 +14,6 @@ if TYPE_CHECKING:
     from common.policies.policy import Decision, Situation
     from common.theory.work import Pool
 
-Array: TypeAlias = npt.NDArray[np.float64]
-Counts: TypeAlias = npt.NDArray[np.int64]
-
 # Relative, of a ready second. Pools that close share machines: a loss takes some of them only, and
 # the others are known to give more.
 EQUAL_PRICES = 0.05
@@ -27,35 +21,45 @@ EQUAL_PRICES = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spot:
-    """The spot pools that are worth their price, the best first; arrays are (Z,)."""
+    """The spot pools that are worth their price, the best first; there are few."""
 
     pools: tuple[Pool, ...]
-    usd_per_s: Array  # of a ready second
-    asked: Counts  # machines, by the last decision
-    ready: Counts
-    had: Counts  # ready or coming
+    usd_per_s: tuple[float, ...]  # of a ready second
+    asked: tuple[int, ...]  # machines, by the last decision
+    ready: tuple[int, ...]
+    had: tuple[int, ...]  # ready or coming
 
     @property
-    def room(self) -> Array:
+    def room(self) -> list[float]:
         """How many more can be had at all."""
         most = [math.inf if pool.capacity is None else pool.capacity for pool in self.pools]
-        return np.array(most) - self.had
+        return [all_of_it - had for all_of_it, had in zip(most, self.had, strict=True)]
+
+    @property
+    def refused(self) -> list[bool]:
+        """Which pools give fewer than they are asked for."""
+        return [asked > had for asked, had in zip(self.asked, self.had, strict=True)]
+
+    @property
+    def largest(self) -> float:
+        """Which share of the machines one pool has at most; without machines: all."""
+        return max(self.had) / sum(self.had) if any(self.had) else 1.0
 
     @property
     def gone(self) -> bool:
         """Whether everything that was asked for has been lost, everywhere."""
-        return bool(self.asked.all()) and not self.had.any()
+        return all(self.asked) and not any(self.had)
 
     @property
     def scarce(self) -> bool:
         """Whether a pool gives machines, and fewer than it is asked for: each is lost by itself."""
-        some = self.had > 0
-        return bool(some.any() and (self.asked > self.had)[some].all())
+        some = [refused for refused, had in zip(self.refused, self.had, strict=True) if had]
+        return bool(some) and all(some)
 
     @property
     def main(self) -> Pool:
         """The pool that matters most now."""
-        return self.pools[int(np.argmax(self.had))]
+        return self.pools[self.had.index(max(self.had))]
 
     @property
     def share(self) -> float:
@@ -78,25 +82,23 @@ class Spot:
         not just refused; of those that have, one machine tells when that is over. Where all have,
         all are asked for all of it.
         """
-        missing = wanted - int(self.had.sum())
-        there = {index: int(count) for index, count in enumerate(self.had) if count}
+        missing, room = wanted - sum(self.had), self.room
+        there = {index: count for index, count in enumerate(self.had) if count}
         if missing <= 0:
             return self._without(there, -missing)
-        refused = self.asked > self.had
-        give = np.flatnonzero(~refused & (self.room > 0))
-        if give.size:
-            alike = give[self.usd_per_s[give] <= self.usd_per_s[give].min() * (1 + EQUAL_PRICES)]
-            counts = dict.fromkeys(np.flatnonzero(refused).tolist(), 1) | there
-            for left, index in zip(range(len(alike), 0, -1), alike.tolist(), strict=True):
-                more = int(min(math.ceil(missing / left), self.room[index]))
+        refused = self.refused
+        give = [at for at, more in enumerate(room) if more > 0 and not refused[at]]
+        if give:
+            dearest = min(self.usd_per_s[at] for at in give) * (1 + EQUAL_PRICES)
+            alike = [at for at in give if self.usd_per_s[at] <= dearest]
+            counts = {at: 1 for at, not_given in enumerate(refused) if not_given} | there
+            for left, index in zip(range(len(alike), 0, -1), alike, strict=True):
+                more = int(min(math.ceil(missing / left), room[index]))
                 missing -= more
                 if more:
                     counts[index] = there.get(index, 0) + more
             return counts
-        return {
-            index: int(count + min(missing, room))
-            for index, (count, room) in enumerate(zip(self.had, self.room, strict=True))
-        }
+        return {at: int(count + min(missing, room[at])) for at, count in enumerate(self.had)}
 
     def _without(self, there: dict[int, int], surplus: int) -> dict[int, int]:
         """Let machines go where they are dearest."""
@@ -144,8 +146,8 @@ def spot_of(situation: Situation, last: Decision | None, least_speed: float = 0.
     asked = {} if last is None else last.machines
     return Spot(
         pools,
-        np.array([usd for usd, _ in usable]),
-        np.array([asked.get(Offer(pool.name), 0) for pool in pools], np.int64),
-        np.array([each.ready for each in there], np.int64),
-        np.array([each.ready + each.coming for each in there], np.int64),
+        tuple(usd for usd, _ in usable),
+        tuple(asked.get(Offer(pool.name), 0) for pool in pools),
+        tuple(each.ready for each in there),
+        tuple(each.ready + each.coming for each in there),
     )

@@ -24,11 +24,12 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 
 def _total_rate_per_s(rates_per_s: Rates) -> float:
-    valid = rates_per_s.ndim == 1 and np.isfinite(rates_per_s).all() and (rates_per_s >= 0).all()
-    if not (valid and rates_per_s.any()):
+    valid = rates_per_s.ndim == 1 and rates_per_s.size and rates_per_s.min() >= 0
+    total_per_s = float(rates_per_s.sum()) if valid else 0.0
+    if not 0 < total_per_s < np.inf:
         problem = "must be one number of at least 0 per running worker, not all of them 0"
         raise ParameterError("rates_per_s", problem)
-    return float(rates_per_s.sum())
+    return total_per_s
 
 
 def batch_rate_per_s(rates_per_s: Rates, batch_size: int) -> float:

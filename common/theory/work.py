@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -27,16 +27,21 @@ class Work:
     batch_size: int  # b
     updates: float  # J(epsilon), those that are left
     deadline_s: float  # theta, the time that is left
+    records_per_s: float = field(init=False)  # sum of lambda_A,n: arrivals of all streams
 
     def __post_init__(self) -> None:
         rates = self.rates_per_s
         if rates.ndim != 1 or not len(rates):
             raise ParameterError("rates_per_s", f"must be one rate per worker, got {rates.shape}")
-        if not (np.isfinite(rates).all() and (rates >= 0).all()):
-            worker = int(np.flatnonzero(~(np.isfinite(rates) & (rates >= 0)))[0])
+        total_per_s = float(rates.sum())
+        object.__setattr__(self, "records_per_s", total_per_s)
+        # Policies are asked often: where the least and the sum are numbers, so are all.
+        fine = rates.min() >= 0 and total_per_s < np.inf
+        if not fine and (wrong := np.flatnonzero(~(np.isfinite(rates) & (rates >= 0)))).size:
+            worker = int(wrong[0])
             problem = f"worker {worker} has {rates[worker]:g}; a rate is a number of at least 0"
             raise ParameterError("rates_per_s", problem)
-        if not rates.any():
+        if not total_per_s:
             raise ParameterError("rates_per_s", "all are 0: without arrivals nothing is ever done")
         positive("group_size", self.group_size)
         positive("batch_size", self.batch_size)
@@ -57,11 +62,6 @@ class Work:
     def undisturbed_s(self) -> float:
         """theta_0 = J K b / sum of lambda_A,n: how long it takes if nothing is preempted."""
         return self.records / self.records_per_s
-
-    @property
-    def records_per_s(self) -> float:
-        """Sum of lambda_A,n: arrivals of all streams."""
-        return float(self.rates_per_s.sum())
 
     @property
     def updates_per_s(self) -> float:

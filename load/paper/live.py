@@ -2,12 +2,14 @@
 
 Three pools, each down at times of its own: one that goes for good, one whose price moves across
 bids, one that comes and goes by chance. What the logs and the provider's books say afterwards is
-held against each other: machines, hours, cents and records.
+held against each other: machines, hours, cents and records. While it runs, streams are watched:
+none may lie unread for long while there is a machine to read it.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,8 +29,10 @@ from load.harness.producers import Producers
 from load.harness.stack import await_until, servers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from common.core.messages import Positions
+    from common.core.spans import Partition
     from common.ports.servers import Log
     from common.provisioning.records import PlanRecord
 
@@ -38,6 +42,8 @@ SECONDS = 45.0  # in which the other records come
 PATIENCE_S = 180.0
 BILLED_HOUR_S = 10.0
 CENT = 0.01
+UNREAD_S = 10.0  # for so long at most, while a machine is ready
+_LOOK_S = 0.2  # between looks at what is read
 _HOURS = (
     f"{{per: hour, hour_s: {BILLED_HOUR_S}, price: hour_start, preempted: {{hour_refunded: true}}}}"
 )
@@ -67,6 +73,42 @@ class Found(NamedTuple):
     cents: int  # by which the bill is off
     wrong: int  # records that were lost or used twice, and flaws of the audit
     evicted: int  # machines that the market took: nothing wrong
+    unread: int  # partitions that lay unread for too long
+    unread_s: float  # for how long any did: the longest
+
+
+class Unread:
+    """For how long partitions lay unread while a machine was ready.
+
+    Records lie there, a worker is alive, and none of them becomes part of a batch: since the worker
+    came, since the last batch, or since there are any, whichever is latest.
+
+    Attributes:
+        longest_s: Of each partition that was ever unread, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.longest_s: dict[Partition, float] = {}
+        self._since: dict[Partition, tuple[int, float]] = {}  # up to where read, and when it was
+
+    def look(self, now_s: float, *, ready: bool, read: Positions, ends: Positions) -> None:
+        """Take what is so now.
+
+        Args:
+            now_s: By a clock that never goes back.
+            ready: Whether a worker is alive.
+            read: Up to where records are part of batches.
+            ends: Up to where there are records.
+        """
+        for place, end in ends.items():
+            position = read.get(place, 0)
+            if not ready or position >= end:
+                self._since.pop(place, None)
+                continue
+            before, since_s = self._since.get(place, (position, now_s))
+            # It lay there until now at most where something was read since the last look.
+            self.longest_s[place] = max(self.longest_s.get(place, 0.0), now_s - since_s)
+            self._since[place] = position, since_s if position == before else now_s
 
 
 def measured() -> Found:
@@ -106,9 +148,15 @@ def measured() -> Found:
         producers = Producers(job.record, log, 1, lambda seconds: BACKLOG + more_per_s * seconds)
         services = [stack.start("coordinator", "c1"), stack.start("provisioner", "p1")]
         parts.callback(stop_all, services)
-        await_until(lambda: producers.produced == RECORDS, PATIENCE_S, "all records are written")
+        unread = Unread()
+        watched = _watching(unread, job, log)
+        await_until(
+            watched(lambda: producers.produced == RECORDS), PATIENCE_S, "all records are written"
+        )
         producers.stop()
-        await_until(lambda: job.drained() and job.settled(), PATIENCE_S, "all records are used")
+        await_until(
+            watched(lambda: job.drained() and job.settled()), PATIENCE_S, "all records are used"
+        )
         stack.stop_jobs(JOB)
         await_until(
             lambda: any(isinstance(record, Settled) for record in plans_of(log)),
@@ -131,7 +179,35 @@ def measured() -> Found:
         cents=round(abs(settled.spent_usd - bill_usd(records, BILLED_HOUR_S)) / CENT),
         wrong=wrong,
         evicted=sum(end.cause == "preempted" for end in ends.values()),
+        unread=sum(longest_s > UNREAD_S for longest_s in unread.longest_s.values()),
+        unread_s=max(unread.longest_s.values(), default=0.0),
     )
+
+
+def _watching(
+    unread: Unread, job: CountingJob, log: Log
+) -> Callable[[Callable[[], bool]], Callable[[], bool]]:
+    """Make conditions that look at what is read whenever they are asked, not too often."""
+    looked_s = -_LOOK_S
+
+    def watched(condition: Callable[[], bool]) -> Callable[[], bool]:
+        def asked() -> bool:
+            nonlocal looked_s
+            now_s = time.monotonic()
+            if now_s - looked_s >= _LOOK_S:
+                looked_s = now_s
+                status = job.board.get_leader_status()
+                unread.look(
+                    now_s,
+                    ready=bool(job.board.alive()),
+                    read={} if status is None else status.claimed,
+                    ends=log.ends(job.places),
+                )
+            return condition()
+
+        return asked
+
+    return watched
 
 
 def plans_of(log: Log, job: str = JOB) -> list[PlanRecord]:

@@ -353,3 +353,5 @@ def _live(runner: Runner) -> Iterator[tuple[str, Case]]:
     yield "J", Case("bidbrain, live: machines forgotten", found.forgotten, 0)
     yield "J", Case("bidbrain, live: records lost or used twice", found.wrong, 0)
     yield "J", Case("bidbrain, live: evictions that did not come", float(not found.evicted), 0)
+    unread = f"bidbrain, live: partitions unread for more than {live.UNREAD_S:g} s"
+    yield "J", Case(unread, found.unread, 0, lag_s=found.unread_s)

@@ -104,6 +104,9 @@ def test_what_was_lost_is_bid_for_anew_under_another_bid() -> None:
     assert some.machines[offer] == 4
     ((other, count),) = some.machines.items() - {(offer, 4)}
     assert (other.pool, count) == ("wild", 2)
+    ((anew, count),) = BIDDING.reconsider(seen(10.0), first).machines.items()  # all, at that price
+    assert (anew.pool, count) == ("wild", 6)
+    assert anew != offer
 
 
 def test_after_an_eviction_the_market_whose_price_rose_is_left() -> None:

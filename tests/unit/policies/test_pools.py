@@ -127,7 +127,7 @@ def test_machines_that_are_too_many_are_given_back_the_dearest_first() -> None:
 
 def test_a_machine_on_demand_for_each_lost_one_is_for_pools_that_are_gone_as_a_whole() -> None:
     soon_lost = tuple(replace(pool, cycle_s=600.0, start_up_s=80.0) for pool in (A, B))
-    job = hours(3600, 4000)
+    job = hours(3600, 3740)
     first = decide(job, None, *soon_lost)
     both = replace(first, machines={Offer("a"): 8, Offer("b"): 8})
     some_of_each = decide(job, both, *soon_lost, a=(4, 0), b=(4, 0), on_demand=(0, 0))
@@ -184,6 +184,28 @@ def test_a_reserve_that_is_used_up_is_made_good_by_machines_that_cannot_be_lost(
     assert on_demand[0] == 0
     assert on_demand == sorted(on_demand)
     assert on_demand[-1] == STREAMS
+
+
+def test_who_stands_in_for_a_lost_pool_stays_until_spot_machines_are_ready() -> None:
+    lost, first = {"a": (0, 0)}, decide(PLENTY, None, A)
+    stands_in = decide(hours(3600, 3650), first, A, **lost)
+    assert stands_in.on_demand == STREAMS
+    # Fewer losses are ahead of less work: given back, they would start again a moment later.
+    there = {"on_demand": (10, 0)}
+    assert decide(hours(10, 5000), stands_in, A, **lost, **there).on_demand == STREAMS
+    assert decide(hours(10, 5000), stands_in, A, a=(7, 3), **there).on_demand == 3
+    assert decide(hours(10, 5000), stands_in, A, a=(10, 0), **there).on_demand == 0
+
+
+def test_more_losses_than_expected_are_borne_before_it_waits_for_a_pool() -> None:
+    # Of ten hours of work in lives of one hour ten losses are expected, and twenty borne.
+    hourly = replace(A, availability=0.5, cycle_s=7200.0)
+    starting = replace(ON_DEMAND_POOL, start_up_s=69.0), hourly
+    first = Pools().reconsider(seen(hours(36_000, 40_000), starting), None)
+    for losses, on_demand in ((15, STREAMS), (22, 0)):
+        job = hours(36_000, 36_000 + losses * 79)
+        situation = seen(job, starting, machines={"a": (0, 0)})
+        assert Pools().reconsider(situation, first).on_demand == on_demand
 
 
 def test_what_is_refused_on_demand_makes_the_plan_infeasible_until_it_is_given() -> None:
