@@ -1,7 +1,7 @@
 """What members reach that add up gradients among themselves: pace, repair, and a joiner's copy.
 
     python load/aggregation.py                                # exits 1 where a bar is not reached
-    python load/aggregation.py --only kill_ms --json out/aggregation.json
+    python load/aggregation.py --only kill_median_ms --json out/aggregation.json
 
 The collective layer alone, but for `leader_…` and `ddp_…`: real processes and a real Redis, gloo
 over 127.0.0.1, gradients of no cost; this process takes the leader's part, and no record is read or

@@ -2,8 +2,8 @@
 
 Records are not drawn one by one. How many a stream is expected to have had follows from when its
 worker was active; real numbers are drawn of it where somebody looks: a policy that estimates rates,
-and step by step from shortly before the end, so that the last update comes with the law that it
-has record by record.
+whoever sees now and then how far the job is, and step by step from shortly before the end, so that
+the last update comes with the law that it has record by record.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ Indexes: TypeAlias = npt.NDArray[np.intp]
 # fewer than one run in 10^9 would have ended before.
 SURE = 6.0
 TELL_STEPS = 50  # some hundred calls in a job of the paper's size
+# How far a job is, is seen so often: arrivals meanwhile differ from the mean by less than a step's.
+SEEN_STEPS = 60
 LEAST = 1e-12  # updates in a step; below it a run that is over was so before the step
 
 
@@ -193,11 +195,12 @@ class _Progress:
         self._givens = givens
         self._conditions = conditions
         self._records = records
-        self._total = np.zeros(givens.runs)  # records expected, over all streams
+        self._total = np.zeros(givens.runs)  # records, over all streams: seen, expected since then
         self._left_over = givens.workers * (givens.batch_size - 1) / 2  # on average
         deviation = max(conditions.variation, 1.0) * np.sqrt(givens.records)
         self._look_from = givens.records - SURE * deviation  # records
         self._looking = np.zeros(givens.runs, np.bool_)
+        self._steps = 0
         self._arrived = np.zeros(givens.runs)  # updates whose batches are complete
         self.made = np.zeros(givens.runs)  # updates
         if conditions.backlog:
@@ -221,6 +224,10 @@ class _Progress:
     def _arrive(self, come: Array, going: Flags) -> None:
         """Take in what is expected to come in a step."""
         givens, capacity_per_s = self._givens, self._conditions.capacity_per_s
+        self._steps += 1
+        if self._steps % SEEN_STEPS == 0:
+            seen = np.flatnonzero(going & ~self._looking)
+            self._total[seen] = self._records.count(seen).sum(axis=1)
         self._total += come.sum(axis=1)
         begin = np.flatnonzero(going & ~self._looking & (self._total >= self._look_from))
         if begin.size:

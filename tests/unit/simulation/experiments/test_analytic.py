@@ -291,6 +291,17 @@ def test_rates_are_learnt_from_what_is_seen() -> None:
     assert learnt.std(axis=0).min() > 0
 
 
+def test_policies_are_told_how_far_a_job_is_by_what_has_come() -> None:
+    # 20 records a second, of which 10 make an update: long before the end 24,000 give or take 155
+    runs = 200
+    job = givens(np.full((runs, 4), 5.0), updates=10_000, k=2, b=5)
+    policy = Scripted(always([ON_DEMAND] * 4), review_s=600.0)
+    simulate_analytically(job, policy, calm(runs, 4), seed=1)
+    left = np.array([one.work.updates for one in policy.asked if one.now_s == 1200.0])
+    assert left.mean() == pytest.approx(10_000 - 2_400, rel=0.001)
+    assert left.std() == pytest.approx(15.5, rel=0.2)
+
+
 def test_what_is_learnt_and_what_ends_the_job_are_the_same_records() -> None:
     # looked at again and again, the records are no others than drawn at once
     runs = 300
