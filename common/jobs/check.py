@@ -51,8 +51,31 @@ class Report(msgspec.Struct, frozen=True):
     model_mb: float | None = None  # None: that could not be told
 
 
+def built_apart(spec: JobSpec, allowed: Collection[str], patience_s: float = PATIENCE_S) -> Report:
+    """Build a task in a process of its own; a report that says nothing where that fails."""
+    order = Order(msgspec.Raw(spec.model_dump_json().encode()), tuple(allowed))
+    path = search_path(sys.path)  # the task is found there as it is here
+    try:
+        done = subprocess.run(  # noqa: S603 -- our own command line
+            command_of("common.jobs.check"),
+            input=msgspec.json.encode(order),
+            capture_output=True,
+            check=True,
+            timeout=patience_s,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        return msgspec.json.decode(done.stdout, type=Report)
+    except (subprocess.SubprocessError, msgspec.DecodeError) as error:
+        _log.warning("task_not_checked", job=spec.name, reason=str(error))
+        return Report()
+
+
 def check_submission(
-    spec: JobSpec, allowed: Collection[str], max_model_mb: int, coordinator_memory_mib: int
+    spec: JobSpec,
+    allowed: Collection[str],
+    max_model_mb: int,
+    coordinator_memory_mib: int,
+    build: Callable[[JobSpec, Collection[str]], Report] = built_apart,
 ) -> None:
     """Refuse a job whose task makes no sense, as far as can be seen here. May take some seconds.
 
@@ -62,6 +85,7 @@ def check_submission(
         max_model_mb: The largest model, in MiB (DOLL_MAX_MODEL_MB).
         coordinator_memory_mib: For the sums of rounds in flight, and what workers know with
             compression (DOLL_COORDINATOR_MEMORY_MIB).
+        build: Builds a task of somebody's own.
 
     Raises:
         GivenError: By the field.
@@ -71,7 +95,7 @@ def check_submission(
         parameters = options_of(spec.task.name, spec.task_options).parameters
         size_mb: float | None = parameters * _BYTES / _MIB
     elif spec.task.entrypoint in allowed and find_spec("torch") is not None:
-        report = _built_apart(spec, allowed)
+        report = build(spec, allowed)
         if report.refused:
             raise GivenError(("task",), report.refused)
         size_mb = report.model_mb
@@ -103,24 +127,6 @@ def check_submission(
             f" than the {coordinator_memory_mib:,} that DOLL_COORDINATOR_MEMORY_MIB allows:"
             f" {'lower it' if rounds > 1 else 'leave it out'}, or allow more",
         )
-
-
-def _built_apart(spec: JobSpec, allowed: Collection[str]) -> Report:
-    order = Order(msgspec.Raw(spec.model_dump_json().encode()), tuple(allowed))
-    path = search_path(sys.path)  # the task is found there as it is here
-    try:
-        done = subprocess.run(  # noqa: S603 -- our own command line
-            command_of("common.jobs.check"),
-            input=msgspec.json.encode(order),
-            capture_output=True,
-            check=True,
-            timeout=PATIENCE_S,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        return msgspec.json.decode(done.stdout, type=Report)
-    except (subprocess.SubprocessError, msgspec.DecodeError) as error:
-        _log.warning("task_not_checked", job=spec.name, reason=str(error))
-        return Report()
 
 
 # --- in the other process -------------------------------------------------------------------------

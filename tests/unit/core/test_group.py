@@ -690,9 +690,8 @@ def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_who
     assert f"back to version {stored.version}" in group.fall_back()
 
 
-def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
-    #  version     1        2       | B dies: back to 1, of which no snapshot says that it is stored
-    #  in storage  ██
+def fallen_back() -> tuple[_Group, ModelId]:
+    """Members whose leader has fallen back to version 1, the only one in storage."""
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.read_back()
@@ -704,7 +703,13 @@ def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
     group.read_back()
     group.kill(A, B)
     assert "back to version 1" in group.fall_back()
+    return group, stored
 
+
+def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
+    #  version     1        2       | B dies: back to 1, of which no snapshot says that it is stored
+    #  in storage  ██
+    group, stored = fallen_back()
     group.bench.find("all")
     group.bench.find("genesis")
     group.bench.feed(events.SnapshotRestored(1000))
@@ -720,19 +725,8 @@ def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
 def test_a_coordinator_that_falls_back_begins_with_the_weights_of_its_base_alone() -> None:
     #  version     1        2       | B dies: back to 1, but the one snapshot has the weights of 0
     #  in storage  ██                 others are to hold the weights: a snapshot of 1 comes first
-    group = begun(A, B, C, bench=Bench(sliced()))
+    group, stored = fallen_back()
     bench = group.bench
-    group.finish(A, B, C)
-    group.read_back()
-    stored = ModelId(bench.epoch, 1)
-    bench.announce(A, B, C)
-    group.settle()
-    group.deaf.update((A, B, C))
-    group.finish(A, B, C)
-    group.read_back()
-    group.kill(A, B)
-    assert "back to version 1" in group.fall_back()
-
     bench.feed(events.SettingsChanged(changed(sliced(), aggregation=None, revision=1)))
     bench.find("all")
     bench.find("genesis")

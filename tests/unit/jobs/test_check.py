@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import pytest
 
 from common.errors import GivenError
-from common.jobs import check
-from common.jobs.check import Order, Report, built, check_submission
+from common.jobs.check import Order, Report, built, built_apart, check_submission
 from common.jobs.spec import JobSpec
 from doll.yaml_file import as_json, load_text
 from tests.unit.admin.live.helpers import SPEC
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 OWN = "tests.unit.jobs.odd_tasks"
 MAX_MB = 16_384
 MEMORY_MIB = 2_048
+Build: TypeAlias = "Callable[[JobSpec, Collection[str]], Report]"
 
 
 def spec(**task: Any) -> JobSpec:  # noqa: ANN401 -- options of a task
@@ -41,35 +42,27 @@ def own(name: str, **options: int) -> JobSpec:
 def told(made: JobSpec) -> str:
     """What the other process says, by the same program in this one."""
     entrypoint = made.task.entrypoint or ""
-    return built(Order(msgspec.Raw(made.model_dump_json().encode()), (entrypoint,))).refused
+    return built_here(made, (entrypoint,)).refused
 
 
-def refusal(made: JobSpec, max_model_mb: int = MAX_MB) -> GivenError:
+def built_here(made: JobSpec, allowed: Collection[str]) -> Report:
+    """Build a task in this process: each other one would load torch."""
+    return built(Order(msgspec.Raw(made.model_dump_json().encode()), tuple(allowed)))
+
+
+patient = partial(built_apart, patience_s=600.0)  # everything else on the machine may go first
+
+
+def refusal(made: JobSpec, max_model_mb: int = MAX_MB, build: Build = patient) -> GivenError:
     with pytest.raises(GivenError) as refused:
-        check_submission(made, [made.task.entrypoint or ""], max_model_mb, MEMORY_MIB)
+        check_submission(made, [made.task.entrypoint or ""], max_model_mb, MEMORY_MIB, build)
     assert "\n" not in str(refused.value)
     return refused.value
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything else on the machine may go first."""
-    monkeypatch.setattr(check, "PATIENCE_S", 600.0)
-
-
-@pytest.fixture
-def built_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks are built in this process: each other one would load torch."""
-
-    def build(made: JobSpec, allowed: Collection[str]) -> Report:
-        return built(Order(msgspec.Raw(made.model_dump_json().encode()), tuple(allowed)))
-
-    monkeypatch.setattr(check, "_built_apart", build)
-
-
 def test_a_job_that_is_well_is_let_through() -> None:
     check_submission(spec(name="logistic-regression", classes=2), (), MAX_MB, MEMORY_MIB)
-    check_submission(own("Plain"), [f"{OWN}:Plain"], MAX_MB, MEMORY_MIB)
+    check_submission(own("Plain"), [f"{OWN}:Plain"], MAX_MB, MEMORY_MIB, patient)
 
 
 def test_options_of_a_built_in_task_are_refused_by_field() -> None:
@@ -129,12 +122,11 @@ def test_what_workers_know_with_compression_takes_memory_too() -> None:
         assert "and what workers know with compression" in refused.value.problem
 
 
-@pytest.mark.usefixtures("built_here")
 def test_a_model_past_the_setting_is_refused_and_never_made() -> None:
     large = spec(name="tabular-mlp", classes=2, hidden=[2**31 - 1, 2**31 - 1])
-    assert "the model takes 17,592" in str(refusal(large))
-    assert "more than the 1 that" in str(refusal(own("Plain", inputs=10_000), 1))
-    assert "more than the 16,384 that" in str(refusal(own("Plain", inputs=2**31)))
+    assert "the model takes 17,592" in str(refusal(large, build=built_here))
+    assert "more than the 1 that" in str(refusal(own("Plain", inputs=10_000), 1, built_here))
+    assert "more than the 16,384 that" in str(refusal(own("Plain", inputs=2**31), build=built_here))
 
 
 def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
@@ -147,19 +139,16 @@ def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
     assert "build() of the task raised KeyError: 'no such layer' (odd_tasks.py, line" in raised
 
 
-@pytest.mark.usefixtures("built_here")
 def test_a_task_that_is_not_installed_here_is_no_reason_to_refuse() -> None:
-    check_submission(
-        spec(entrypoint="shop.tasks:Clicks"), ["shop.tasks:Clicks"], MAX_MB, MEMORY_MIB
-    )
+    elsewhere = spec(entrypoint="shop.tasks:Clicks")
+    check_submission(elsewhere, ["shop.tasks:Clicks"], MAX_MB, MEMORY_MIB, built_here)
 
 
-def test_what_cannot_be_told_here_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_told_here_is_no_reason_to_refuse() -> None:
     elsewhere = spec(entrypoint="shop.tasks:Clicks")
     check_submission(elsewhere, (), MAX_MB, MEMORY_MIB)  # not allowed here
-    check_submission(own("Dying"), [f"{OWN}:Dying"], MAX_MB, MEMORY_MIB)
-    check_submission(
-        own("LooksAtValues", inputs=2**31), [f"{OWN}:LooksAtValues"], MAX_MB, MEMORY_MIB
-    )
-    monkeypatch.setattr(check, "PATIENCE_S", 0.01)
-    check_submission(own("Raising"), [f"{OWN}:Raising"], MAX_MB, MEMORY_MIB)
+    check_submission(own("Dying"), [f"{OWN}:Dying"], MAX_MB, MEMORY_MIB, patient)
+    large = own("LooksAtValues", inputs=2**31)
+    check_submission(large, [f"{OWN}:LooksAtValues"], MAX_MB, MEMORY_MIB, patient)
+    hasty = partial(built_apart, patience_s=0.01)
+    check_submission(own("Raising"), [f"{OWN}:Raising"], MAX_MB, MEMORY_MIB, hasty)
