@@ -144,14 +144,7 @@ class Plan:
 
 
 class Run:
-    """One run on servers that stand.
-
-    Args:
-        plan: What is asked for.
-        folder: For logs.
-        outside: Servers and network.
-        stack: Ends what is started here.
-    """
+    """One run on servers that stand."""
 
     def __init__(self, plan: Plan, folder: Path, outside: Outside, stack: ExitStack) -> None:
         self._plan = plan
@@ -372,8 +365,6 @@ class _Owner:
     """Resumes the job as its reason says, whenever it is held after a loss of records.
 
     Args:
-        log: Kafka.
-        job: Its name.
         switching: Whether to change its mode, now and then.
     """
 

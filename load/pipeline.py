@@ -57,13 +57,7 @@ _LOGISTIC_PER_S = 300_000.0  # records/s for which the backlog of the other case
 
 
 class Pipeline:
-    """The job on its processes, frozen except while it is measured.
-
-    Args:
-        on: The servers.
-        job: The job.
-        records: Its backlog.
-    """
+    """The job on its processes, frozen except while it is measured."""
 
     def __init__(self, on: Servers, job: JobSpec, records: int) -> None:
         self._log = open_log(on.settings, "load")

@@ -98,12 +98,7 @@ class Series:
 
 
 class Coordinators:
-    """Coordinators of one job, one of which leads; ends with its context.
-
-    Args:
-        start: Starts one of a name.
-        board: The job's.
-    """
+    """Coordinators of one job, one of which leads; ends with its context."""
 
     def __init__(self, start: Callable[[str], Service], board: Board) -> None:
         self._start = start

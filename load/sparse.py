@@ -158,9 +158,6 @@ class Meter:
     """Counts what a job costs on servers that nobody else uses.
 
     Args:
-        on: The servers.
-        log: Their Kafka.
-        job: The job's name.
         pids: Of all processes that work for it, by name.
     """
 

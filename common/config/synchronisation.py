@@ -162,20 +162,12 @@ class SynchronisationSpec(ModeSpec):
         return self
 
     def modes(self, group_size: int) -> list[tuple[ModeSpec, int]]:
-        """Its own mode and those of its rules, each with its K.
-
-        Args:
-            group_size: K of the job.
-        """
+        """Its own mode and those of its rules, each with its K."""
         own: list[tuple[ModeSpec, int]] = [(self, group_size)]
         return own + [(rule, rule.group_size or group_size) for rule in self.rules]
 
     def batches_held(self, group_size: int) -> int:
-        """How many batches a worker may have to hold, in the mode that asks for most.
-
-        Args:
-            group_size: K of the job.
-        """
+        """How many batches a worker may have to hold, in the mode that asks for most."""
         return max(k * mode.groups_held for mode, k in self.modes(group_size))
 
     def check_walks(self, group_size: int, optimizer: str, field: str) -> None:
@@ -207,11 +199,7 @@ class SynchronisationSpec(ModeSpec):
         return replace(super().core_mode(group_size, learning_rate), damped=self.damped)
 
     def core_rules(self, group_size: int) -> tuple[Rule, ...]:
-        """Its rules, as the protocol has them.
-
-        Args:
-            group_size: K of the job.
-        """
+        """Its rules, as the protocol has them."""
         return tuple(
             Rule(
                 rule.core_mode(rule.group_size or group_size, rule.learning_rate),

@@ -69,7 +69,6 @@ class Coordinator:
 
     Args:
         name: Of this process, unique among all that ever live: it marks own Lead records.
-        settings: The job's.
     """
 
     def __init__(self, name: str, settings: CoordinatorSettings) -> None:

@@ -59,10 +59,8 @@ class SnapshotSchedule:
     """A leader's audit records on their way, and its snapshots.
 
     Args:
-        settings: How often.
         snapshot: Where this leader began.
         history: What is read of the updates topic, its Lead record included; somebody feeds it.
-        now: When.
     """
 
     def __init__(

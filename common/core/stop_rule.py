@@ -21,7 +21,6 @@ class StopRule:
     """A job's end, as its owner set it, and the losses that it is judged by.
 
     Args:
-        settings: The job's.
         losses: Of the last updates that a snapshot contains, oldest first.
     """
 

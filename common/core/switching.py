@@ -29,7 +29,6 @@ class Switch:
     """A leader's choice.
 
     Args:
-        settings: The job's.
         synchrony: Of the last update that this leader goes on from; None: the job's own.
     """
 

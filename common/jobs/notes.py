@@ -46,10 +46,6 @@ def window_note(spec: JobSpec, workers: int | None) -> str:
 
     Updates whose gradients may be s versions old need s + 2 groups of K batches: of s + 1 in
     flight, and of the one that gathers.
-
-    Args:
-        spec: The job.
-        workers: That live; None: not known.
     """
     needed = max(((mode.fixed_staleness + 2) * k for mode, k in _stale(spec)), default=0)
     if not workers or workers * spec.waiting_bound >= needed:

@@ -171,7 +171,6 @@ class Columns:
     fell out of the columns with them.
 
     Args:
-        streams: Of the job.
         kept: Updates that are kept, at least; memory holds a twentieth more.
     """
 
@@ -751,7 +750,6 @@ class JobProgress:
     """One job. For one thread at a time.
 
     Args:
-        record: The job, as it is now.
         updates_start: Offset of the first record of the updates topic that is fed.
         control_start: Likewise of the control topic.
         kept: Updates that are kept singly; of older ones sums remain.

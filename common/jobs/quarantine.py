@@ -83,7 +83,6 @@ class Quarantine:
     """What is quarantined in a job, by its updates topic as it stands when this is made.
 
     Args:
-        log: Where the topic is.
         job: The id of one that is there.
 
     Raises:

@@ -52,7 +52,6 @@ class Replayer:
     """Takes the name for itself: what another one had begun is over, or will be no more.
 
     Args:
-        log: Kafka.
         by: Who wants it, for people.
     """
 

@@ -58,7 +58,6 @@ class HistoryReader:
 
     Args:
         job: Its id.
-        log: Kafka.
         most: Where either topic has more records, only the newest are read; None: all, always.
 
     Raises:
@@ -161,12 +160,6 @@ class Poller:
 
     Attributes:
         looked: Whether there was a look, whatever it saw.
-
-    Args:
-        record: The job.
-        log: Kafka.
-        open_board: Of a job.
-        logger: Where outages are told.
     """
 
     def __init__(

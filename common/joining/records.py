@@ -55,7 +55,6 @@ class Records:
     """Reads records as a join wants them, and writes samples.
 
     Args:
-        spec: The join.
         time_s: Now, since 1970.
     """
 

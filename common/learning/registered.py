@@ -39,12 +39,7 @@ class Reader(Protocol):
 
 
 class RegisteredCodec:
-    """What serializers with a schema registry write, of one kind.
-
-    Args:
-        fields: What a record consists of.
-        kind: Of the schemas.
-    """
+    """What serializers with a schema registry write, of one kind."""
 
     def __init__(self, fields: Sequence[Field], kind: SchemaKind) -> None:
         self._columns = [Column(field) for field in fields]

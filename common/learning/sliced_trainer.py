@@ -47,7 +47,6 @@ class SlicedTrainer:
     Args:
         weights: (P + B,) float32 parameters, then buffers; copied.
         parameter_count: P
-        settings: The optimizer.
         reduction: What is done with the gradients of an update over its samples.
         layout: Which weights are which tensors.
         count: How many slices there are.

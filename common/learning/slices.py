@@ -95,7 +95,6 @@ class Slice:
     Args:
         place: Of the slice, in parameters and then buffers.
         parameter_count: P
-        settings: The optimizer.
         reduction: What is done with the gradients of an update over its samples.
 
     Raises:

@@ -56,12 +56,6 @@ class PolicyRunner:
     Attributes:
         trouble: Why it could not decide when it was asked last; empty where it did.
         warning: What was wrong with the plan in force when it was looked at last.
-
-    Args:
-        settings: The job's.
-        estimator: What is known.
-        ledger: What stands.
-        backoff: Whose slots were refused.
     """
 
     def __init__(

@@ -56,7 +56,6 @@ class Provisioner:
 
     Args:
         name: Of this process, unique among all that ever live: it marks own Lead records.
-        settings: The job's.
         wanted: What is wanted of the job, as far as it is known.
         reason: Why.
     """

@@ -248,12 +248,7 @@ def open_blobs(settings: Settings) -> Blobs:
 
 
 def open_tracking(settings: Settings, url: str) -> Tracking:
-    """Open an MLflow server; it is not asked before the first call.
-
-    Args:
-        settings: They say who we are, if this is the server that they name.
-        url: The server.
-    """
+    """Open an MLflow server; it is not asked before the first call."""
     from common.adapters.mlflow import MlflowServer  # noqa: PLC0415 -- see above
 
     if url.rstrip("/") != settings.mlflow:  # whoever submits a job must not get at what is secret
@@ -276,11 +271,6 @@ def open_notices(settings: Settings) -> Notices | None:
 
 def open_tracer(settings: Settings, service: str, name: str) -> Tracer:
     """Open where spans are told; the collector is not asked before there are some.
-
-    Args:
-        settings: They name the collector, or none.
-        service: Which one tells: `worker`, `coordinator`.
-        name: Of this process.
 
     Raises:
         UserError: If a collector is named and what speaks to it is not installed.
@@ -307,11 +297,6 @@ def open_tracer(settings: Settings, service: str, name: str) -> Tracer:
 
 def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
     """Open the machines that a job rents.
-
-    Args:
-        settings: They name the market file; machines that are processes get the same settings.
-        market: What that file holds.
-        job: Its id.
 
     Raises:
         UserError: If a recorded series that the market names makes no sense, or the directory
@@ -342,10 +327,6 @@ def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
 
 def open_prices(settings: Settings, market: Market) -> Prices:
     """Open what machines cost, all pools of a market together.
-
-    Args:
-        settings: They name the market file.
-        market: What that file holds.
 
     Raises:
         UserError: If a recorded series makes no sense, or the market file is no longer there.

@@ -44,7 +44,6 @@ class Jobs:
     """The jobs that one process takes part in, an actor each.
 
     Args:
-        supervisor: Runs them.
         make: Makes the actor of a job, in one of its turns. It gets how to see the job as it is
             wanted now (None: it was deleted), what wakes it, and what ended the one before.
         begins: Whether to begin with a job, or to begin again with one whose actor came to its end;

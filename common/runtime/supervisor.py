@@ -154,7 +154,6 @@ class Supervisor:
     Args:
         metrics: Where failures and slow turns are counted; None: nowhere.
         pulses: Of the process: they complain of a turn that hangs.
-        logger: Of the process.
         threads: How many turns there are at once.
         slow_s: A turn of so long is counted.
         hangs_s: Within a turn of so long the process is unhealthy.

@@ -239,7 +239,6 @@ class Outage:
     """Trouble with one server: logged when it begins, changes and ends, not each time it is met.
 
     Args:
-        logger: Where to tell.
         what: The server: its events are `<what>_unavailable` and `<what>_recovered`.
         clock: Seconds that never go back.
     """

@@ -40,7 +40,6 @@ class JobSchemas:
     """Finds them; for any thread.
 
     Args:
-        log: Where the job's topics are.
         job: Its id.
         registry: Asked for what the topic has not; None: there is none to ask.
     """

@@ -86,9 +86,7 @@ class Drill:
     """A job, its coordinators and workers, and a witness of its rounds.
 
     Args:
-        on: The servers.
         name: The job's name; its stream is `<name>-records`.
-        conditions: Under which it runs.
         seconds: How long the backlog lasts at least.
         coordinators: How many replicas.
         replica: Which program they are, and what its options end with.

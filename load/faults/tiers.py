@@ -58,12 +58,7 @@ class Reached(NamedTuple):
 
 
 class Tiers:
-    """Strikes a run's workers by their tier.
-
-    Args:
-        workers: All of them.
-        job: Whose leader says who owns slices.
-    """
+    """Strikes a run's workers by their tier."""
 
     def __init__(self, workers: Fleet, job: CountingJob) -> None:
         self._workers = workers

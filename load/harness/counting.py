@@ -123,8 +123,6 @@ class CountingJob:
 
     Args:
         spec: See `counting_job`.
-        settings: Of the servers.
-        log: Kafka.
         partitions: Of each stream.
     """
 

@@ -29,8 +29,6 @@ class Producers:
 
     Args:
         job: What they write for; they stop where its ids end.
-        log: Kafka.
-        threads: How many there are.
         due: How many records all of them have to have written by now, given the seconds since they
             began; called in their threads.
     """

@@ -53,12 +53,7 @@ class Pace(NamedTuple):
 
 
 class UpdatesMeter:
-    """Reads a job's updates as they are applied; belongs to one thread.
-
-    Args:
-        log: Kafka.
-        job: The job's name.
-    """
+    """Reads a job's updates as they are applied; belongs to one thread."""
 
     def __init__(self, log: Log, job: str) -> None:
         self._job = job

@@ -79,13 +79,7 @@ class SeenRound:
 
 
 class Witness:
-    """Follows a job's board and its updates topic with threads of its own, from the job's begin.
-
-    Args:
-        board: The job's board.
-        log: Kafka.
-        job: The job's name.
-    """
+    """Follows a job's board and its updates topic with threads of its own, from the job's begin."""
 
     def __init__(self, board: Board, log: Log, job: str) -> None:
         self._board = board

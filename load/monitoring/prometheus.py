@@ -41,7 +41,6 @@ class Prometheus:
     """A server on this machine alone, which ends with this object.
 
     Args:
-        program: Where it is.
         folder: For its data and its log; made if it is not there.
         ports: Where to scrape, by service.
         rules: A file of alerts.

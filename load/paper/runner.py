@@ -76,7 +76,6 @@ class Runner:
     """Some processes and a bar.
 
     Args:
-        asked: What the command was asked for.
         processes: 1: everything happens in this one.
         show: Whether to draw the bar.
     """

@@ -77,8 +77,6 @@ class Trained:
     """A job with two coordinators and a worker, and records that keep coming.
 
     Args:
-        on: The servers.
-        name: Of the job.
         aggregation: Who holds the weights: with workers that do there are two of them.
     """
 

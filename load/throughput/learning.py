@@ -43,12 +43,7 @@ class Learning:
 
 
 class Judge:
-    """Says how good weights are on test rows.
-
-    Args:
-        learning: What is learned.
-        test: The rows.
-    """
+    """Says how good weights are on test rows."""
 
     def __init__(self, learning: Learning, test: Records) -> None:
         self._learning = learning

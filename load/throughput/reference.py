@@ -40,9 +40,7 @@ class PlainLoops:
     """Processes of one thread that train on records in memory, side by side.
 
     Args:
-        case: Name of the case.
         data: Folder of its records, or None.
-        processes: How many.
     """
 
     def __init__(self, case: str, data: Path | None, processes: int) -> None:
@@ -76,13 +74,7 @@ class PlainLoops:
 
 
 class LoneReader:
-    """One consumer that reads and decodes all partitions from the start, and does nothing else.
-
-    Args:
-        log: Kafka.
-        topic: What it reads.
-        codec: Decodes.
-    """
+    """One consumer that reads and decodes all partitions from the start, and does nothing else."""
 
     name = "one consumer that reads and decodes"
 

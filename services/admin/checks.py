@@ -94,13 +94,7 @@ def _checked(ask: Callable[[], str]) -> Check:
 
 
 class Servers:
-    """How each server is asked whether it is well; opens it when first asked.
-
-    Args:
-        outside: Settings and how to open what they name.
-        log: Kafka, shared with all else.
-        unread: Why jobs and keys are not known; empty: they are.
-    """
+    """How each server is asked whether it is well; opens it when first asked."""
 
     def __init__(self, outside: Outside, log: Callable[[], Log], unread: Callable[[], str]) -> None:
         self._outside = outside

@@ -32,7 +32,6 @@ class Server(uvicorn.Server):
     """Serves the application of a service until it is told to end, or a thread of it has failed.
 
     Args:
-        app: The application.
         request_s: For a request to arrive, and for a handshake of TLS.
 
     Raises:

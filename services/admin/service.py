@@ -50,7 +50,6 @@ class Service:
         streams: Streams of events that are open.
 
     Args:
-        outside: Settings and how to open what they name.
         clock: Seconds since 1970.
     """
 

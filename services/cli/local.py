@@ -75,13 +75,7 @@ def start_services(
 
 
 def with_market(settings: Settings, market: Path, machines: Path) -> Settings:
-    """Settings for renting machines that are processes, and end with this one.
-
-    Args:
-        settings: Of the servers.
-        market: The market file.
-        machines: Folder for what the machines say.
-    """
+    """Settings for renting machines that are processes, and end with this one."""
     return settings.model_copy(
         update={
             "market": str(market.absolute()),

@@ -123,12 +123,8 @@ class DeadLetters:
     """One job's dead letters.
 
     Args:
-        job: Its name.
-        log: Kafka.
         spans: Reads bad records back.
         steps: Runs what takes its time.
-        metrics: Where they are counted.
-        logger: Bound to the job.
         wake: Told when some have been delivered.
         fail: Ends the job's part in this process with a fault.
     """

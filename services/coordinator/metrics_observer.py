@@ -80,13 +80,7 @@ class _Applying:
 
 
 class MetricsObserver:
-    """Follows one job's coordinator; belongs to its deciding thread, but for what it says.
-
-    Args:
-        spec: The job.
-        metrics: The job's.
-        tracer: Where spans are told.
-    """
+    """Follows one job's coordinator; belongs to its deciding thread, but for what it says."""
 
     def __init__(self, spec: JobSpec, metrics: JobMetrics, tracer: Tracer) -> None:
         self.spec = spec  # as it is now

@@ -44,11 +44,7 @@ class Arrivals:
 
 
 class DemandMeter:
-    """Follows one leadership of a job; belongs to one thread.
-
-    Args:
-        first: Where every partition of the job begins.
-    """
+    """Follows one leadership of a job; belongs to one thread."""
 
     def __init__(self, first: Positions) -> None:
         self._first = first

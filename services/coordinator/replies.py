@@ -27,12 +27,7 @@ AWAY_S = 0.2  # between attempts while the board is unavailable
 
 
 class ReplyReader:
-    """Waits for the replies of all jobs on one connection: an actor of its own.
-
-    Args:
-        replies: What is sent to this replica.
-        logger: Of the process.
-    """
+    """Waits for the replies of all jobs on one connection: an actor of its own."""
 
     def __init__(self, replies: Replies, logger: EventLogger) -> None:
         self._replies = replies

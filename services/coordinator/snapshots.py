@@ -54,13 +54,9 @@ class SnapshotStore:
     """Where one job's snapshots go, and come from.
 
     Args:
-        record: The job.
-        replica: Whose these are.
         board: For the hot ones.
         checkpoints: For the lasting ones, None where the settings name no object storage.
-        logger: Bound to the job.
         steps: Runs uploads, which take their time.
-        metrics: Where failures are counted.
         wake: Told when an upload is done.
         fail: Ends the job's part in this process with a fault.
         stored: Told which version is in storage as members copy it.

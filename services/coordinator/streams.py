@@ -265,9 +265,7 @@ class StreamWatch:
     """Looks at the ends of the logs of all jobs that are led, in one request: an actor of its own.
 
     Args:
-        log: Kafka.
         roster: Where it is published what each job needs, in one packet.
-        logger: Of the process.
         clock: Seconds that never go back.
         used: Processor seconds of the thread that calls.
     """

@@ -38,12 +38,9 @@ class TopicTail:
     """Follows one of the two topics from a position on.
 
     Args:
-        log: Kafka.
-        partition: The topic's only one.
         position: Where to begin, and what is known of the topic below.
         decode: Makes an event of records, given the leader epoch of Kafka's that all of them have.
         wake: Called when there is something to read.
-        logger: Bound to the job.
     """
 
     def __init__(

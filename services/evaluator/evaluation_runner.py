@@ -67,12 +67,9 @@ class EvaluationRunner:
     """Judges the versions of one job, one at a time.
 
     Args:
-        spec: The job.
         job: Its id.
         evaluation: What it wants of us.
-        process: What it shares with others.
         tell: Writes a record to the updates topic.
-        logger: Bound to the job.
 
     Raises:
         UserError: If its task cannot be made here.

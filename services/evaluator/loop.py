@@ -40,7 +40,6 @@ class JobEvaluator:
     A turn is the evaluation of one version at the longest.
 
     Args:
-        process: What it shares with others.
         wanted: The job as its owner wants it now; None where it was deleted. One that was submitted
             at another time is another.
         wake: Lets it have a turn soon; it looks now and then by itself.

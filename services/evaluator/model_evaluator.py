@@ -46,10 +46,6 @@ class Judged(NamedTuple):
 class ModelEvaluator:
     """Weights in, verdicts out.
 
-    Args:
-        spec: The job.
-        settings: Of the process.
-
     Raises:
         UserError: If the task cannot be made, or there is no such device.
     """
@@ -82,12 +78,9 @@ class Records:
     """What versions are judged by: the test set, read once, and what was learned from next.
 
     Args:
-        spec: The job.
         job: Its id.
         evaluation: Names the test set's topic; of that, its first records.
-        log: Where its topics are.
         registry: Where schemas are that the job's workers have not met.
-        logger: Bound to the job.
     """
 
     def __init__(

@@ -28,10 +28,8 @@ class UpdatesReader:
         end: Where it ended when reading began.
 
     Args:
-        log: Kafka.
         job: Its id.
         begins: Told the offset of the first record each time that reading begins.
-        logger: Bound to the job.
     """
 
     def __init__(

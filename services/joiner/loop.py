@@ -76,8 +76,6 @@ class Joiner:
     """Has the partitions that the group gives it.
 
     Args:
-        shared: What partitions have in common.
-        metrics: What is told of them.
         name: Of this process, in the group.
         clock: Seconds that never go back.
     """

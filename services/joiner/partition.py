@@ -75,7 +75,6 @@ class JoinedPartition:
     """A partition that this process has.
 
     Args:
-        shared: What it shares with others.
         index: Its number, on both sides.
         now: A clock that never goes back.
 

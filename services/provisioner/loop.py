@@ -81,7 +81,6 @@ class JobProvisioner:
     """One replica's part in the provisioning of one job: an actor of a supervisor.
 
     Args:
-        replica: What it shares with others.
         wanted: The job as its owner wants it now; None where it was deleted.
         wake: Lets it have a turn soon.
         fault: What ended the one before; it has been told.

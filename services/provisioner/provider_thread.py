@@ -33,7 +33,6 @@ class ProviderThread:
         open_fleet: Makes the fleet, in the thread.
         open_prices: Makes the prices, likewise.
         tell: Hears what came of a call; called from the thread.
-        logger: Bound to the job.
         fail: Ends the job's loop with a fault of the thread.
     """
 

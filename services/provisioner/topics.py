@@ -77,7 +77,6 @@ class JobTopics:
 
     Args:
         log: Where they are; the plans topic is made if it is not there.
-        job: The job's name.
         first: Where the job begins in each partition of its streams.
         streams_s: Between looks at the streams.
         on_ready: Called when there may be something new.

@@ -30,16 +30,7 @@ _JSON = "application/json"
 
 
 class ModelServer:
-    """The routes of one served model.
-
-    Args:
-        job: Its name.
-        model: What is served.
-        inputs: How its requests are read.
-        batches: Who computes.
-        metrics: Where requests are counted.
-        settings: Of the process.
-    """
+    """The routes of one served model."""
 
     def __init__(
         self,

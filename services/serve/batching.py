@@ -53,7 +53,6 @@ class Batches:
     Args:
         model: Whose answers are returned.
         shadow: Another, which answers the same after it; None: there is none.
-        metrics: Where batches are counted.
         watchdog: Of the thread.
         note: Told of each batch that was answered, in the thread; must be quick.
         rows: Of one pass, unless a single request has more: bounds the memory.

@@ -35,10 +35,6 @@ class Follower:
     """Follows a job for one served model.
 
     Args:
-        job: Its name.
-        model: What is served.
-        outside: Its servers.
-        logger: Bound to the job and the alias.
         storage_s: Between looks at which checkpoints there are.
     """
 

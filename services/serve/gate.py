@@ -26,13 +26,7 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="doll"'}
 
 
 class KeyGate:
-    """Knows the API keys; those of before count while Kafka is unavailable.
-
-    Args:
-        store: Where the keys are.
-        known: Those that were read from there at the start.
-        logger: Of the process.
-    """
+    """Knows the API keys; those of before count while Kafka is unavailable."""
 
     def __init__(
         self, store: KeyStore, known: Mapping[str, KeyRecord], logger: EventLogger

@@ -23,10 +23,7 @@ class PredictionWriter:
     """A topic's writer, for the thread that computes.
 
     Args:
-        log: Kafka.
         topic: Where predictions go.
-        job: Whose model it is.
-        metrics: Where those are counted that were not written.
 
     Raises:
         UnknownTopicError: If there is no such topic.

@@ -58,8 +58,6 @@ class ServedModel:
     """What one alias stands for; may be shared between threads.
 
     Args:
-        spec: The job.
-        settings: Of the process.
         alias: Which version is wanted.
 
     Raises:

@@ -62,12 +62,10 @@ class TopicAnswerer:
     """The partitions of a topic that the group gives this process. For one thread.
 
     Args:
-        log: Kafka.
         route: From where to where.
         model: Who answers.
         inputs: How records become what it reads.
         name: Of this process, in the group.
-        logger: Bound to the job.
         retry_s: Until a partition is taken again.
 
     Raises:

@@ -24,10 +24,8 @@ class NoticeWatch:
     """Looks from a thread of its own: a slow answer must not keep the worker from saying it lives.
 
     Args:
-        notices: Where to look.
         leaving: Set when the worker shall leave; whoever else sets it ends the watch.
         on_rebalance: Whether a recommendation to rebalance is a reason to leave.
-        logger: Bound to the worker.
     """
 
     def __init__(

@@ -25,9 +25,6 @@ class SchemaFinder:
     """Gives the codec the schemas that records need.
 
     Args:
-        codec: Decodes the job's records.
-        schemas: Of the job.
-        logger: Bound to job and worker.
         clock: Seconds that never go back.
     """
 

@@ -57,11 +57,7 @@ class JobSelector:
     """Selects jobs; `turn` belongs to one thread, the rest is for any.
 
     Args:
-        worker: For whom.
-        book: The jobs topic.
         roster: What others publish.
-        metrics: Of the process.
-        logger: Likewise.
         random: Numbers from 0 to 1.
         clock: Seconds that never go back.
     """

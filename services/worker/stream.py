@@ -54,19 +54,12 @@ class Stream:
     """One member of the job's consumer group.
 
     Args:
-        worker: This worker's name.
         job: The job's id.
         settings: Of the state machine.
         codec: Decodes records.
         schemas: Finds the schemas of those; None: they need none.
-        log: Kafka.
-        board: The job's board.
         arrived: Where decoded rows go.
         cache: Where announced batches go.
-        logger: Bound to job and worker.
-        measures: Of the job.
-        traces: Of its batches.
-        streams: The job's datastreams.
         hold: Whether its partitions wait for its return (`on_preemption: hold`).
         clock: Seconds that never go back.
     """

@@ -21,13 +21,7 @@ LOOK_S = 2.0  # between two looks
 
 
 class TimeLag:
-    """The ages of what one worker reads.
-
-    Args:
-        streams: The job's datastreams.
-        logger: Bound to job and worker.
-        measures: Of the job.
-    """
+    """The ages of what one worker reads."""
 
     def __init__(
         self, streams: tuple[str, ...], logger: EventLogger, measures: JobMeasures

@@ -19,9 +19,6 @@ class BatchTraces:
     """One worker's part in the traces of one job's batches; may be shared between threads.
 
     Args:
-        tracer: Where spans are told.
-        job: The job's name.
-        worker: This worker's name.
         clock: Seconds since 1970.
     """
 

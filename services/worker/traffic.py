@@ -19,11 +19,7 @@ LIFE_BITS = 53
 
 
 class TrafficCounter:
-    """Counts bytes from its making on; shared between threads.
-
-    Args:
-        measures: Of the job.
-    """
+    """Counts bytes from its making on; shared between threads."""
 
     def __init__(self, measures: JobMeasures) -> None:
         self._measures = measures

@@ -53,8 +53,6 @@ class Hold:
     """Each slot reads its own stream.
 
     Args:
-        time: The clock.
-        streams: One for each slot.
         pause: Whether nothing arrives at a stream while nobody reads it; else Kafka keeps it.
     """
 
@@ -80,12 +78,7 @@ class Hold:
 
 
 class Reassign:
-    """Streams are shared out evenly among the machines that are there; few are moved.
-
-    Args:
-        time: The clock.
-        streams: All of them.
-    """
+    """Streams are shared out evenly among the machines that are there; few are moved."""
 
     def __init__(self, time: VirtualTime, streams: Sequence[Stream]) -> None:
         self._time = time

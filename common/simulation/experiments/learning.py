@@ -56,7 +56,6 @@ class Sgd:
     """A `Learner` with a task, a data set and an optimizer; runs on the CPU.
 
     Args:
-        training: What is learned, and how.
         streams: How many share the training part.
         staleness: Versions since the weights of a gradient that counts, at most.
         seed: Of the shards and the first weights.

@@ -122,9 +122,6 @@ class PolicyDriver:
         history: For each run all decisions that differed from the one before.
 
     Args:
-        policy: Decides.
-        fleet: Is ordered about, and looked at.
-        givens: What is so.
         unknown: None where policies are told what is so; else what they start from, and what they
             see of the streams. Prices are always known.
     """

@@ -170,7 +170,6 @@ class Machine:
     """One worker from its start to its preemption.
 
     Args:
-        protocol: What it is connected to.
         worker: Its id; a machine that comes back is another worker.
         settings: Of its stream side.
         speed: Of its gradients.

@@ -17,11 +17,7 @@ _DEAD_LETTER = "dead_letter"
 
 
 class JoinerMetrics:
-    """The metrics of one joiner.
-
-    Args:
-        to: The topic of samples.
-    """
+    """The metrics of one joiner."""
 
     def __init__(self, to: str) -> None:
         self.meters = Meters("joiner")

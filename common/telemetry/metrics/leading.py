@@ -124,12 +124,7 @@ class Instruments:
 
 
 class JobMetrics:
-    """One job's; belongs to its deciding thread, but for what is said to be for any.
-
-    Args:
-        job: Its name.
-        instruments: Of the process.
-    """
+    """One job's; belongs to its deciding thread, but for what is said to be for any."""
 
     def __init__(self, job: str, instruments: Instruments) -> None:
         self.leading: Leading | None = None

@@ -24,11 +24,7 @@ EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"  # what `Meters.exposed`
 
 
 class Meters:
-    """The registry of one process; may be shared between threads.
-
-    Args:
-        service: Which one tells them.
-    """
+    """The registry of one process; may be shared between threads."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()

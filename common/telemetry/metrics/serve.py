@@ -23,7 +23,6 @@ class ServeMetrics:
     """The metrics of one model server; may be shared between threads.
 
     Args:
-        job: Whose model it serves.
         served: Asked at each scrape.
     """
 

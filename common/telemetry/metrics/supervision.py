@@ -16,11 +16,7 @@ KINDS: tuple[Kind, ...] = ("fault", "unavailable")
 
 
 class SupervisionMetrics:
-    """Counts for `common.runtime.supervisor`; may be shared between threads.
-
-    Args:
-        meters: Of the process.
-    """
+    """Counts for `common.runtime.supervisor`; may be shared between threads."""
 
     def __init__(self, meters: Meters) -> None:
         self._faults = meters.counter(catalogue.JOB_FAULTS)

@@ -59,13 +59,7 @@ class _Instruments:
 
 
 class JobMeasures:
-    """What is measured of one job's work: each series is found once, not at each batch.
-
-    Args:
-        instruments: Of the process.
-        job: The job's name.
-        streams: Its datastreams.
-    """
+    """What is measured of one job's work: each series is found once, not at each batch."""
 
     def __init__(self, instruments: _Instruments, job: str, streams: tuple[str, ...]) -> None:
         # From now on there is a zero of each to count from.

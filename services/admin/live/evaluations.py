@@ -61,11 +61,7 @@ class Series:
 
 
 class Evaluations:
-    """All that was told of effective versions.
-
-    Args:
-        streams: The job's.
-    """
+    """All that was told of effective versions."""
 
     def __init__(self, streams: Iterable[str]) -> None:
         self._tests = Series(TESTS)

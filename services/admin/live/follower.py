@@ -77,10 +77,6 @@ class JobFollower:
         job: Its name.
         feed: What happens, once all that had happened before is known.
         ended_s: When it ended, on the clock `monotonic`; None: it has not.
-
-    Args:
-        record: The job, as it is now.
-        sources: Where to read.
     """
 
     def __init__(self, record: JobRecord, sources: Sources) -> None:

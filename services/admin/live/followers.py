@@ -36,7 +36,6 @@ class Followers:
     Making it opens nothing and starts nothing.
 
     Args:
-        sources: Where followers read.
         ending: Set when the process is to end: all streams of events end at once then.
         idle_s: After so long without a question a job that is stopped is left.
         ready_s: How long `ready` waits.

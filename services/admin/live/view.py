@@ -46,7 +46,6 @@ class JobView:
         ledger: Its machines.
 
     Args:
-        record: The job, as it is now.
         updates_start: Offset of the first record of its updates topic that is still there.
         control_start: Likewise of its control topic.
         billing: How machines are paid for, by pool.

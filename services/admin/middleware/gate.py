@@ -74,12 +74,7 @@ class Buckets:
 
 
 class Gate:
-    """Lets a request in, or says why not.
-
-    Args:
-        app: What lies behind.
-        service: Knows the keys and the settings.
-    """
+    """Lets a request in, or says why not."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app

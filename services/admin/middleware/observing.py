@@ -23,12 +23,7 @@ _log = event_logger(__name__)
 
 
 class Observed:
-    """Counts requests and how long they take; a fault becomes an answer that says nothing of it.
-
-    Args:
-        app: What lies behind.
-        metrics: Of this process.
-    """
+    """Counts requests and how long they take; a fault becomes an answer that says nothing of it."""
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
         self._app = app

@@ -48,12 +48,8 @@ class BoundedTopic:
     """One topic, and who needs its records; records go to partitions in turn.
 
     Args:
-        log: Where it is.
         writer: For this topic alone.
-        topic: Its name.
         keeps_bytes: Of each partition; what comes beyond that drops the oldest records.
-        book: All jobs.
-        open_board: Of a job.
         wait: Waits so many seconds.
         say: Shows a line to people.
 

@@ -105,10 +105,7 @@ class OnceWriter:
     """Writes the rows of a source to a topic, and begins behind those that are there.
 
     Args:
-        log: Kafka.
         topic: What is written to; partitions take turns.
-        source: As it was named.
-        rows: Its rows.
 
     Raises:
         ConflictError: If others of this source are there already.

@@ -115,9 +115,6 @@ class Backlog:
     """Keeps what a job has not settled of a topic below a limit, where Kafka cannot keep it all.
 
     Args:
-        log: Where the topic is.
-        board: The job's.
-        topic: What is written to.
         limit: Records.
     """
 
@@ -146,10 +143,8 @@ class RetryingWriter:
     """Writes to one topic, and says once why nothing goes on while Kafka takes nothing.
 
     Args:
-        writer: One that does not wait.
         topic: What is written to; partitions take turns.
         clock: Seconds that never go back.
-        wait: Waits so many seconds.
         say: Shows a line to people.
     """
 

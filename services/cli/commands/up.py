@@ -136,12 +136,6 @@ def _start_kafka(
 ) -> str:
     """Start Apache Kafka where it is asked for, or nothing is and it can be had; say which one.
 
-    Args:
-        real: What was asked for; None: nothing.
-        directory: Where it keeps its data.
-        parts: It ends with them.
-        console: Where it is said.
-
     Returns:
         The bootstrap address; empty: the built-in one has to do.
 

@@ -116,9 +116,7 @@ class Demo:
 
     Args:
         plan: What is to happen.
-        settings: Of the servers; with a market, its file is named there.
         logs: Folder for what the processes say.
-        screen: Where it is shown.
         ending: Whether it is to end early.
     """
 

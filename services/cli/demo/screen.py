@@ -56,7 +56,6 @@ class Screen:
     """Where a demo is shown; `show` may be called as often as one likes.
 
     Args:
-        console: Where to draw.
         began: On the clock from which the `now` of each call comes.
     """
 

@@ -29,8 +29,6 @@ class ModelTest:
     """A test under way; make it in a thread that stays, see `Child`.
 
     Args:
-        settings: Of the servers.
-        job: The job's name.
         model: Where its model is written to.
         log: Where the process says what it found, and anything else.
     """

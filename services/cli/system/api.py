@@ -64,7 +64,6 @@ class Api:
     """See `system.System`.
 
     Args:
-        settings: They name the service and the key.
         transport: None: the network.
     """
 

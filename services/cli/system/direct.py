@@ -282,12 +282,6 @@ def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:
 class DirectlyWatched:
     """One job, looked at through Kafka and Redis; see `system.Watched`.
 
-    Args:
-        job: Its name.
-        log: Kafka.
-        open_board: Of a job.
-        book: All jobs.
-
     Raises:
         NotFoundError: If there is no such job.
         UnavailableError: If Kafka is unavailable.

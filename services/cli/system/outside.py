@@ -34,7 +34,6 @@ class Reached:
     """What settings name; they are read, and servers opened, when a command wants them.
 
     Args:
-        ways: How to reach it.
         given: Variables that options gave; they stand above those of the environment.
     """
 
