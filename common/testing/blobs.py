@@ -24,32 +24,26 @@ class MemoryBlobs:
         self.content: dict[str, bytes] = {}
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write whole or not at all; a reader never sees a part."""
         with self._lock:
             self.content[name] = bytes(data)
 
     def get(self, name: str) -> bytes | None:
-        """Read whole, or None where there is no such name."""
         with self._lock:
             return self.content.get(name)
 
     def names(self, prefix: str) -> list[str]:
-        """All names that begin so, sorted."""
         with self._lock:
             return sorted(name for name in self.content if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        """Delete; nothing happens where there is no such name."""
         with self._lock:
             self.content.pop(name, None)
 
     def get_tagged(self, name: str) -> tuple[bytes, str] | None:
-        """Read together with a tag that changes whenever the content does."""
         data = self.get(name)
         return None if data is None else (data, _tag(data))
 
     def replace(self, name: str, data: bytes, tag: str | None) -> bool:
-        """Write only if the content still has this tag (None: only if there is none yet)."""
         with self._lock:
             current = self.content.get(name)
             if (None if current is None else _tag(current)) != tag:

@@ -108,23 +108,18 @@ class MemoryBoards:
         self._server = server
 
     def board(self, job: str) -> MemoryBoard:
-        """Open a job's board."""
         return MemoryBoard(self._server, job)
 
     def replies(self, replica: str) -> MemoryReplies:
-        """Open what is sent to a replica."""
         return MemoryReplies(self._server, replica)
 
     def exchange(self) -> MemoryExchange:
-        """Open an exchange."""
         return MemoryExchange(self._server)
 
     def roster(self) -> MemoryRoster:
-        """Open the records of all jobs and workers."""
         return MemoryRoster(self._server)
 
     def rendezvous(self, job: str) -> MemoryRendezvous:
-        """Open where members of a job's groups find each other."""
         return MemoryRendezvous(self._server, job)
 
     def close(self) -> None:
@@ -141,7 +136,6 @@ class MemoryReplies:
 
     @property
     def rejected(self) -> int:
-        """Messages read so far that did not parse."""
         return self._rejections.count
 
     def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
@@ -246,7 +240,6 @@ class MemoryBoard:
 
     @property
     def rejected(self) -> int:
-        """Messages read so far that did not parse."""
         return self._rejections.count
 
     def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
@@ -257,17 +250,14 @@ class MemoryBoard:
             models.pop(ModelId(model.epoch, model.version - _MODELS_KEPT), None)
 
     def get_model(self, model: ModelId) -> bytes | None:
-        """Fetch a model, or None where it is gone."""
         with self._server.changed:
             return self._notices().models.get(model)
 
     def offer_model(self, model: ModelId, weights: bytes | memoryview) -> None:
-        """Leave a model for whoever judges models; it takes the place of the one before."""
         with self._server.changed:
             self._notices().offered = wire.encode_offer(model, weights)
 
     def offered_model(self, known: ModelId | None = None) -> tuple[ModelId, bytes] | None:
-        """The model that was left last; None where there is none, or it is the `known` one."""
         with self._server.changed:
             offer = self._notices().offered
         if not offer or (known is not None and offer.startswith(wire.encode_offer(known, b""))):
@@ -275,7 +265,6 @@ class MemoryBoard:
         return self._rejections.parse("offer", wire.decode_offer, offer)
 
     def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
-        """Append to a stream of triggers; False where something else keeps this id out."""
         data = wire.encode_trigger(trigger)
         with self._server.changed:
             triggers = self._notices().triggers.setdefault(stream, {})
@@ -289,7 +278,6 @@ class MemoryBoard:
             return True
 
     def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
-        """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
         deadline = time.monotonic() + timeout_s
         with self._server.changed:
             while True:
@@ -301,7 +289,6 @@ class MemoryBoard:
                 after = max(newer, default=after)  # garbage alone: go on behind it
 
     def push_reply(self, reply: Reply, to: str) -> None:
-        """Append to the list of the replica."""
         data = wire.encode_reply(self._job, reply)
         with self._server.changed:
             self._notices()
@@ -309,7 +296,6 @@ class MemoryBoard:
             self._server.changed.notify_all()
 
     def put_leader_status(self, leader_status: LeaderStatus) -> bool:
-        """Write the leader's status; False where none was there."""
         with self._server.changed:
             notices = self._notices()
             before, notices.leader_status = (
@@ -319,7 +305,6 @@ class MemoryBoard:
             return before is not None
 
     def get_leader_status(self) -> LeaderStatus | None:
-        """Read the leader's status, or None where there is none."""
         with self._server.changed:
             data = self._notices().leader_status
         if data is None:
@@ -333,7 +318,6 @@ class MemoryBoard:
             self._workers.add(worker)
 
     def alive(self) -> dict[WorkerId, str]:
-        """Status of every worker whose beat has not run out, and whose process is there."""
         with self._server.changed:
             heartbeats, now = self._notices().heartbeats, self._server.clock()
             for worker in [worker for worker, (_, until) in heartbeats.items() if until <= now]:
@@ -346,7 +330,6 @@ class MemoryBoard:
         return statuses
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
-        """Take or prolong the lease that says who may try to lead; False if another holds it."""
         with self._server.changed:
             notices, now = self._notices(), self._server.clock()
             current, until = notices.lease or (holder, now)
@@ -356,7 +339,6 @@ class MemoryBoard:
             return True
 
     def release_lease(self, holder: str) -> None:
-        """Give the lease back, if it is still this holder's."""
         with self._server.changed:
             notices = self._notices()
             if notices.lease is not None and notices.lease[0] == holder:
@@ -400,7 +382,6 @@ class MemoryBoard:
     def snapshots(
         self, epoch: int | None = None, most: int | None = None, *, whole: bool = False
     ) -> list[bytes]:
-        """All hot snapshots that are there, those of later leaders first."""
         with self._server.changed:
             notices = self._notices()
             found = dict(sorted(notices.snapshots.items(), reverse=True))
@@ -409,7 +390,6 @@ class MemoryBoard:
             return [data[:most] for each, data in found.items() if epoch in (None, each)]
 
     def wipe(self) -> None:
-        """Forget everything of this job."""
         with self._server.changed:
             self._notices()
             del self._server.jobs[self._job]
@@ -438,13 +418,11 @@ class MemoryRendezvous:
         self._job = job
 
     def leave(self, name: str, key: str, value: bytes) -> None:
-        """Append an entry."""
         with self._server.changed:
             self._left(name).append((key, value))
             self._server.changed.notify_all()
 
     def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
-        """Wait for entries behind a position; empty if none came."""
         deadline, known = time.monotonic() + timeout_s, int(after or 0)
         with self._server.changed:
             while True:
@@ -467,24 +445,20 @@ class MemoryRoster:
 
     @property
     def rejected(self) -> int:
-        """Records read so far that did not parse."""
         return self._rejections.count
 
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
-        """Publish records, each in the place of the one before of its job or its worker."""
         fields = dict(map(_field, records))
         with self._server.changed:
             self._records().update(fields)
 
     def read(self) -> list[JobDemand | WorkerPlacement]:
-        """All records that there are, however old."""
         with self._server.changed:
             fields = dict(self._records())
         found = (self._parsed(field, value) for field, value in fields.items())
         return [record for record in found if record is not None]
 
     def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
-        """Take the records of these away; nothing happens where there is none."""
         with self._server.changed:
             for field in (*(f"job:{it}" for it in jobs), *(f"worker:{it}" for it in workers)):
                 self._records().pop(field, None)

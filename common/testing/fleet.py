@@ -118,11 +118,6 @@ class MemoryFleet:
     # --- the port ------------------------------------------------------------------------------
 
     def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
-        """Ask for machines; a token that was given before brings nothing new about.
-
-        Raises:
-            UnavailableError: If the provider is away.
-        """
         self._reach()
         results = [self._launch(order) for order in orders]
         if self.faults.answers_lost:
@@ -130,22 +125,12 @@ class MemoryFleet:
         return tuple(refused for refused in results if refused is not None)
 
     def release(self, machines: Sequence[str]) -> None:
-        """Give machines back.
-
-        Raises:
-            UnavailableError: If the provider is away.
-        """
         self._reach()
         for token, machine in self._running():
             if machine.id in machines:
                 token.machine = self._ended(machine, self._clock(), "released", "given back")
 
     def machines(self) -> tuple[Machine, ...]:
-        """All that run, and those that ended lately, by launch.
-
-        Raises:
-            UnavailableError: If the provider is away.
-        """
         self._reach()
         now_s = self._clock()
         named = [
@@ -290,11 +275,6 @@ class MemoryPrices:
         self.away = False
 
     def look(self) -> dict[Offer, float]:
-        """Prices of now.
-
-        Raises:
-            UnavailableError: If the source is away.
-        """
         if self.away:
             raise UnavailableError("the source of prices is unavailable")
         return dict(self._usd_per_hour)

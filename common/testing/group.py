@@ -78,11 +78,9 @@ class MemoryGroups:
     def group(
         self, name: str, members: Sequence[Peer], rank: int, timeout_s: float = TIMEOUT_S
     ) -> MemoryGroup:
-        """Make a member of a group that is still to be formed."""
         return MemoryGroup(self._network, name, members, rank, timeout_s)
 
     def close(self) -> None:
-        """Be reached no more."""
         self._network.kill(self.address)
 
 
@@ -107,7 +105,6 @@ class MemoryGroup:
             self._meeting = network.meetings.setdefault(name, _Meeting())
 
     def form(self) -> None:
-        """Connect to all the others."""
         with self._network.changed:
             meeting = self._meeting
             if self._rank in meeting.joined:
@@ -118,31 +115,26 @@ class MemoryGroup:
             self._await(lambda: len(meeting.joined) == len(self._members))
 
     def all_reduce(self, vector: Vector) -> None:
-        """Sum the vectors of all members, in place."""
         vector[:] = np.sum([part for [part] in self._met([vector.copy()])], axis=0)
 
     def exchange(
         self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
     ) -> None:
-        """Send a part of a vector to each member, and get one from each."""
         parts = self._met(np.split(outgoing.copy(), np.cumsum(sent)[:-1]))
         for into, theirs in zip(np.split(incoming, np.cumsum(received)[:-1]), parts, strict=True):
             into[:] = theirs[self._rank]
 
     def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
-        """Let every member have the parts of all, in place."""
         ends = np.cumsum(lengths)[:-1]
         own = np.split(vector, ends)[self._rank].copy()
         vector[:] = np.concatenate([part for [part] in self._met([own])])
 
     def copy(self, vectors: Sequence[Vector]) -> None:
-        """Send rank 0's vectors to all others, and return when all have all of them."""
         for vector, sent in zip(vectors, self._met(vectors)[0], strict=True):
             vector[:] = sent
         self._met([])
 
     def abort(self) -> None:
-        """Leave the group, from any thread and at any time; whoever is in a call of it raises."""
         with self._network.changed:
             self._meeting.broken = True
             self._network.changed.notify_all()

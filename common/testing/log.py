@@ -132,7 +132,6 @@ class MemoryStreamReader:
     def poll(
         self, max_records: int, timeout_s: float, run: int | None = None
     ) -> tuple[StreamEvent, ...]:
-        """See the port."""
         with self._log.here():
             wanted = 0 if self._paused else max_records
             self._rejoin()
@@ -145,19 +144,15 @@ class MemoryStreamReader:
             self._positions[partition] = LogPosition.of(positions[partition])
 
     def pause(self) -> None:
-        """See the port."""
         self._paused = True
 
     def resume(self) -> None:
-        """See the port."""
         self._paused = False
 
     def commit(self, positions: Mapping[Partition, int]) -> None:
-        """See the port."""
         self._group.committed.update(positions)
 
     def lag(self) -> dict[Partition, int]:
-        """See the port."""
         with self._log.here():
             return {
                 partition: max(0, self._log.stored(partition).end - position.offset)
@@ -165,7 +160,6 @@ class MemoryStreamReader:
             }
 
     def close(self) -> None:
-        """See the port."""
         with self._log.anyway():
             if self._group.members.get(self._id) is self:
                 self._group.leave(self._id, hold=self._hold)
@@ -346,13 +340,11 @@ class MemoryLog:
             self.changed()
 
     def delete_topics(self, topics: Collection[str]) -> None:
-        """See the port."""
         with self.here():
             for topic in self._topics.keys() & topics:
                 self.delete_topic(topic)
 
     def delete_groups(self, groups: Collection[str]) -> None:
-        """See the port."""
         with self.here():
             for name in self._groups.keys() & groups:
                 if self._groups[name].members:
@@ -360,34 +352,28 @@ class MemoryLog:
                 del self._groups[name]
 
     def topics(self) -> list[str]:
-        """See the port."""
         with self.here():
             return sorted(self._topics)
 
     def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
-        """See the port."""
         with self.here():
             return {topic: dict(self._settings[topic]) for topic in topics if topic in self._topics}
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
-        """See the port."""
         with self.here():
             return self.partitions_of(topic)
 
     def bounds(self, partition: Partition) -> Bounds:
-        """See the port."""
         with self.here():
             stored = self.stored(partition)
             return Bounds(stored.start, stored.end)
 
     def ends(self, partitions: Collection[Partition]) -> Positions:
-        """See the port."""
         return {place: bounds.end for place, bounds in self._bounds_of(partitions).items()}
 
     def end_positions(
         self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
     ) -> dict[Partition, LogPosition]:
-        """See the port."""
         del topics  # known at once
         with self.here():
             return {
@@ -398,7 +384,6 @@ class MemoryLog:
             }
 
     def starts(self, partitions: Collection[Partition]) -> Positions:
-        """See the port."""
         return {place: bounds.start for place, bounds in self._bounds_of(partitions).items()}
 
     def _bounds_of(self, partitions: Collection[Partition]) -> dict[Partition, Bounds]:
@@ -410,7 +395,6 @@ class MemoryLog:
             }
 
     def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
-        """See the port."""
         with self.here():
             return {
                 topic: FoundTopic(self._ids[topic], len(self._topics[topic]))
@@ -423,14 +407,12 @@ class MemoryLog:
         positions: Mapping[Partition, LogPosition],
         ends: Mapping[Partition, LogPosition] | None = None,
     ) -> dict[Partition, int]:
-        """See the port."""
         del ends  # known at once
         with self.here():
             found = {place: self.loss(place, known) for place, known in positions.items()}
         return {place: loss.divergent_offset for place, loss in found.items() if loss is not None}
 
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
-        """See the port."""
         with self.here():
             stored = self.stored(partition)
             young = (each.offset for each in stored.records if each.arrival_s >= timestamp_s)
@@ -439,14 +421,12 @@ class MemoryLog:
     def stream(
         self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
     ) -> MemoryStreamReader:
-        """See the port."""
         with self._changed:
             joined = self._groups.setdefault(group, Group())
             self.changed()
             return MemoryStreamReader(self, joined, tuple(topics), member, hold=hold)
 
     def spans(self) -> MemorySpanReader:
-        """See the port."""
         return MemorySpanReader(self)
 
     def tail(
@@ -457,7 +437,6 @@ class MemoryLog:
         *,
         prompt: bool = False,  # noqa: ARG002 -- every tail is here
     ) -> MemoryTail:
-        """See the port."""
         tail = MemoryTail(self, partition, LogPosition.of(position), on_ready)
         with self._changed:
             self._tails.add(tail)
@@ -471,13 +450,11 @@ class MemoryLog:
         max_bytes: int = WRITER_BYTES,
         on_ready: Callable[[], None] | None = None,
     ) -> MemoryWriter:
-        """See the port."""
         writer = MemoryWriter(self, waits=waits, max_bytes=max_bytes, on_ready=on_ready)
         self._writers.add(writer)
         return writer
 
     def transactions(self, name: str) -> MemoryTransactions:
-        """See the port."""
         with self.here():
             self._names[name] = MemoryTransactions(self, name)
             return self._names[name]
@@ -698,7 +675,6 @@ class MemoryTransactions:
         self._name = name
 
     def write(self, records: Sequence[NewRecord]) -> None:
-        """See the port."""
         with self._log.here():
             for record in records:
                 self._log.partitions_of(record.topic)
@@ -743,7 +719,6 @@ class MemorySpanReader:
         self._log = log
 
     def read(self, span: Span, timeout_s: float) -> Fetched:
-        """See the port."""
         with self._log.here():
             stored = self._log.stored(span.place)
             self._log.wait_until(lambda: stored.end >= span.end, timeout_s)
@@ -774,7 +749,6 @@ class MemoryTail:
         self._on_ready = on_ready
 
     def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
-        """See the port."""
         with self._log.here():
             self._log.wait_until(self._is_ready, timeout_s)
             at, stored = self._position, self._log.stored(self._partition)
@@ -795,11 +769,9 @@ class MemoryTail:
             ]
 
     def position(self) -> int:
-        """See the port."""
         return self._position.offset
 
     def close(self) -> None:
-        """See the port."""
         self._log.forget(self)
 
     def tell_if_ready(self, *, away: bool) -> None:
@@ -860,7 +832,6 @@ class MemoryWriter:
         on_delivered: Callable[[int | None], None] | None = None,
         on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
-        """See the port."""
         self._raise_failure()
         if value is not None and len(value) > MAX_RECORD_BYTES:
             raise RecordTooLargeError(f"{topic} refuses a record of {len(value)} bytes")
@@ -879,20 +850,17 @@ class MemoryWriter:
         self._send()
 
     def poll(self) -> None:
-        """See the port."""
         self._send()
         while self._due:
             self._due.popleft()()
         self._raise_failure()
 
     def flush(self, timeout_s: float) -> bool:
-        """See the port."""
         self._log.await_here(timeout_s)
         self.poll()
         return not self._queue
 
     def close(self) -> None:
-        """See the port."""
         with suppress(DeliveryError):
             self.flush(0.0)
 

@@ -18,11 +18,6 @@ class MemoryNotices:
         self._nonsense = False
 
     def look(self) -> Notice | None:
-        """The most urgent notice that stands, or None.
-
-        Raises:
-            UnavailableError: While it is away.
-        """
         self.looks += 1
         if self._away:
             raise UnavailableError("the provider does not answer")

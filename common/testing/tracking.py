@@ -55,7 +55,6 @@ class MemoryTracking:
         identity: Mapping[str, str],
         parameters: Mapping[str, str],
     ) -> Run:
-        """See the port."""
         self._called()
         if experiment not in self.experiments:
             raise UserError(f'there is no experiment "{experiment}"')
@@ -71,7 +70,6 @@ class MemoryTracking:
         return Run(key, run.status, dict(run.tags))
 
     def log(self, run: str, metrics: Sequence[Metric], tags: Mapping[str, str]) -> None:
-        """See the port."""
         self._called()
         kept = self._run(run)
         kept.metrics += [metric for metric in metrics if metric not in kept.metrics]
@@ -79,13 +77,11 @@ class MemoryTracking:
         self._answers()
 
     def set_status(self, run: str, status: RunStatus) -> None:
-        """See the port."""
         self._called()
         self._run(run).status = status
         self._answers()
 
     def versions(self, model: str, tags: Mapping[str, str]) -> list[ModelVersion]:
-        """See the port."""
         self._called()
         return [
             ModelVersion(number, dict(version.tags))
@@ -94,7 +90,6 @@ class MemoryTracking:
         ]
 
     def register(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> str:
-        """See the port."""
         self._called()
         versions = self.models.setdefault(model, {})
         number = str(len(versions) + 1)
@@ -103,13 +98,11 @@ class MemoryTracking:
         return number
 
     def set_version_tag(self, model: str, number: str, name: str, value: str) -> None:
-        """See the port."""
         self._called()
         self._version(model, number).tags[name] = value
         self._answers()
 
     def set_alias(self, model: str, alias: str, number: str) -> None:
-        """See the port."""
         self._called()
         self._version(model, number)
         self.aliases[model, alias] = number

@@ -86,7 +86,6 @@ class Api:
         return Submitted(self._record(answer), notes=notes_on(spec))
 
     def jobs(self) -> JobList:
-        """See the protocol."""
         jobs, unreadable, after = list[JobSummary](), list[UnreadableRecord](), ""
         while True:
             page = _get(self._service, "/v1/jobs", JobList, limit=_PAGE, after=after)
@@ -97,41 +96,33 @@ class Api:
             after = page.next
 
     def job(self, name: str) -> JobRecord:
-        """See the protocol."""
         return record_of(_get(self._service, path_of(name), JobAnswer))
 
     def want(self, name: str, wanted: Wanted, reason: str) -> None:
-        """See the protocol."""
         self._patch(name, {"wanted": wanted, "reason": reason})
 
     def resume_after_loss(
         self, name: str, reason: str, *, from_start: bool, read_from: ReadFrom
     ) -> None:
-        """See the protocol."""
         wish: dict[str, object] = {"after_loss": True, "from_start": from_start}
         if read_from:
             wish["read_from"] = read_from
         self._patch(name, {"wanted": "running", **wish, "reason": reason})
 
     def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
-        """See the protocol."""
         return self._patch(name, {**changed, "reason": reason})
 
     def delete(self, name: str) -> None:
-        """See the protocol."""
         self._service.ask("DELETE", path_of(name))
 
     def remains(self, name: str) -> RemainsAnswer:
-        """See the protocol."""
         return _get(self._service, path_of(name, "remains"), RemainsAnswer)
 
     def purge(self, name: str) -> RemainsAnswer:
-        """See the protocol."""
         answer = self._service.ask("DELETE", path_of(name), parameters={"purge": "true"})
         return _read(self._service, answer, RemainsAnswer)
 
     def quarantine(self, name: str) -> list[QuarantinedBatch]:
-        """See the protocol."""
         found, path, after = list[QuarantinedBatch](), path_of(name, "quarantine"), -1
         while True:
             page = _get(self._service, path, QuarantineAnswer, limit=_PAGE, after=after)
@@ -145,11 +136,9 @@ class Api:
             after = page.next
 
     def dead_letters(self, name: str, limit: int) -> DeadLettersPage:
-        """See the protocol."""
         return _get(self._service, path_of(name, "dead-letters"), DeadLettersPage, limit=limit)
 
     def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
-        """See the protocol."""
         body = msgspec.json.encode({"batches": "all" if batches is None else batches})
         answer = self._service.ask("POST", path_of(name, "requeue"), body)
         told = _read(self._service, answer, RequeueAnswer)
@@ -160,11 +149,9 @@ class Api:
         return events(self._service, name)
 
     def watch(self, name: str) -> ApiWatched:
-        """See the protocol."""
         return ApiWatched(self._service, name)
 
     def model(self, name: str, wish: Wish, tell: Callable[[str], object]) -> PulledModel:  # noqa: ARG002 -- the service's log has what was left out
-        """See the protocol."""
         answer = self._service.ask("GET", path_of(name, "model"), parameters={"version": wish})
         try:
             epoch, version = (int(answer.headers[f"doll-{what}"]) for what in ("epoch", "version"))
@@ -173,13 +160,11 @@ class Api:
         return PulledModel(epoch, version, answer.content)
 
     def versions(self, name: str, tell: Callable[[str], object]) -> KeptVersions:  # noqa: ARG002 -- likewise
-        """See the protocol."""
         return _get(self._service, path_of(name, "model/versions"), KeptVersions)
 
     # --- provisioning ----------------------------------------------------------------------------
 
     def plan(self, request: PlanRequest) -> ToldPlan:
-        """See the protocol."""
         body = request.model_dump_json(exclude_defaults=True).encode()
         return _read(
             self._service, self._service.ask("POST", "/v1/provisioning/plan", body), ToldPlan
@@ -191,7 +176,6 @@ class Api:
         folder: Path,  # noqa: ARG002 -- the service sees no file of ours
         advance: Callable[[str, float], None],
     ) -> dict[str, Result]:
-        """See the protocol."""
         from common.planning.compare import results_of
 
         body = request.model_dump_json(exclude_defaults=True).encode()
@@ -205,16 +189,13 @@ class Api:
         return results
 
     def provisioning(self, name: str, limit: int) -> ProvisioningAnswer:
-        """See the protocol."""
         return _get(self._service, path_of(name, "provisioning"), ProvisioningAnswer, limit=limit)
 
     def replan(self, name: str, reason: str) -> None:
-        """See the protocol."""
         body = msgspec.json.encode({"reason": reason})
         self._service.ask("POST", path_of(name, "provisioning/replan"), body)
 
     def prices(self) -> PricesAnswer:
-        """See the protocol."""
         return _get(self._service, "/v1/provisioning/prices", PricesAnswer)
 
     def _patch(self, name: str, patch: Mapping[str, object]) -> JobRecord:

@@ -102,7 +102,6 @@ class Direct:
     # --- jobs ------------------------------------------------------------------------------------
 
     def submit(self, text: str, source: str) -> Submitted:
-        """See the protocol."""
         spec = parse_job(text, self._outside.settings.tasks)
         self._check(spec)
         book = self._book()
@@ -113,7 +112,6 @@ class Direct:
         return Submitted(book.submit(spec, origin), beginning, notes_on(spec))
 
     def jobs(self) -> JobList:
-        """See the protocol."""
         log, now = self._outside.open_log(), time.time()
         book = JobStore(log)
         records = book.read()
@@ -127,38 +125,31 @@ class Direct:
         )
 
     def job(self, name: str) -> JobRecord:
-        """See the protocol."""
         return self._book().get(name)
 
     def want(self, name: str, wanted: Wanted, reason: str) -> None:
-        """See the protocol."""
         self._book().want(name, wanted, reason)
 
     def resume_after_loss(
         self, name: str, reason: str, *, from_start: bool, read_from: ReadFrom
     ) -> None:
-        """See the protocol."""
         self._book().resume_after_loss(name, reason, from_start=from_start, read_from=read_from)
 
     def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
-        """See the protocol."""
         book = self._book()
         if not changed.keys().isdisjoint(BLOCKS):  # another memory may be needed
             self._check(changed_spec(book.get(name).spec, changed))
         return book.change(name, changed, reason)
 
     def delete(self, name: str) -> None:
-        """See the protocol."""
         book = self._book()
         check_given_back(book.get(name), self._outside.open_log())
         book.delete(name)
 
     def remains(self, name: str) -> RemainsAnswer:
-        """See the protocol."""
         return remains_answer(remains_of(name, self._book(), self._outside))
 
     def purge(self, name: str) -> RemainsAnswer:
-        """See the protocol."""
         book = self._book()
         record = book.read().get(name)
         if record is not None:
@@ -166,27 +157,22 @@ class Direct:
         return remains_answer(purge(name, book, self._outside))
 
     def quarantine(self, name: str) -> list[QuarantinedBatch]:
-        """See the protocol."""
         return quarantine_of(self._outside.open_log(), name).listed()
 
     def dead_letters(self, name: str, limit: int) -> DeadLettersPage:
-        """See the protocol."""
         log = self._outside.open_log()
         record = JobStore(log).get(name)
         return dead_letters_page(log, record.id, record.spec.streams, limit)
 
     def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
-        """See the protocol."""
         quarantine = quarantine_of(self._outside.open_log(), name)
         return quarantine.requeue(batches, BY, time.time())
 
     def watch(self, name: str) -> DirectlyWatched:
-        """See the protocol."""
         log = self._outside.open_log()
         return DirectlyWatched(name, log, self._outside.open_board, JobStore(log))
 
     def model(self, name: str, wish: Wish, tell: Callable[[str], object]) -> PulledModel:
-        """See the protocol."""
         log = self._outside.open_log()
         record = JobStore(log).get(name)
         found = find_model(record.id, wish, self._outside, log, tell)
@@ -195,7 +181,6 @@ class Direct:
         return PulledModel(*found.kept.snapshot.made, data)
 
     def versions(self, name: str, tell: Callable[[str], object]) -> KeptVersions:
-        """See the protocol."""
         log = self._outside.open_log()
         job = JobStore(log).get(name).id
         return versions_answer(all_kept(job, self._outside, log, tell))
@@ -203,7 +188,6 @@ class Direct:
     # --- provisioning ----------------------------------------------------------------------------
 
     def plan(self, request: PlanRequest) -> ToldPlan:
-        """See the protocol."""
         from common.planning.plan import plan_told
 
         return plan_told(request, self._outside.open_log, time.time())
@@ -211,14 +195,12 @@ class Direct:
     def simulate(
         self, request: SimulateRequest, folder: Path, advance: Callable[[str, float], None]
     ) -> dict[str, Result]:
-        """See the protocol."""
         from common.planning.compare import compare, with_policies
 
         variants = with_policies(request.experiment, request.policies)
         return compare(variants, folder, request.runs, request.seed, advance)
 
     def provisioning(self, name: str, limit: int) -> ProvisioningAnswer:
-        """See the protocol."""
         log, settings = self._outside.open_log(), self._outside.settings
         record = JobStore(log).get(name)
         spec = record.spec
@@ -231,14 +213,12 @@ class Direct:
         )
 
     def replan(self, name: str, reason: str) -> None:
-        """See the protocol."""
         log = self._outside.open_log()
         record = JobStore(log).get(name)
         check_replan(record, read_ledger(log, record.id))
         ask_to_replan(log, record.id, ReplanAsked(time.time(), BY, reason))
 
     def prices(self) -> PricesAnswer:
-        """See the protocol."""
         settings = self._outside.settings
         market = market_of(settings)
         found = by_pool(open_prices(settings, market).look())
