@@ -29,12 +29,12 @@ from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
-from common.ports.servers import NewTopic
+from common.ports.servers import Log, NewTopic, Writer
 from common.runtime.connect import open_log
 from common.topics.names import updates_topic
 from common.wire.messages import encode_audit
 from load.harness import report
-from load.harness.asking import Address, Asked, connect, on_schedule, open_streams
+from load.harness.asking import Address, Asked, Link, connect, on_schedule, open_streams
 from load.harness.processor import Processor
 from load.harness.report import Figure
 from load.harness.stack import NotMeasuredError
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from common.ports.servers import Log, Writer
-    from load.harness.asking import Link
 
 JOB, STREAM = "asked", "made-up"
 HISTORY = 2000  # updates that the job has made before

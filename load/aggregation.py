@@ -24,14 +24,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import FIRST_EXCEPTION, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from random import Random
-from signal import SIGKILL, SIGSTOP
+from signal import SIGKILL, SIGSTOP, Signals
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +46,11 @@ from load.faults.disturbances import end_leaders, kill_members
 from load.faults.drill import Conditions, Drill
 from load.harness import report
 from load.harness.stack import NotMeasuredError, await_until, servers
-from load.throughput.members import START_S, Member
+from load.throughput.members import START_S, Member, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-    from signal import Signals
 
-    from load.throughput.members import Pace
 
 _MB = 250_000  # weights, float32
 _BLOWS = 30

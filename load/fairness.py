@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.datasets.readers import read_bytes
-from common.datasets.records import count, take
+from common.datasets.records import Records, count, take
 from common.embedded.services import stop_all
 from common.errors import UserError
 from common.jobs.build import codec_of, task_of
@@ -41,7 +41,6 @@ from load.throughput.backlog import partitions_for, produce
 if TYPE_CHECKING:
     import argparse
 
-    from common.datasets.records import Records
     from common.jobs.spec import JobSpec
 
 _ROOT = Path(__file__).parents[1]

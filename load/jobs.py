@@ -27,20 +27,18 @@ from common.errors import UnavailableError
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
-from common.ports.servers import NewTopic
+from common.ports.servers import Board, Log, NewTopic
 from common.runtime.connect import open_boards, open_log
 from common.testing.counting import ENTRYPOINT
 from load.harness import report
 from load.harness.counting import CountingJob, counting_job
 from load.harness.processor import Processor
 from load.harness.report import Figure, Found
-from load.harness.stack import NotMeasuredError, await_until, check, events, servers
+from load.harness.stack import NotMeasuredError, Servers, await_until, check, events, servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports.servers import Board, Log
-    from load.harness.stack import Servers
 
 WORKERS, RECORDS = 4, 200  # of a spread; records are of each job
 _SETTLES_S = 10.0  # after all are led, and after an empty one has started

@@ -36,7 +36,7 @@ from load.harness.stack import (
 )
 from load.harness.updates import UpdatesMeter
 from load.throughput.backlog import check_left, partitions_for, produce
-from load.throughput.cases import CASES, find_records
+from load.throughput.cases import CASES, Case, find_records
 from load.throughput.reference import LoneReader, PlainLoops, Reference
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.jobs.spec import JobSpec
-    from load.throughput.cases import Case
 
 _WORKERS = 2
 _TOPIC = "records"

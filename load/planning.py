@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.policies.bidding import Bidding, odds_of
 from common.policies.chance import plan_with_probability
-from common.policies.policy import Hour, MachineCount, Situation
+from common.policies.policy import Hour, MachineCount, Policy, Situation
 from common.policies.pools import Pools
 from common.ports.machines import PriceHistory
 from common.simulation.experiments.experiment import simulate
@@ -34,7 +34,6 @@ from load.harness import report
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.policies.policy import Policy
 
 WORKERS, RATE_PER_S, GROUP_SIZE, BATCH_SIZE, UPDATES = 64, 125.0, 20, 256, 10_000  # section V-A
 MANY_WORKERS = 10_000

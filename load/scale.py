@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from common.checkpoints.snapshot_file import from_bytes
 from common.embedded.services import Service, stop_all
 from common.errors import UnavailableError
-from common.jobs.store import JobStore
-from common.ports.servers import NewTopic
+from common.jobs.store import JobRecord, JobStore
+from common.ports.servers import Board, Log, NewTopic
 from common.runtime.connect import open_board, open_log
 from common.testing.costless import ENTRYPOINT
 from common.topics.names import updates_topic
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from common.jobs.spec import JobSpec
-    from common.jobs.store import JobRecord
-    from common.ports.servers import Board, Log
 
 _JOB = "scale"
 _BATCH_SIZE, _GROUP_SIZE = 256, 4  # b and K: an update of 1,024 records

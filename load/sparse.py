@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from rich.progress import track
 
 from common.core.spans import Partition
-from common.embedded.services import stop_all
+from common.embedded.services import Service, stop_all
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
 from common.runtime.connect import open_board, open_log
@@ -41,17 +41,15 @@ from load.harness.counting import spec_of
 from load.harness.processor import used_s
 from load.harness.stack import NotMeasuredError, Servers, check, servers
 from load.throughput.backlog import partitions_for, produce
-from load.throughput.learning import LOOK_EVERY, MOST_UPDATES, SETS, Judge
+from load.throughput.learning import LOOK_EVERY, MOST_UPDATES, SETS, Judge, Learning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from common.core.messages import ModelId
     from common.datasets.records import Records
-    from common.embedded.services import Service
     from common.jobs.spec import JobSpec
     from common.ports.servers import Board, Log
-    from load.throughput.learning import Learning
 
 _DDP = Path(__file__).parent / "throughput" / "ddp.py"
 _TOPIC = "rows"

@@ -15,13 +15,12 @@ from common.api.answers import (
 from common.core.spans import Partition
 from common.jobs import store
 from common.jobs.notes import notes_on
-from common.jobs.progress import UNREAD, resting
+from common.jobs.progress import UNREAD, JobProgress, State, resting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.api.answers import EvaluationAnswer
-    from common.jobs.progress import JobProgress, State
     from common.jobs.purge import Remains
     from common.topics.table import Unreadable
 

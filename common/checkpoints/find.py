@@ -15,10 +15,10 @@ from common.checkpoints.snapshot_file import (
     in_hand,
 )
 from common.checkpoints.store import CheckpointStore
-from common.core.messages import Evaluated
-from common.core.snapshots import choose
+from common.core.messages import AuditRecord, Evaluated, Vector
+from common.core.snapshots import Snapshot, choose
 from common.errors import CorruptError, NotFoundError, UnavailableError, UserError
-from common.learning.checkpoint import weights_in
+from common.learning.checkpoint import Layout, weights_in
 from common.topics import names as topics
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from common.config.servers import Outside
-    from common.core.messages import AuditRecord, Vector
-    from common.core.snapshots import Snapshot
-    from common.learning.checkpoint import Layout
     from common.ports.servers import Blobs, Board, Log
 
 Wish: TypeAlias = int | Literal["newest", "best"]  # a version, or one of these

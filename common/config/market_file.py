@@ -26,13 +26,12 @@ from common.datasets.traces.files import common_starts_s, starts_of, traced
 from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.ports.machines import Offer
-from common.theory.billing import BY_NAME, BY_THE_SECOND
+from common.theory.billing import BY_NAME, BY_THE_SECOND, Billing
 from doll.yaml_file import as_json, load_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.theory.billing import Billing
 
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from doll.yaml_file import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
 _SHOWN_PROBLEMS = 3

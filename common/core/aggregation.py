@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from common.core import commands as do
@@ -16,8 +16,6 @@ from common.core.messages import Gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    from msgspec import UnsetType
 
     from common.core.commands import CoordinatorCommand
     from common.core.messages import (

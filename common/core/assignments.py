@@ -12,15 +12,13 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from common.core.messages import TriggerId, TriggerStream, WorkerLeaving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from msgspec import UnsetType
 
     from common.core.messages import Batch, ModelId, UpdateTrigger, WorkerId
 

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.core.messages import Skipped
-from common.core.spans import LogPosition, Partition, Span, address_of
+from common.core.spans import Address, LogPosition, Partition, Span, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from common.core.spans import Address
 
 # What one record in Kafka may hold. Clients refuse to write one of more than 1,000,000 bytes and
 # brokers one of more than 1,048,588; the rest is for metrics and a traceback.

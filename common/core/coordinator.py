@@ -23,10 +23,10 @@ from common.core import commands as do
 from common.core import events
 from common.core.leader import STOPPED, Leader
 from common.core.losses import Wish
-from common.core.messages import CHANCES, Lead, Quarantined, UpdateApplied
-from common.core.settings import AggregationSettings, slices_of
+from common.core.messages import CHANCES, AuditRecord, Lead, ModelId, Quarantined, UpdateApplied
+from common.core.settings import AggregationSettings, CoordinatorSettings, slices_of
 from common.core.snapshot_search import Chosen, Lost, SnapshotSearch, Wait
-from common.core.snapshots import roll_forward
+from common.core.snapshots import Snapshot, roll_forward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
     from common.core.history import History
-    from common.core.messages import AuditRecord, ModelId
-    from common.core.settings import CoordinatorSettings
-    from common.core.snapshots import Snapshot
 
 SEARCH_S = 5.0  # an answer about snapshots that has not come by then got lost: ask again
 # So soon after an attempt that failed, mostly since a server is away: each attempt asks that server

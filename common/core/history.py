@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from common.core.messages import (
     GENESIS,
+    AuditRecord,
     Batch,
     Drifted,
     Evaluated,
@@ -41,10 +42,6 @@ from common.core.spans import LogPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from msgspec import UnsetType
-
-    from common.core.messages import AuditRecord
 
 
 class History:

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from common.core import commands as do
 from common.core import losses
@@ -22,18 +22,25 @@ from common.core.group.leading import GroupAggregation
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
 from common.core.liveness import Liveness
-from common.core.losses import Wish
+from common.core.losses import Parted, Wish
 from common.core.messages import (
     GENESIS,
+    Assignment,
+    AuditRecord,
+    Batch,
     Broken,
+    ControlRecord,
     Failed,
     Gradient,
     GradientReady,
+    GroupReply,
     LeaderStatus,
     ModelId,
     Opened,
     Quarantined,
+    Reply,
     Requeued,
+    Synchrony,
     TriggerId,
     Unsettled,
     UpdateApplied,
@@ -42,11 +49,11 @@ from common.core.messages import (
     WorkerLeaving,
 )
 from common.core.poison import PoisonLimits, Suspects
-from common.core.rounds import GradientTimes, Rounds, judge
+from common.core.rounds import GradientTimes, Round, Rounds, judge
 from common.core.scores import ScoreWindow
 from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import Snapshot
-from common.core.spans import LogPosition
+from common.core.spans import LogPosition, Partition
 from common.core.stop_rule import StopRule
 from common.core.switching import Switch
 from common.core.tuning import GroupSizeTuner, Scatter
@@ -54,24 +61,10 @@ from common.core.tuning import GroupSizeTuner, Scatter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from msgspec import UnsetType
-
     from common.core.commands import CoordinatorCommand
     from common.core.events import StreamsSeen, Summed, Wanted
     from common.core.history import History
-    from common.core.losses import Parted
-    from common.core.messages import (
-        Assignment,
-        AuditRecord,
-        Batch,
-        ControlRecord,
-        GroupReply,
-        Reply,
-        Synchrony,
-    )
-    from common.core.rounds import Round
     from common.core.settings import CoordinatorSettings, Mode, Rule
-    from common.core.spans import Partition
 
 
 NO_WISH = Wish()

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.core.messages import Batch, BatchReady, Opened
-from common.core.spans import LogPosition
+from common.core.spans import LogPosition, Partition, Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.core.messages import ControlRecord, LogPositions, Openings, Positions
     from common.core.snapshots import Snapshot
-    from common.core.spans import Partition, Span
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from common.core.messages import Opened
+from common.core.messages import Batch, Opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from common.core.messages import Batch
     from common.core.spans import LogPosition, Partition
 
 ReadFrom: TypeAlias = Literal["", "earliest", "latest"]  # a topic that was created anew; empty: not

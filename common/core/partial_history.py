@@ -11,12 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.core.history import History
-from common.core.messages import Lead, ModelId, UpdateApplied
+from common.core.messages import AuditRecord, Batch, Lead, ModelId, UpdateApplied
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
 
-    from common.core.messages import AuditRecord, Batch
 
 _REMEMBERED = 1000  # updates of the path: who goes back further is believed by its version alone
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from common.core.messages import Synchrony
 from common.core.schedule import CONSTANT, Schedule
-
-if TYPE_CHECKING:
-    from msgspec import UnsetType
 
 
 @dataclass(frozen=True, slots=True)

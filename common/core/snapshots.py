@@ -15,6 +15,7 @@ from common.core.history import History
 from common.core.messages import (
     GENESIS,
     AttemptId,
+    AuditRecord,
     Batch,
     LogPositions,
     ModelId,
@@ -28,8 +29,6 @@ from common.core.spans import LogPosition, Partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from common.core.messages import AuditRecord
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 if TYPE_CHECKING:
-    from msgspec import UnsetType
-
     from common.core.messages import Traffic, WorkerId
 
 VERSIONS_KEPT = 1000  # after which a worker that was not heard of is forgotten

@@ -9,12 +9,9 @@ is owed most. So shares follow the weights, and turns of the light lie between t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from math import fsum  # exact, so that the order of its numbers does not matter
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 

@@ -23,19 +23,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core import commands as do
 from common.core import events
-from common.core.batching import Batcher
+from common.core.batching import Batcher, Cut, Run
 from common.core.messages import BatchReady, SpanExpired, TriggerStream, Unsettled
-from common.core.spans import LogPosition, Partition, address_of
+from common.core.spans import Address, LogPosition, Partition, Span, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.core.batching import Cut, Run
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
     from common.core.messages import LeaderStatus, WorkerId
     from common.core.settings import WorkerSettings
-    from common.core.spans import Address, Span
 
 
 # So long a leader's status is ignored that is older than one that was seen. That saves work, no

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.datasets.records import take
+from common.datasets.records import Records, take
 from common.errors import UserError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from common.datasets.records import Records
 
 IMAGE_SHAPE = (1, 8, 8)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.datasets.records import checked
+from common.datasets.records import Records, checked
 from common.datasets.tables import hashed_records, rating_records, row_records, table_records
 from common.errors import UserError
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from common.datasets.records import Records
 
 _IDX_UBYTE = 0x08  # the only element type that image sets use
 _CIFAR10_SHAPE = (3, 32, 32)

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from common.core.hashing import bucket_of, damped
-from common.datasets.records import checked
+from common.datasets.records import Records, checked
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from common.datasets.records import Records
 
 Column: TypeAlias = "npt.NDArray[np.str_]"  # (n,) cells
 

@@ -13,14 +13,13 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
-from common.embedded.fork_server import fork_module
+from common.embedded.fork_server import Forked, fork_module
 from common.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from common.embedded.fork_server import Forked
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _LOG_TAIL = 2000  # characters of the child's output that an error quotes

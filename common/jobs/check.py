@@ -20,14 +20,13 @@ import msgspec
 
 from common.config.program import command_of, search_path
 from common.errors import GivenError, TaskMissingError, UserError
-from common.jobs.spec import UNKNOWN_WORKERS, check_options, job_from_json
+from common.jobs.spec import UNKNOWN_WORKERS, JobSpec, check_options, job_from_json
 from common.learning.task_options import options_of
 from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from common.jobs.spec import JobSpec
 
 MOST_BYTES = 4 << 30  # of the other process; a model that fits is judged, whatever builds it
 PATIENCE_S = 60.0  # PyTorch and the task's own libraries are loaded, from a cold disk

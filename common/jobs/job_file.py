@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.jobs.spec import check_options, job_from_json
+from common.jobs.spec import JobSpec, check_options, job_from_json
 from doll.yaml_file import as_json, load_file
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from common.jobs.spec import JobSpec
 
 
 def load_job(path: str | Path) -> JobSpec:

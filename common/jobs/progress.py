@@ -30,11 +30,18 @@ from msgspec import UNSET
 from common.core.ledger import Ledger
 from common.core.liveness import WORKER
 from common.core.messages import (
+    AuditRecord,
+    Batch,
     BatchReady,
+    ControlRecord,
     Lead,
+    LeaderStatus,
+    ModelId,
     Opened,
+    Positions,
     Quarantined,
     Requeued,
+    Skipped,
     SpanExpired,
     SynchronisationMode,
     Synchrony,
@@ -50,15 +57,6 @@ from common.jobs.notes import window_note
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from common.core.messages import (
-        AuditRecord,
-        Batch,
-        ControlRecord,
-        LeaderStatus,
-        ModelId,
-        Positions,
-        Skipped,
-    )
     from common.jobs.store import JobRecord
 
 # --- what a job's state is -----------------------------------------------------------------------

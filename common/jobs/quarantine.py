@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common.core.history import History
-from common.core.messages import Replayed, Requeued
-from common.core.spans import Partition
+from common.core.messages import Batch, Replayed, Requeued
+from common.core.spans import Address, Partition
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
 from common.topics import names as topics
 from common.topics.read import read_decoded
@@ -19,8 +19,6 @@ from common.wire.messages import decode_audit, encode_audit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.core.messages import Batch
-    from common.core.spans import Address
     from common.ports.servers import Log
 
 _DELIVERED_S = 30.0

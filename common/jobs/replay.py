@@ -14,21 +14,17 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from common.core.messages import Replayed
-from common.core.spans import Partition
+from common.core.messages import Batch, Replayed
+from common.core.spans import Partition, Span
 from common.errors import ExpiredError, UnavailableError, UnknownTopicError
-from common.ports.servers import Bounds, NewRecord, NewTopic
-from common.topics.dead_letters import note_of, read_letters
+from common.ports.servers import Bounds, Log, LogRecord, NewRecord, NewTopic, Tail
+from common.topics.dead_letters import DeadLetter, note_of, read_letters
 from common.topics.names import dead_letter_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from common.core.messages import Batch
-    from common.core.spans import Span
     from common.jobs.quarantine import Quarantine
-    from common.ports.servers import Log, LogRecord, Tail
-    from common.topics.dead_letters import DeadLetter
 
 NAME = "doll.replay"  # the transactional id
 FROM = "replayed_from"  # the header that names the address of the first record

@@ -41,7 +41,7 @@ from common.learning.fields import (
 )
 from common.learning.fields import Field as RecordField
 from common.learning.task_options import options_of
-from common.policies.policy import GivenPolicyName, policy_named
+from common.policies.policy import GivenPolicyName, PolicyName, policy_named
 from common.topics import names as topics
 from doll.yaml_file import as_json, load_text, shown
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
     from common.core.messages import SynchronisationMode
     from common.core.settings import AggregationSettings, SliceSettings
-    from common.policies.policy import PolicyName
     from common.ports.servers import Log
 
 

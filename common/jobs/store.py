@@ -25,16 +25,14 @@ from common.errors import (
 )
 from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
-from common.ports.servers import NewTopic
+from common.ports.servers import Log, NewTopic
 from common.topics import names as topics
-from common.topics.table import CompactedTable
+from common.topics.table import CompactedTable, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from common.core.messages import LogPositions, Positions
-    from common.ports.servers import Log
-    from common.topics.table import Unreadable
 
 T = TypeVar("T")
 REASON_CHARACTERS = 2_000  # of what is wanted: one line

@@ -16,7 +16,7 @@ from common.errors import (
     UnknownTopicError,
 )
 from common.jobs.progress import JobProgress, Look, partitions_of
-from common.telemetry.logging import Outage
+from common.telemetry.logging import EventLogger, Outage
 from common.topics import names as topics
 from common.topics import read
 from common.wire.messages import decode_audit, decode_claim
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord, ControlRecord
     from common.jobs.store import JobRecord
     from common.ports.servers import Board, Log, LogRecord
-    from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")
 

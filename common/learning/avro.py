@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from common.errors import UserError
-from common.learning.record_bytes import Rows, Sink, Values, Wanted, lists_of
+from common.learning.record_bytes import RecordBytes, Rows, Sink, Values, Wanted, lists_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.learning.fields import Keys
-    from common.learning.record_bytes import RecordBytes
 
 _DEEPEST = 64  # a record within a record within a record: of a schema that names itself
 _NUMBERS = {"boolean": "<u1", "float": "<f4", "double": "<f8"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch.backends import cudnn
 
-from common.core.vectors import dense, numbers_in
+from common.core.vectors import SparseVector, dense, numbers_in
 from common.errors import UserError
 from common.learning.errors import NotFiniteError, TaskError, what_was_raised
 from common.learning.fields import concatenate
@@ -23,13 +23,11 @@ from common.learning.scores import count_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     import numpy.typing as npt
     from torch import Tensor, nn
 
     from common.core.messages import Vector
-    from common.core.vectors import SparseVector
     from common.learning.tasks import Task
 
 # Batches whose records are this few bytes together share one pass: what a pass costs besides is

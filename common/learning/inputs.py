@@ -5,20 +5,16 @@ A task need not say it, so it is seen: the fields that `forward` asks for, given
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.learning.fields import Field  # noqa: TC001 -- NamedTuple reads it when run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import nn
-
     from common.learning.tasks import Task
 
 _ROWS = 2

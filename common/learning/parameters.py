@@ -10,14 +10,13 @@ import torch
 
 from common.core.vectors import SparseVector, write_to
 from common.errors import CorruptError, UserError
-from common.learning.checkpoint import Piece
+from common.learning.checkpoint import Layout, Piece
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor, nn
 
     from common.core.messages import Vector
-    from common.learning.checkpoint import Layout
 
 
 # From so many numbers on a gradient is given away with its memory rather than copied: it takes as

@@ -13,8 +13,8 @@ import numpy as np
 from common.errors import UserError
 from common.learning.avro import AvroReader
 from common.learning.columns import Column, assembled
-from common.learning.fields import Decoded, Field, concatenate
-from common.learning.record_bytes import RecordBytes, wanted_of
+from common.learning.fields import Decoded, Field, Keys, concatenate
+from common.learning.record_bytes import RecordBytes, Wanted, wanted_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.core.schemas import Schema, SchemaKind
-    from common.learning.fields import Keys
-    from common.learning.record_bytes import Wanted
 
 _FRAME = 5  # bytes: 0, and the schema's id
 

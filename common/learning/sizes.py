@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from common.errors import UserError
 from common.learning.parameters import training_state
-from common.learning.tasks import build_model
-
-if TYPE_CHECKING:
-    from common.learning.tasks import Task
+from common.learning.tasks import Task, build_model
 
 MIB = 1 << 20
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from common.errors import CorruptError
-from common.learning.checkpoint import Piece, pack, unpack
+from common.learning.checkpoint import Layout, Piece, pack, unpack
 from common.learning.slices import Slice, cut, joined, part_of
 from common.learning.trainer import Kind, packed, unpacked
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.core.messages import Vector
-    from common.learning.checkpoint import Layout
     from common.learning.gradients import Reduction
     from common.learning.optimizers import OptimizerSettings
 

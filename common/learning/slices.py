@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from common.core.vectors import squared_norm
-from common.learning.optimizers import make_optimizer, set_learning_rate
+from common.learning.optimizers import OptimizerSettings, make_optimizer, set_learning_rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from common.core.messages import Vector
     from common.learning.gradients import Reduction
-    from common.learning.optimizers import OptimizerSettings
 
 # Slices begin at multiples of so many numbers. Optimizers take a cache line at a time, and may
 # round what does not fill one in another way: so only the end of the whole is such a rest.

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from common.learning.gradients import GradientComputer
-from common.learning.tasks import build_model
+from common.learning.tasks import Task, build_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
-
-    from common.learning.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from common.errors import TaskMissingError, UserError
 from common.learning.errors import one_line, what_was_raised
-from common.learning.fields import LABELS, NUMBERS, Input
+from common.learning.fields import LABELS, NUMBERS, Field, Input
 from common.learning.lda import TopicModel
 from common.learning.models import (
     IMAGE_NETWORKS,
@@ -34,8 +34,6 @@ from common.learning.task_options import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from common.learning.fields import Field
 
 
 class Task(Protocol):

@@ -12,7 +12,7 @@ import torch
 
 from common.core.vectors import SparseVector, add_to, numbers_in, squared_norm
 from common.errors import CorruptError
-from common.learning.checkpoint import pack, unpack
+from common.learning.checkpoint import Layout, pack, unpack
 from common.learning.errors import NotFiniteError
 from common.learning.optimizers import (
     STATE_NAMES,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.core.messages import Vector
-    from common.learning.checkpoint import Layout
     from common.learning.gradients import Reduction
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from common.errors import GivenError
 from common.jobs.store import JobStore
 from common.policies.bidding import Bidding, BidSettings, odds_of
-from common.policies.policy import Situation
+from common.policies.policy import Decision, Situation
 from common.ports.machines import PriceHistory
 from common.theory.billing import HOUR_S
 from common.theory.capacity import update_capacity_per_s
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.planning.request import PlanRequest
-    from common.policies.policy import Decision
     from common.ports.servers import Log
     from common.theory.work import Pool, Work
 

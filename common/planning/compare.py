@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from common.errors import WireError
-from common.policies.policy import former_notes
+from common.policies.policy import GivenPolicyName, former_notes
 from common.simulation.experiments.experiment import learner_of, simulate, simulate_by_protocol
 from common.simulation.experiments.results import (
     Change,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from common.policies.policy import GivenPolicyName
     from common.simulation.experiments.spec import Experiment
 
 

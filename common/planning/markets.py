@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.config.market_file import load_market
+from common.config.market_file import SpotPool, load_market
 from common.datasets.traces.files import read_once, traced
 from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
@@ -20,7 +20,6 @@ from common.simulation.experiments.spec import SpotSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from common.config.market_file import SpotPool
     from common.theory.work import Pool
 
 ENDINGS = (".csv", ".json", ".txt")

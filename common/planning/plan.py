@@ -19,7 +19,7 @@ from common.planning.bids import bids, check_bids, computed_per_s
 from common.planning.remaining import Remaining, arriving, measured, remaining
 from common.policies.chance import deadline_probability, plan_with_probability
 from common.theory.errors import ParameterError
-from common.theory.provisioning import CostCurve, cost_curve, plan, plan_of
+from common.theory.provisioning import CostCurve, Plan, cost_curve, plan, plan_of
 from common.theory.work import Market, Pool, Work, gb_per_hour, market
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from common.planning.request import PlanRequest, SpotPoolAsked
     from common.ports.servers import Log
-    from common.theory.provisioning import Plan
 
 BIDS = (
     "cost and runtime are those of the first bids, if their machines went on as they are; what"

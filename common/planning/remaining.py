@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import UNSET
 
 from common.core.history import History
-from common.core.messages import GENESIS, BatchReady, UpdateApplied
+from common.core.messages import GENESIS, BatchReady, ControlRecord, UpdateApplied
 from common.core.spans import Partition
 from common.errors import GivenError
 from common.jobs.store import JobStore
@@ -29,7 +29,6 @@ from common.wire.messages import decode_audit, decode_claim
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.core.messages import ControlRecord
     from common.ports.servers import Log
     from common.theory.work import Rates
 

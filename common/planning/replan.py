@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
-from common.ports.servers import NewTopic
+from common.ports.servers import Log, NewTopic
 from common.provisioning.ledger import FleetLedger
 from common.topics import names as topics
 from common.topics.read import read_decoded
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.jobs.store import JobRecord
-    from common.ports.servers import Log
     from common.provisioning.records import ReplanAsked
     from common.theory.billing import Billing
 

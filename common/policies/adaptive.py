@@ -21,16 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from common.policies.fixed import FIRST_SPOT, decision, market_of
-from common.policies.policy import NOWHERE, ON_DEMAND
+from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Places, Situation
 from common.theory.errors import positive
-from common.theory.provisioning import TOLERANCE, as_plan, choose, cost_curve, plan_of
+from common.theory.provisioning import TOLERANCE, Order, Plan, as_plan, choose, cost_curve, plan_of
 from common.theory.updates import partial_batches_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.policies.policy import Decision, Places, Situation
-    from common.theory.provisioning import Order, Plan
     from common.theory.work import Market, Work
 
 Values: TypeAlias = npt.NDArray[np.float64]

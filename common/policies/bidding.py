@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.policies.bidbrain import Allocation, BidBrain, eviction_odds
-from common.policies.policy import ON_DEMAND, Decision, renewal_s
-from common.ports.machines import Offer
+from common.policies.bidbrain import Allocation, Array, BidBrain, EvictionOdds, eviction_odds
+from common.policies.policy import ON_DEMAND, Decision, Situation, renewal_s
+from common.ports.machines import Offer, PriceHistory
 from common.theory.billing import HOUR_S
 from common.theory.capacity import machines_for_stability, update_capacity_per_s
 from common.theory.errors import ParameterError, not_negative, positive
@@ -26,9 +26,6 @@ from common.theory.provisioning import Plan
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
-    from common.policies.bidbrain import Array, EvictionOdds
-    from common.policies.policy import Situation
-    from common.ports.machines import PriceHistory
     from common.theory.work import Pool
 
 REVIEWS = 30  # in an hour: the paper's two minutes

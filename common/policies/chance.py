@@ -23,12 +23,11 @@ import numpy.typing as npt
 from common.policies.fixed import FIRST_SPOT, decision, market_of
 from common.theory.errors import ParameterError, not_negative
 from common.theory.preemption import relaxation_s, variance_of_uptime_s2
-from common.theory.provisioning import as_plan, choose, cost_curve
+from common.theory.provisioning import Order, Plan, as_plan, choose, cost_curve
 from common.theory.updates import partial_batches_s
 
 if TYPE_CHECKING:
     from common.policies.policy import Decision, Situation
-    from common.theory.provisioning import Order, Plan
     from common.theory.work import Market, Pool, Work
 
 Values: TypeAlias = npt.NDArray[np.float64]

@@ -6,19 +6,14 @@ Both use the first spot pool where there are several; `common.policies.adaptive`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from common.policies.policy import ON_DEMAND, by_slot
+from common.policies.policy import ON_DEMAND, Decision, Situation, by_slot
 from common.theory.errors import ParameterError
-from common.theory.provisioning import plan, plan_of
-from common.theory.work import Market
-
-if TYPE_CHECKING:
-    from common.policies.policy import Decision, Situation
-    from common.theory.provisioning import Plan
-    from common.theory.work import Pool
+from common.theory.provisioning import Plan, plan, plan_of
+from common.theory.work import Market, Pool
 
 FIRST_SPOT = 1  # index of the first pool that may be preempted
 

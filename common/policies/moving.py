@@ -23,15 +23,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from common.policies.adaptive import LATE
-from common.policies.policy import ON_DEMAND, MachineCount
-from common.policies.spot import life_s
+from common.policies.policy import ON_DEMAND, MachineCount, Situation
+from common.policies.spot import Spot, life_s
 from common.ports.machines import Offer
 from common.theory.capacity import HEADROOM, machines_for_rate, update_capacity_per_s
 from common.theory.preemption import distribution_of_running
 
 if TYPE_CHECKING:
-    from common.policies.policy import Situation
-    from common.policies.spot import Spot
     from common.theory.provisioning import Binding
 
 ROUNDING = 1e-9

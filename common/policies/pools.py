@@ -26,19 +26,16 @@ import numpy as np
 from common.policies.adaptive import LATE
 from common.policies.fixed import OnDemandOnly
 from common.policies.moving import Backlog, Forecast, moving
-from common.policies.policy import ON_DEMAND, Decision, MachineCount
+from common.policies.policy import ON_DEMAND, Decision, MachineCount, Situation
 from common.policies.spot import Spot, life_s, spot_of
 from common.ports.machines import Offer
 from common.theory.errors import ParameterError, not_negative, positive
 from common.theory.preemption import effective_availability
-from common.theory.provisioning import Plan
+from common.theory.provisioning import Binding, Plan
 from common.theory.updates import partial_batches_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from common.policies.policy import Situation
-    from common.theory.provisioning import Binding
 
 
 # Of the reserve, towards the end: who kept all of it until the last update would be early by it.

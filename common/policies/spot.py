@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.policies.policy import MachineCount
+from common.policies.policy import Decision, MachineCount, Situation
 from common.ports.machines import Offer
 from common.theory.preemption import effective_availability
 
 if TYPE_CHECKING:
-    from common.policies.policy import Decision, Situation
     from common.theory.work import Pool
 
 # Relative, of a ready second. Pools that close share machines: a loss takes some of them only, and

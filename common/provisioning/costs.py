@@ -6,13 +6,12 @@ from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.ports.machines import Offer
-from common.theory.billing import BY_THE_SECOND, HOUR_S
+from common.theory.billing import BY_THE_SECOND, HOUR_S, Billing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.provisioning.records import EndedBecause
-    from common.theory.billing import Billing
 
 
 class PriceCurve:

@@ -17,8 +17,8 @@ from common.policies.bidding import Bidding, odds_of
 from common.policies.policy import ON_DEMAND, MachineCount, Situation, renewal_s
 from common.policies.pools import Pools
 from common.policies.registry import policy_of
-from common.ports.machines import Offer
-from common.provisioning.estimating import SURE
+from common.ports.machines import Offer, PriceHistory
+from common.provisioning.estimating import SURE, Estimator
 from common.provisioning.planning import (
     Stability,
     bounded,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from common.policies.bidbrain import EvictionOdds
     from common.policies.policy import Decision, Flags, Policy
-    from common.ports.machines import PriceHistory
-    from common.provisioning.estimating import Estimator
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.reconciling import Backoff
     from common.provisioning.settings import ProvisionerSettings

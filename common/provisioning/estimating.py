@@ -20,7 +20,7 @@ from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplie
 from common.core.stop_rule import LOSS_WINDOW
 from common.policies.policy import ON_DEMAND
 from common.provisioning.availability import Availability
-from common.provisioning.records import Ended, EstimateRecord, Left, Seated, Started
+from common.provisioning.records import Ended, EstimateRecord, Left, PlanRecord, Seated, Started
 from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
 from common.provisioning.starting import StartUps
 from common.theory.capacity import HEADROOM
@@ -29,7 +29,7 @@ from common.theory.losses import LossTally
 from common.theory.speeds import SpeedTally
 from common.theory.streams import StreamTally
 from common.theory.tallies import GradientTally, TransferTally
-from common.theory.work import gb_per_hour
+from common.theory.work import Pool, Rates, gb_per_hour
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from common.core.spans import Partition
     from common.provisioning.events import WorkersSeen
     from common.provisioning.ledger import FleetLedger, Instance
-    from common.provisioning.records import PlanRecord
     from common.provisioning.settings import ProvisionerSettings
-    from common.theory.work import Pool, Rates
 
 INTERVAL = 0.9  # of what is told to people
 SURE = 0.2  # relative standard deviation: from then on an estimate is no guess any more

@@ -29,13 +29,12 @@ from common.provisioning.records import (
     Settled,
     Started,
 )
-from common.theory.billing import BY_THE_SECOND
+from common.theory.billing import BY_THE_SECOND, Billing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.provisioning.records import EndedBecause, PlanRecord
-    from common.theory.billing import Billing
 
 PLANS_KEPT = 100  # a page of history; the topic has them all
 REVIEWS_KEPT = 1000  # points of a curve over time, more than a screen has

@@ -18,12 +18,11 @@ from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation, by_s
 from common.theory.capacity import machines_for_stability, update_capacity_per_s
 from common.theory.preemption import distribution_of_running
 from common.theory.provisioning import Binding, Plan
-from common.theory.work import Work
+from common.theory.work import Pool, Rates, Work
 
 if TYPE_CHECKING:
     from common.provisioning.records import Planned
     from common.provisioning.settings import ProvisionerSettings
-    from common.theory.work import Pool, Rates
 
 TRAINED_SHARE = 0.9  # of the arrivals until the deadline, where no number of updates is known
 HORIZON_S = 3600.0  # planned for where a job never ends

@@ -19,8 +19,8 @@ from common.provisioning import events
 from common.provisioning.estimating import Estimator
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.reconciling import Backoff
-from common.provisioning.records import Lead
-from common.provisioning.report import report_of
+from common.provisioning.records import Lead, PlanRecord
+from common.provisioning.report import FleetReport, report_of
 from common.provisioning.term import Known, Term
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.events import ProvisionerEvent
-    from common.provisioning.records import PlanRecord
-    from common.provisioning.report import FleetReport
     from common.provisioning.settings import ProvisionerSettings
 
 CANDIDACY_S = 15.0  # a Lead that has not come back by then will not: try afresh

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from common.provisioning.records import EndedBecause
+from common.provisioning.records import EndedBecause, EstimateRecord
 from common.theory.billing import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.provisioning.ledger import FleetLedger
-    from common.provisioning.records import EstimateRecord
     from common.provisioning.settings import ProvisionerSettings
 
 MILLION = 1_000_000

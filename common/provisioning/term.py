@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.policies.policy import ON_DEMAND
-from common.ports.machines import Offer, by_pool
+from common.ports.machines import Offer, PriceHistory, by_pool
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.deciding import PolicyRunner
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from common.core.events import Wanted
-    from common.ports.machines import PriceHistory
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.estimating import Estimator
     from common.provisioning.events import ProvisionerEvent

@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from common.ports.machines import LaunchRequest
+from common.ports.machines import LaunchRequest, Machine, Refused
 from common.provisioning.records import Ended, Left, Started, client_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from common.ports.machines import Machine, Refused
     from common.provisioning.events import MachinesSeen, WorkersSeen
     from common.provisioning.ledger import FleetLedger, Instance
     from common.provisioning.settings import ProvisionerSettings

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.config.settings import Settings, read_settings
 from common.errors import UnavailableError, UserError
-from common.jobs.store import JobStore
+from common.jobs.store import JobRecord, JobStore
 from common.runtime.connect import open_boards, open_log
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import HANGS_S, SLOW_S, Supervisor
@@ -23,7 +23,6 @@ from common.telemetry.metrics.supervision import SupervisionMetrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.jobs.store import JobRecord
     from common.ports.servers import Boards, Log
     from common.runtime.jobs import MakePart
     from common.telemetry.metrics.meters import Meters

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from common.errors import DollError
 from common.runtime.schedule import Schedule
-from common.telemetry.metrics.serving import Watchdog
+from common.telemetry.metrics.serving import Watchdog, Watchdogs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.serving import Watchdogs
     from common.telemetry.metrics.supervision import SupervisionMetrics
 
 THREADS = 8

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from common.core.liveness import STATUSES
-from common.core.messages import ModelId, TriggerId, WorkerId
+from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
 from common.telemetry.rejections import Rejections
@@ -22,7 +22,6 @@ from common.wire import messages as wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from common.core.messages import LeaderStatus, Reply, UpdateTrigger
 
 T = TypeVar("T")
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import UnavailableError
-from common.ports.machines import Machine, Offer, PriceHistory, Refused
+from common.ports.machines import EndCause, LaunchRequest, Machine, Offer, PriceHistory, Refused
 from common.theory.billing import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from common.ports.machines import EndCause, LaunchRequest
 
 
 class Chain(NamedTuple):

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from common.errors import GroupError
-from common.ports.group import TIMEOUT_S
+from common.ports.group import TIMEOUT_S, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from common.core.messages import Vector
-    from common.ports.group import Peer
 
 _Parts: TypeAlias = "Sequence[Vector]"
 

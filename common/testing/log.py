@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from common.core.events import Assigned, Revoked
 from common.core.reading import RunsInTurn
-from common.core.spans import LogPosition, Partition
+from common.core.spans import LogPosition, Partition, Span
 from common.errors import (
     BrokenWriterError,
     DeliveryError,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from common.core.messages import Positions
-    from common.core.spans import Span
     from common.ports.servers import NewRecord, NewTopic
 
 

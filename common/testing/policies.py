@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.policies.policy import Decision
+from common.policies.policy import Decision, Situation
 from common.theory.provisioning import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.policies.policy import Situation
     from common.ports.machines import Offer
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.telemetry.tracing import BatchTrace, is_sampled, trace_of
+from common.telemetry.tracing import Attribute, BatchTrace, SpanName, is_sampled, trace_of
 
 if TYPE_CHECKING:
     from common.core.spans import Address
-    from common.telemetry.tracing import Attribute, SpanName
 
 
 class ToldSpan(NamedTuple):

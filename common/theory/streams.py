@@ -7,13 +7,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from common.theory.errors import ParameterError, not_negative
-from common.theory.estimates import JEFFREYS, rate_from_counts
+from common.theory.estimates import JEFFREYS, Estimate, RatePrior, rate_from_counts
 from common.theory.tallies import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from common.theory.estimates import Estimate, RatePrior
 
 REMEMBERED = 1000  # keys of batches: a repetition comes soon after the first, or never
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition, Span
 from common.errors import UnknownTopicError
-from common.ports.servers import NewRecord
+from common.ports.servers import Log, LogRecord, NewRecord
 from common.topics.names import dead_letter_topic
 from common.topics.read import records_of
 from common.wire import messages as wire
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.core.messages import Quarantined, Skipped
-    from common.ports.servers import Log, LogRecord
 
 REASON_BYTES = 4_000  # an exception's text may be of any length, and the address must fit beside it
 # Of a value that was refused, so much is tried next: nobody says how much the topic would take, and

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from common.core.schemas import Schema, SchemaFound
 from common.core.spans import Partition
 from common.errors import BrokenWriterError, UnavailableError, UnknownTopicError, WireError
-from common.ports.servers import NewTopic
+from common.ports.servers import Log, NewTopic, SchemaRegistry
 from common.telemetry.logging import event_logger
 from common.topics.names import schemas_topic
 from common.topics.read import records_of
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from common.learning.registered import RegisteredCodec
-    from common.ports.servers import Log, SchemaRegistry
 
 _log = event_logger(__name__)
 _PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds

@@ -27,7 +27,7 @@ from common.errors import (
     UnknownTopicError,
     WireError,
 )
-from common.ports.servers import Bounds, LogRecord, NewTopic
+from common.ports.servers import Bounds, Log, LogRecord, NewTopic, Tail
 from common.telemetry.logging import event_logger
 from common.topics.names import differences, remedy
 from common.topics.read import identified
@@ -35,7 +35,6 @@ from common.topics.read import identified
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports.servers import Log, Tail
 
 T = TypeVar("T")
 

@@ -56,7 +56,7 @@ from common.core.messages import (
 )
 from common.core.schemas import SchemaFound
 from common.core.scores import BINS
-from common.core.spans import Address, Partition, address_of
+from common.core.spans import Address, Partition, Span, address_of
 from common.core.spread import JobDemand, WorkerPlacement
 from common.core.vectors import SparseVector
 from common.errors import FutureFormatError, WireError
@@ -64,8 +64,6 @@ from common.wire.vectors import decode_sparse, encode_sparse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from common.core.spans import Span
 
 
 _LONGEST_S = 1e9  # decades; a sum of such durations is finite

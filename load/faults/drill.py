@@ -13,23 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.core.audit import audit
-from common.embedded.services import stop_all
+from common.embedded.services import Service, stop_all
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
 from common.runtime.connect import open_board, open_log
 from common.topics.names import control_topic, updates_topic
 from common.topics.read import read_decoded
 from common.wire import messages as wire
-from load.harness.counting import aggregated, counting_spec
-from load.harness.stack import await_until, check
+from load.harness.counting import Aggregation, aggregated, counting_spec
+from load.harness.stack import Servers, await_until, check
 from load.harness.witness import SeenRound, Witness
 from load.throughput.backlog import check_left, produce
 
 if TYPE_CHECKING:
-    from common.embedded.services import Service
     from common.jobs.spec import JobSpec
-    from load.harness.counting import Aggregation
-    from load.harness.stack import Servers
 
 _BATCH_SIZE = 8  # b: what is measured is the protocol, not how fast records are moved
 _IDS = 64  # of records

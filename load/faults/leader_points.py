@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from common.core import commands as do
 from common.core import events
-from common.core.messages import GradientReady, Reduced, UpdateApplied
+from common.core.messages import AttemptId, GradientReady, Reduced, UpdateApplied, UpdateTrigger
 from services.coordinator.__main__ import main
 from services.coordinator.effects import Effects
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.core.commands import CoordinatorCommand
-    from common.core.messages import AttemptId, UpdateTrigger
     from services.coordinator.leadership import News
 
 # In the order of a leader's life. The first three are of a takeover: whoever led before must go.

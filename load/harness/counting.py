@@ -12,13 +12,13 @@ from confluent_kafka.cimpl import NewPartitions
 from common.checkpoints.snapshot_file import from_bytes, from_store, in_hand
 from common.checkpoints.store import CheckpointStore
 from common.core.audit import Audit, audit
-from common.core.messages import GENESIS, ModelId
+from common.core.messages import GENESIS, ModelId, SynchronisationMode, Vector
 from common.core.spans import Partition
 from common.errors import UnavailableError
-from common.jobs.spec import job_from_json
+from common.jobs.spec import JobSpec, job_from_json
 from common.jobs.store import JobStore
 from common.learning.checkpoint import unpack
-from common.ports.servers import NewTopic
+from common.ports.servers import Log, NewTopic
 from common.runtime.connect import open_blobs, open_board
 from common.testing.counting import ENTRYPOINT
 from common.topics.names import control_topic, updates_topic
@@ -29,10 +29,7 @@ from load.harness.stack import await_until
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
-    from common.core.messages import SynchronisationMode, Vector
     from common.jobs.edit import Value
-    from common.jobs.spec import JobSpec
-    from common.ports.servers import Log
 
 Aggregation: TypeAlias = Literal["board", "replicas", "slices"]
 BATCH_SIZE = 8  # b of `counting_job`

@@ -16,13 +16,12 @@ from zlib import crc32
 import numpy as np
 
 from common.datasets.readers import read_bytes, read_records
-from common.datasets.records import count, take
+from common.datasets.records import Records, count, take
 from common.errors import UserError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from common.datasets.records import Records
 
 _DATA = Path(__file__).parents[3] / "shared" / "data"
 CLICKS = _DATA / "ctr" / "criteo-kaggle-train-head-1400.csv.gz"

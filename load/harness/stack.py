@@ -21,14 +21,13 @@ from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.kafka import EmbeddedKafka
 from common.embedded.redis import EmbeddedRedis
-from common.embedded.services import Service
+from common.embedded.services import Kind, Service
 from common.jobs.store import JobStore
 from common.runtime.connect import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from common.embedded.services import Kind
 
 _LOOK_S = 0.02  # between looks at a condition
 

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
-from common.core.messages import Lead, ModelId, UpdateApplied, WorkerId
+from common.core.messages import AuditRecord, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Partition
 from common.errors import TruncatedError, UnavailableError
 from common.topics.names import updates_topic
@@ -17,7 +17,6 @@ from load.harness.stack import NotMeasuredError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.core.messages import AuditRecord
     from common.ports.servers import Log, Tail
 
 _READ_RECORDS = 1000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.core.messages import ModelId, TriggerId, UpdateApplied
+from common.core.messages import AttemptId, Batch, ModelId, TriggerId, UpdateApplied, UpdateTrigger
 from common.core.spans import Partition
 from common.errors import DollError
 from common.topics.names import updates_topic
@@ -22,7 +22,6 @@ from load.harness.updates import read_audit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.core.messages import AttemptId, Batch, UpdateTrigger
     from common.ports.servers import Board, Log
 
 _WAIT_S = 0.2  # of one read: how soon a thread notices that it is over

@@ -21,8 +21,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from deploy.grafana.__main__ import DASHBOARDS
-from deploy.grafana.panel import COLUMNS, laid_out
-from load.monitoring.prometheus import filled
+from deploy.grafana.panel import COLUMNS, Dashboard, Panel, Query, laid_out
+from load.monitoring.prometheus import Line, Prometheus, filled
 from load.monitoring.watched import watched_demo
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from deploy.grafana.panel import Dashboard, Panel, Query
-    from load.monitoring.prometheus import Line, Prometheus
 
 _ROOT = Path(__file__).parents[2]
 _POINTS = 240  # along time

@@ -18,12 +18,12 @@ import numpy as np
 from common.config.settings import Settings
 from common.datasets.digits import load_digits
 from common.embedded.process import free_port
-from common.embedded.services import Service, stop_all
+from common.embedded.services import Kind, Service, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.jobs.build import codec_of
-from common.jobs.spec import job_from_json
+from common.jobs.spec import JobSpec, job_from_json
 from common.jobs.store import JobStore
-from common.ports.servers import NewTopic
+from common.ports.servers import Log, NewTopic
 from common.runtime.connect import open_log
 from doll.yaml_file import as_json, load_text
 from load.monitoring.prometheus import Prometheus
@@ -31,9 +31,6 @@ from load.monitoring.prometheus import Prometheus
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from common.embedded.services import Kind
-    from common.jobs.spec import JobSpec
-    from common.ports.servers import Log
 
 ALERTS = Path(__file__).parents[2] / "deploy/prometheus/alerts.yml"
 

@@ -16,17 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from playwright.sync_api import FloatRect, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, FloatRect, ViewportSize, sync_playwright
 
 from load.page.service import PageService, served
-from load.page.world import make_record, make_world
+from load.page.world import World, make_record, make_world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Browser
-
-    from load.page.world import World
 
 _OUT = Path(__file__).parents[2] / "docs/pictures"
 _OPTIONS = (

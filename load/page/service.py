@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from common.api.keys import KeyStore
 from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.config.servers import Outside
 from common.config.settings import Settings
-from common.core.messages import ModelId, UpdateApplied, WorkerId
+from common.core.messages import AuditRecord, ModelId, Synchrony, UpdateApplied, WorkerId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
 from common.jobs.build import trainer_of
@@ -32,19 +32,16 @@ from common.testing.log import MemoryLog
 from common.topics import names as topics
 from common.wire.messages import encode_audit
 from common.wire.plans import encode_plan
-from load.page.world import STREAMS, UPDATES_PER_S, leader_status_of
+from load.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 from services.admin.app import create_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from contextlib import AbstractContextManager
 
     from fastapi import FastAPI
 
-    from common.core.messages import AuditRecord, Synchrony
     from common.provisioning.records import PlanRecord
     from common.topics.dead_letters import Letter
-    from load.page.world import World
     from services.admin.service import Service
 
 _RECORDS = 200_000_000  # in every partition, so that no lag is longer than the stream

@@ -21,13 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout
 
 from common.errors import UserError
 from load.paper import accuracy, equations, figures, markets, policies, recorded, updates_law
-from load.paper.document import write, write_json
+from load.paper.document import Section, write, write_json
 from load.paper.runner import FEW, Asked, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from load.paper.document import Section
 
 _ROOT = Path(__file__).parents[2]
 _DATA = _ROOT.parent / "shared" / "data"

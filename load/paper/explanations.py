@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.datasets.traces.files import read_trace
 from common.theory.provisioning import plan
 from load.paper import stated
-from load.paper.document import listed, percent
+from load.paper.document import Section, listed, percent
 from load.paper.job import (
     HIGH,
     PAIRS,
@@ -21,12 +20,8 @@ from load.paper.job import (
     Variation,
     least_cost_share,
 )
-from load.paper.runner import FEW
+from load.paper.runner import FEW, Runner
 from load.paper.series import like_the_papers
-
-if TYPE_CHECKING:
-    from load.paper.document import Section
-    from load.paper.runner import Runner
 
 BASE = Setting()  # (0.9, 1.05), equal rates, high price
 # The on-demand cost of theta_0 at equal rates; where rates are drawn, of their mean.

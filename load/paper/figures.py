@@ -9,13 +9,11 @@ from common.theory.provisioning import cost_share_bound
 from load.paper import plots, stated
 from load.paper.document import NONE, Section, cost, met, percent
 from load.paper.explanations import explain_adaptive, explain_drawn, explain_static
-from load.paper.job import HIGH, LOW, PAIRS, RATES, WORKERS, Case, Setting, settings
-from load.paper.runner import FEW
+from load.paper.job import HIGH, LOW, PAIRS, RATES, WORKERS, Case, Rates, Setting, settings
+from load.paper.runner import FEW, Runner
 
 if TYPE_CHECKING:
     from common.policies.policy import StreamPolicyName
-    from load.paper.job import Rates
-    from load.paper.runner import Runner
 
 POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive")
 

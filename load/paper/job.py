@@ -17,14 +17,13 @@ from common.simulation.experiments.spec import (
     SpotSpec,
     UniformRates,
 )
-from common.theory.work import Work, market
+from common.theory.work import Market, Work, market
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from common.datasets.traces.spec import TraceSpec
     from common.policies.policy import StreamPolicyName
-    from common.theory.work import Market
 
 Rates: TypeAlias = Literal["equal", "drawn"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.config.market_file import load_market
 from common.embedded.services import stop_all
-from common.provisioning.records import Ended, LaunchRequested, Priced, Settled, Started
+from common.provisioning.records import Ended, LaunchRequested, PlanRecord, Priced, Settled, Started
 from common.runtime.connect import open_fleet, open_log
 from common.testing.counting import ENTRYPOINT
 from common.theory.billing import HOUR_S
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from common.core.messages import Positions
     from common.core.spans import Partition
     from common.ports.servers import Log
-    from common.provisioning.records import PlanRecord
 
 JOB, RECORDS, BACKLOG, WORKERS = "bids", 12_000, 4_000, 3
 BATCH_S = 0.02  # of a gradient, so that the backlog lasts for some hours of the market

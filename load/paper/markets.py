@@ -16,7 +16,7 @@ import numpy as np
 from common.config.billing import BillingRules
 from common.simulation.experiments.draws import ROUND_OVERHEAD_S
 from common.simulation.experiments.experiment import simulate
-from common.simulation.experiments.spec import PolicySpec
+from common.simulation.experiments.spec import Experiment, PolicySpec
 from common.theory.billing import BY_NAME, HOUR_S
 from common.theory.errors import ParameterError
 from load.paper import auctions, live, zones
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from common.simulation.experiments.spec import Experiment
     from load.paper.runner import Runner
 
 CENT = 0.01

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from common.config.billing import BillingRules
-from common.policies.policy import STREAM_POLICIES
+from common.policies.policy import STREAM_POLICIES, StreamPolicyName
 from load.paper import plots
 from load.paper.document import Section, interval, met, percent
 from load.paper.job import (
@@ -29,7 +29,6 @@ from load.paper.job import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.policies.policy import StreamPolicyName
     from common.simulation.experiments.results import Summary
     from load.paper.runner import Asked, Outcome, Runner
 

@@ -10,16 +10,14 @@ from common.simulation.experiments.draws import draws_of
 from load.paper import plots
 from load.paper.document import Section, percent
 from load.paper.job import ALPHA, CYCLE_S, GRADIENT_S, Case, Setting, experiment
-from load.paper.runner import FEW
-from load.paper.series import SPEED, find
+from load.paper.runner import FEW, Asked, Runner
+from load.paper.series import SPEED, Found, Series, find
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from common.policies.policy import StreamPolicyName
     from common.simulation.experiments.results import Summary
-    from load.paper.runner import Asked, Runner
-    from load.paper.series import Found, Series
 
 POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "pools")
 

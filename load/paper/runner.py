@@ -12,19 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 from rich import progress
 
 from common.simulation.experiments.experiment import simulate
-from common.simulation.experiments.results import Summary
-from common.theory.provisioning import plan
-from load.paper.job import NOTHING, Case, experiment
+from common.simulation.experiments.results import Run, Summary
+from common.theory.provisioning import Plan, plan
+from load.paper.job import NOTHING, Case, Setting, Variation, experiment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from common.policies.policy import StreamPolicyName
-    from common.simulation.experiments.results import Run
     from common.simulation.experiments.spec import Experiment
-    from common.theory.provisioning import Plan
-    from load.paper.job import Setting, Variation
 
 FEW = 12  # runs of each setting in the paper
 

@@ -5,12 +5,9 @@ Costs are shares of the cost of on-demand machines alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from load.paper.job import Setting
-
-if TYPE_CHECKING:
-    from load.paper.job import Rates
+from load.paper.job import Rates, Setting
 
 # Captions of figures 3 and 4, by (alpha, theta / theta_0). Figure 4's caption says "below" where
 # its text means "of"; 0.8171 is the caption's, the text's savings of 18.71 % would be 0.8129.

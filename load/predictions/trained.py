@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.checkpoints.find import heads_on_board
 from common.config.aggregation import AggregationSpec
 from common.core.history import History
-from common.embedded.services import stop_all
+from common.embedded.services import Service, stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
 from common.jobs.spec import CheckpointSpec, HotSnapshotSpec
@@ -21,17 +21,14 @@ from common.runtime.connect import open_board, open_log
 from common.topics.names import updates_topic
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
-from load.harness.counting import aggregated
-from load.harness.stack import NotMeasuredError, await_until, check, events
+from load.harness.counting import Aggregation, aggregated
+from load.harness.stack import NotMeasuredError, Servers, await_until, check, events
 from load.throughput.cases import CASES, find_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from common.core.messages import ModelId
-    from common.embedded.services import Service
-    from load.harness.counting import Aggregation
-    from load.harness.stack import Servers
 
 HOT_S = 0.2
 _RECORDS_PER_S = 1000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.datasets.readers import read_records
-from common.jobs.spec import job_from_json
+from common.jobs.spec import JobSpec, job_from_json
 from doll.yaml_file import as_json
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.datasets.records import Records
-    from common.jobs.spec import JobSpec
 
 _RECORDS = 16_384  # in memory; speed does not depend on how many there are once no cache holds them
 _IMAGES = "mnist-train-00000-47999-images-idx3-ubyte.gz"

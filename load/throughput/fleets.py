@@ -21,12 +21,11 @@ from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
-from load.throughput.learning import LOOK_EVERY, Judge
+from load.throughput.learning import LOOK_EVERY, Judge, Learning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from load.throughput.learning import Learning
 
 _Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -24,7 +24,7 @@ from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import is_finite
 from common.learning.slices import digest
 from common.learning.trainer import Trainer
-from common.ports.group import TIMEOUT_S, Peer
+from common.ports.group import TIMEOUT_S, Group, Peer
 from common.runtime.connect import open_boards, open_groups
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from signal import Signals
 
-    from common.ports.group import Group
 
 START_S = 60.0  # for processes to be there, on a busy machine
 _ADAM = OptimizerSettings("adam", 1e-3)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from common.core.events import Assigned
-from common.ports.servers import Fetched
+from common.ports.servers import Bounds, Fetched, Log, StreamReader
 from load.harness.processor import Block, Processor
 from load.harness.stack import NotMeasuredError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from common.core.spans import Partition
     from common.learning.codecs import Codec
-    from common.ports.servers import Bounds, Log, StreamReader
 
 _BASELINE = Path(__file__).with_name("baseline.py")
 _POLL_RECORDS = 2000  # as the workers ask for

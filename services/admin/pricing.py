@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from common.api.provisioning import market_of, prices_answer
 from common.errors import NotFoundError, OutsideError, UserError
-from common.ports.machines import by_pool
+from common.ports.machines import Prices, by_pool
 from common.runtime.connect import open_prices
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from common.api.answers import PricesAnswer
     from common.config.market_file import Market
     from common.config.settings import Settings
-    from common.ports.machines import Prices
 
 FRESH_S = 5.0  # prices of EC2 change a few times a day, replayed ones as fast as they are told to
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError
-from common.jobs.store import JobStore
+from common.jobs.store import JobRecord, JobStore
 from common.telemetry.logging import Outage, event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from common.jobs.store import JobRecord
     from common.ports.servers import Log
     from common.topics.table import Unreadable
 

@@ -6,18 +6,16 @@ import os
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.api.keys import KeyStore
+from common.api.keys import KeyStore, Role
 from common.embedded.process import free_port
-from common.embedded.services import Service
+from common.embedded.services import Kind, Service
 from common.errors import UserError
 from common.runtime.connect import open_log
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.api.keys import Role
     from common.config.settings import Settings
-    from common.embedded.services import Kind
 
 
 class Page(NamedTuple):

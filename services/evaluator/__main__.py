@@ -11,7 +11,7 @@ import torch
 
 from common.config.program import command_line
 from common.runtime.connect import open_blobs, open_tracking
-from common.runtime.service import follow_jobs, run
+from common.runtime.service import Opened, ServiceProcess, follow_jobs, run
 from common.telemetry.metrics.evaluator import EvaluatorMetrics
 from services.evaluator.evaluation_runner import Process
 from services.evaluator.loop import JobEvaluator
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from common.jobs.store import JobRecord
     from common.runtime.jobs import MakePart, Wanted
-    from common.runtime.service import Opened, ServiceProcess
     from common.runtime.supervisor import Fault
     from services.evaluator.tracker import JobTracker
 

@@ -12,11 +12,11 @@ from math import isfinite
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.messages import Drifted, Evaluated
+from common.core.messages import Batch, Drifted, Evaluated, ModelId
 from common.core.scores import ScoreWindow
 from common.learning.errors import TaskError
 from common.runtime.connect import open_registry
-from common.telemetry.logging import Changes
+from common.telemetry.logging import Changes, EventLogger
 from services.evaluator.drift import ErrorWatch
 from services.evaluator.model_evaluator import ModelEvaluator, Records
 from services.evaluator.sampling import sample
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from common.config.settings import Settings
-    from common.core.messages import Batch, ModelId
     from common.jobs.spec import EvaluationSpec, JobSpec
     from common.learning.fields import Columns
     from common.ports.servers import Board, Log
-    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.evaluator import EvaluatorMetrics
 
 

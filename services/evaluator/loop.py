@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from common.errors import CorruptError, NotFoundError, UnavailableError
 from common.telemetry.logging import Outage
 from common.wire.messages import encode_audit
-from services.evaluator.evaluation_runner import EvaluationRunner
+from services.evaluator.evaluation_runner import EvaluationRunner, Process
 from services.evaluator.offered_versions import OfferedVersions
 from services.evaluator.updates_reader import UpdatesReader
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.ports.servers import Writer
     from common.runtime.supervisor import Fault
-    from services.evaluator.evaluation_runner import Process
 
 GATHERED = 100  # updates read at once: where there are more there is a next turn at once
 AWAY_S = 0.5  # between attempts while a server is unavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.spans import Span
+from common.core.spans import Partition, Span
 from common.errors import ExpiredError, UnknownTopicError
 from common.jobs.build import codec_of, task_of
 from common.learning.evaluate import per_record
@@ -13,7 +13,7 @@ from common.learning.gradients import resolve_device
 from common.learning.parameters import FlatModel
 from common.learning.registered import RegisteredCodec
 from common.learning.tasks import build_model
-from common.telemetry.logging import Changes
+from common.telemetry.logging import Changes, EventLogger
 from common.topics.schemas import JobSchemas
 from services.evaluator.drift import errors_of
 from services.evaluator.sampling import Piece
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.config.settings import Settings
-    from common.core.spans import Partition
     from common.jobs.spec import EvaluationSpec, JobSpec
     from common.ports.servers import Bounds, Log, SchemaRegistry
-    from common.telemetry.logging import EventLogger
 
 AT_ONCE = 256  # records of one forward pass: bounds the memory
 READ_S = 10.0  # for one piece

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 from common.api.model import about_model
 from common.checkpoints.find import KeptModel
 from common.checkpoints.manifest import told
-from common.checkpoints.snapshot_file import from_checkpoint
+from common.checkpoints.snapshot_file import FoundSnapshot, from_checkpoint
 from common.checkpoints.store import CheckpointStore
 from common.errors import CorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.checkpoints.snapshot_file import FoundSnapshot
     from common.core.messages import ModelId
     from common.jobs.store import JobRecord
     from common.ports.servers import Blobs

@@ -15,7 +15,7 @@ import re
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from common.core.messages import Drifted, Evaluated, Lead, UpdateApplied
+from common.core.messages import AuditRecord, Drifted, Evaluated, Lead, ModelId, UpdateApplied
 from common.core.partial_history import PartialHistory
 from common.core.scores import WINDOWED
 from common.core.snapshot_schedule import is_offered
@@ -24,7 +24,6 @@ from common.ports.tracking import Metric
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from common.core.messages import AuditRecord, ModelId
 
 _ILLEGAL = re.compile(r"[^\w.-]")  # in the name that a task gives a metric
 _NAME_CHARACTERS = 250  # of one that MLflow takes

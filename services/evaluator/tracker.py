@@ -17,8 +17,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import DollError, NotFoundError, UserError
-from common.ports.tracking import Metric
-from common.telemetry.logging import Outage
+from common.ports.tracking import Metric, Run, RunStatus, Tracking
+from common.telemetry.logging import EventLogger, Outage
 from services.evaluator.registered_checkpoints import RegisteredCheckpoints
 from services.evaluator.tracked_metrics import TrackedMetrics
 from services.evaluator.updates_reader import READ_RECORDS, UpdatesReader
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.store import JobRecord
     from common.ports.servers import Blobs, Board, Log
-    from common.ports.tracking import Run, RunStatus, Tracking
     from common.runtime.supervisor import Fault
-    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.evaluator import EvaluatorMetrics
 
 FETCH_S = 0.25  # between looks while Kafka is asked

@@ -7,21 +7,17 @@ import sys
 import time
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from common.errors import UnavailableError
 from common.joining.records import JoinSpec, Records
 from common.runtime.connect import open_log
-from common.runtime.service import freeze_imports, run
+from common.runtime.service import ServiceProcess, freeze_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.joiner import JoinerMetrics
 from services.joiner.loop import Joiner, prepare
 from services.joiner.partition import Shared
-
-if TYPE_CHECKING:
-    from common.runtime.service import ServiceProcess
 
 _WAIT_S = 0.05  # for what the group says, where nothing came
 _RETRY_S = 0.5

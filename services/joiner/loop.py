@@ -24,19 +24,17 @@ from common.errors import (
     UserError,
 )
 from common.joining.machine import SIDES
-from common.ports.servers import NewTopic
+from common.ports.servers import Log, NewTopic
 from common.telemetry.logging import Changes, Outage
 from common.topics.names import joins_topic
-from services.joiner.partition import JoinedPartition
+from services.joiner.partition import JoinedPartition, Shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.core.spans import Partition
     from common.joining.records import JoinSpec
-    from common.ports.servers import Log
     from common.telemetry.metrics.joiner import JoinerMetrics
-    from services.joiner.partition import Shared
 
 RETRY_S = 0.5  # until a partition is taken again
 STAND_S = 15.0  # likewise, where a topic does not take a record: all that is kept is read anew

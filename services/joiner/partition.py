@@ -24,9 +24,9 @@ from common.joining.machine import (
     Sample,
     Side,
 )
-from common.joining.records import LARGEST_BYTES
-from common.ports.servers import NewRecord, NewTopic, Tail
-from common.topics.dead_letters import letter_of
+from common.joining.records import LARGEST_BYTES, JoinSpec, Records
+from common.ports.servers import Log, LogRecord, NewRecord, NewTopic, Tail
+from common.topics.dead_letters import Letter, letter_of
 from common.topics.names import joins_topic
 from common.topics.read import identified, records_of
 from common.wire.joins import (
@@ -42,10 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from common.joining.machine import Command
-    from common.joining.records import JoinSpec, Records
-    from common.ports.servers import Log, LogRecord
     from common.telemetry.logging import EventLogger
-    from common.topics.dead_letters import Letter
 
 READ_RECORDS = 1_000
 _RESTORED = 5_000  # entries in a row: the group must hear of this member meanwhile

@@ -25,7 +25,7 @@ from common.provisioning.records import (
     Settled,
     Started,
 )
-from common.telemetry.logging import Outage
+from common.telemetry.logging import EventLogger, Outage
 from common.topics.names import plans_topic, provisioning_board
 from common.wire.plans import encode_plan
 from services.provisioner.provider_thread import ProviderThread
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from common.provisioning.events import ProvisionerEvent
     from common.provisioning.records import PlanRecord
     from common.runtime.supervisor import Fault
-    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.provisioner import ProvisionerMetrics
 
     Openers: TypeAlias = tuple[Callable[[], Fleet], Callable[[], Prices]]

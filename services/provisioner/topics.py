@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from common.core.spans import Partition
 from common.errors import ExpiredError
-from common.ports.servers import NewTopic
+from common.ports.servers import Log, NewTopic, Tail
 from common.provisioning import events
 from common.topics.names import control_topic, plans_topic, updates_topic
 from common.topics.read import decoded, identified
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.messages import Positions
-    from common.ports.servers import Log, Tail
 
 T = TypeVar("T")
 

@@ -13,14 +13,14 @@ import torch
 import uvicorn
 
 from common.api.keys import KeyStore
-from common.checkpoints.find import wish_of
+from common.checkpoints.find import Wish, wish_of
 from common.config.program import command_line
 from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
 from common.runtime.connect import connect, open_registry
 from common.runtime.listen import listen, url_of
-from common.runtime.service import freeze_imports, run
+from common.runtime.service import ServiceProcess, freeze_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.serve import ServeMetrics
 from common.topics.schemas import JobSchemas
@@ -39,10 +39,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from common.checkpoints.find import Wish
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
-    from common.runtime.service import ServiceProcess
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -18,8 +18,6 @@ from common.learning.errors import TaskError
 from services.serve import protocol
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from common.config.settings import Settings
     from common.telemetry.metrics.serve import ServeMetrics
     from services.serve.batching import Batches

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from common.errors import DollError, UnavailableError
-from common.learning.fields import concatenate
-from services.serve.served_model import Predicted
+from common.learning.fields import Columns, concatenate
+from services.serve.served_model import Predicted, ServedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from common.learning.fields import Columns
     from common.telemetry.metrics.serve import ServeMetrics
     from common.telemetry.metrics.serving import Watchdog
-    from services.serve.served_model import ServedModel
 
 ROWS = 256
 MOST_WAITING = 1000  # requests: others are told to come again

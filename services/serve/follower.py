@@ -14,8 +14,8 @@ from common.checkpoints.snapshot_file import from_bytes, in_hand
 from common.checkpoints.store import CheckpointStore
 from common.errors import DollError, NotFoundError
 from common.learning.checkpoint import weights_in
-from common.telemetry.logging import Changes, Outage
-from services.serve.served_model import Version
+from common.telemetry.logging import Changes, EventLogger, Outage
+from services.serve.served_model import ServedModel, Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
     from common.core.snapshots import Snapshot
     from common.ports.servers import Board
-    from common.telemetry.logging import EventLogger
-    from services.serve.served_model import ServedModel
 
 LOOK_S = 0.1  # between looks at the board: a few kilobytes, unless there is something new
 STORAGE_S = 2.0

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from common.api.keys import Keys
+from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError
-from common.telemetry.logging import Outage
+from common.telemetry.logging import EventLogger, Outage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from common.api.keys import KeyRecord, KeyStore
-    from common.telemetry.logging import EventLogger
 
 LOOK_S = 1.0  # how late a key that was revoked is refused, and a new one let in
 _OPEN = "/v2/health/"  # for whoever routes to it

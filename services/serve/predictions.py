@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from common.errors import OutsideError
+from common.errors import DeliveryError, OutsideError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.errors import DeliveryError
     from common.ports.servers import Log
     from common.telemetry.metrics.serve import ServeMetrics
     from services.serve.batching import Answered

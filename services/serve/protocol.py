@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from common.errors import UserError
-from common.learning.fields import concatenate
+from common.learning.fields import Columns, Field, concatenate
 from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.learning.codecs import Codec
-    from common.learning.fields import Columns, Field
     from common.topics.schemas import JobSchemas
 
 RECORD = "record"

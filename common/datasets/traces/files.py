@@ -32,7 +32,7 @@ import numpy as np
 
 from common.datasets.readers import read_bytes
 from common.datasets.tables import parses
-from common.datasets.traces.trace import trace_from_rows, usual_gap_s
+from common.datasets.traces.trace import Floats, Trace, trace_from_rows, usual_gap_s
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.datasets.traces.spec import TraceSpec
-    from common.datasets.traces.trace import Floats, Trace
 
 _TIMESTAMP, _PRICE = "timestamp", "price_usd_per_hour"
 _UNIT_S = {"step": 300.0, "seconds": 1.0, "hours": 3600.0}

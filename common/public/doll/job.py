@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 from safetensors import SafetensorError
 
-from doll.connection import path_of
+from doll.connection import Connection, path_of
 from doll.errors import UserError
 from doll.events import events
-from doll.live import Live
+from doll.live import Live, Net
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from doll.connection import Connection
-    from doll.live import Net
 
 Framework: TypeAlias = Literal["torch", "numpy"]
 

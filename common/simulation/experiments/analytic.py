@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.simulation.experiments.fleet import Fleet
-from common.simulation.experiments.policy_driver import PolicyDriver
-from common.simulation.experiments.preemption import STEP_S
+from common.simulation.experiments.policy_driver import Givens, PolicyDriver, Priors
+from common.simulation.experiments.preemption import STEP_S, Offers
 from common.simulation.experiments.results import Run, pool_uses
 from common.theory.errors import ParameterError, not_negative, positive
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from common.policies.policy import Policy
-    from common.simulation.experiments.policy_driver import Givens, Priors
-    from common.simulation.experiments.preemption import Offers
     from common.simulation.experiments.prices import Prices
 
 Array: TypeAlias = npt.NDArray[np.float64]

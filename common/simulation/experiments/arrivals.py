@@ -15,7 +15,7 @@ import numpy as np
 
 from common.core.batching import Run
 from common.datasets.traces.files import starts_of
-from common.simulation.experiments.spec import UniformRates
+from common.simulation.experiments.spec import ArrivalsSpec, UniformRates
 from common.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from common.core.spans import Partition
     from common.datasets.traces.trace import Floats, Trace
-    from common.simulation.experiments.spec import ArrivalsSpec
 
     Gaps: TypeAlias = Callable[[int], Floats]  # draws so many gaps, with mean 1
     Clock: TypeAlias = Callable[[Floats], Floats]  # sums of such gaps -> seconds, never backwards

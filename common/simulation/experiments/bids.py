@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.policies.bidding import REVIEWS, Bidding, odds_of
-from common.policies.policy import Hour, MachineCount, Situation, renewal_s
+from common.policies.bidding import REVIEWS, Bidding, BidSettings, odds_of
+from common.policies.policy import Decision, Hour, MachineCount, Situation, renewal_s
 from common.ports.machines import Offer
 from common.provisioning.costs import Bill
 from common.simulation.experiments.results import Change, PoolUse, Run
@@ -27,8 +27,6 @@ from common.theory.work import Work
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from common.policies.bidding import BidSettings
-    from common.policies.policy import Decision
     from common.provisioning.records import EndedBecause
     from common.simulation.experiments.analytic import Array, Conditions, Flags
     from common.simulation.experiments.policy_driver import Givens

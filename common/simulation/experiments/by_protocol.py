@@ -21,7 +21,7 @@ from common.core.spans import Partition
 from common.datasets.traces.files import traced
 from common.simulation.experiments.arrivals import Stream, arrivals_of, draw_rates
 from common.simulation.experiments.fleet import Fleet
-from common.simulation.experiments.policy_driver import PolicyDriver
+from common.simulation.experiments.policy_driver import PolicyDriver, Priors
 from common.simulation.experiments.preemption import STEP_S
 from common.simulation.experiments.protocol import (
     Costless,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from common.policies.policy import Policy
     from common.simulation.experiments.draws import Draws
-    from common.simulation.experiments.policy_driver import Priors
     from common.simulation.experiments.protocol import Learner, Machine
 
 Array: TypeAlias = npt.NDArray[np.float64]

@@ -13,8 +13,8 @@ from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.simulation.experiments.arrivals import draw_rates
 from common.simulation.experiments.policy_driver import Givens
-from common.simulation.experiments.preemption import offers_of
-from common.simulation.experiments.prices import ConstantPrices, prices_of
+from common.simulation.experiments.preemption import Offers, offers_of
+from common.simulation.experiments.prices import ConstantPrices, Prices, prices_of
 from common.theory.capacity import update_capacity_per_s
 from common.theory.work import Pool, gb_per_hour
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.datasets.traces.trace import Trace
-    from common.simulation.experiments.preemption import Offers
-    from common.simulation.experiments.prices import Prices
     from common.simulation.experiments.spec import Experiment, SpotSpec
 
 

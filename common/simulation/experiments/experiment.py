@@ -14,10 +14,10 @@ from common.learning.torch_here import need_torch
 from common.policies.bidding import BidSettings
 from common.policies.pools import Pools
 from common.policies.registry import policy_of
-from common.simulation.experiments.analytic import Conditions, Pace, simulate_analytically
+from common.simulation.experiments.analytic import Array, Conditions, Pace, simulate_analytically
 from common.simulation.experiments.bids import simulate_bids
 from common.simulation.experiments.by_protocol import ProtocolRun, ProtocolSimulation
-from common.simulation.experiments.draws import ROUND_OVERHEAD_S, draws_of
+from common.simulation.experiments.draws import ROUND_OVERHEAD_S, Draws, draws_of
 from common.simulation.experiments.policy_driver import Priors
 from common.simulation.experiments.spec import Experiment
 from common.theory.capacity import update_capacity_per_s
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from common.datasets.traces.trace import Trace
     from common.policies.policy import Policy
-    from common.simulation.experiments.analytic import Array
-    from common.simulation.experiments.draws import Draws
     from common.simulation.experiments.learning import Sgd
     from common.simulation.experiments.results import Run
 

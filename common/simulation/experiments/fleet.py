@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from common.policies.policy import NOWHERE, ON_DEMAND
+from common.policies.policy import NOWHERE, ON_DEMAND, Decision
 from common.theory.billing import HOUR_S
 from common.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.policies.policy import Decision
     from common.theory.work import Pool
 
 Array: TypeAlias = npt.NDArray[np.float64]

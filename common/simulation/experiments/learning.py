@@ -14,13 +14,13 @@ import torch
 
 from common.datasets.digits import Split, load_digits
 from common.datasets.readers import read_records
-from common.datasets.records import count, take
+from common.datasets.records import Records, count, take
 from common.errors import UserError
 from common.learning.evaluate import evaluate
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model, make_task
+from common.learning.tasks import Task, build_model, make_task
 from common.learning.trainer import Trainer
 from common.simulation.experiments.protocol import NOTHING, Computed
 from common.simulation.experiments.results import Point
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from common.core import commands as do
     from common.core.assignments import Compute
     from common.core.messages import Batch, Vector
-    from common.datasets.records import Records
-    from common.learning.tasks import Task
     from common.simulation.experiments.spec import LearningSpec
 
 HELD_OUT_SHARE = 0.2

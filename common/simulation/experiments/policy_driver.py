@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.policies.policy import ON_DEMAND, MachineCount, Situation
+from common.policies.policy import ON_DEMAND, Decision, MachineCount, Policy, Situation
 from common.ports.machines import Offer
 from common.simulation.experiments.results import Change
 from common.theory.capacity import waiting_told
@@ -23,15 +23,13 @@ from common.theory.estimates import (
     cycle_from_times,
     rate_from_counts,
 )
-from common.theory.work import Work
+from common.theory.work import Pool, Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.policies.policy import Decision, Policy
     from common.simulation.experiments.fleet import Fleet
     from common.theory.estimates import CyclePrior, RatePrior
-    from common.theory.work import Pool
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.datasets.traces.files import starts_of, traced
 from common.datasets.traces.spec import TraceSpec
-from common.datasets.traces.trace import Walk
+from common.datasets.traces.trace import Bools, Floats, Trace, Walk
 from common.theory.errors import ParameterError, not_negative, positive, share
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from common.datasets.traces.trace import Bools, Floats, Trace
     from common.simulation.experiments.prices import Prices
     from common.simulation.experiments.spec import SpotSpec
 

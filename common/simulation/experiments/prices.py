@@ -8,14 +8,12 @@ import numpy as np
 
 from common.datasets.traces.files import starts_of, traced
 from common.datasets.traces.spec import TraceSpec
-from common.datasets.traces.trace import Walk
+from common.datasets.traces.trace import Bools, Floats, Trace, Walk
 from common.ports.machines import PriceHistory
 from common.theory.errors import ParameterError, not_negative
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from common.datasets.traces.trace import Bools, Floats, Trace
 
 
 class Prices(Protocol):

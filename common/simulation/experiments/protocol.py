@@ -23,10 +23,10 @@ from msgspec import UNSET
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core import commands as do
 from common.core import events
-from common.core.assignments import Assignments
+from common.core.assignments import Assignments, Compute
 from common.core.coordinator import Coordinator
 from common.core.messages import Assignment, Gradient, UpdateTrigger, WorkerId
-from common.core.settings import CoordinatorSettings, WorkerSettings
+from common.core.settings import CoordinatorSettings, Mode, WorkerSettings
 from common.core.snapshots import genesis
 from common.core.worker import Worker
 
@@ -35,11 +35,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from common.core.assignments import Compute
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent, WorkerEvent
     from common.core.messages import Claim, LeaderStatus, Reply, Vector
-    from common.core.settings import Mode
     from common.core.spans import Partition
     from common.simulation.experiments.arrivals import Stream
 

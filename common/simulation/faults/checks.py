@@ -24,14 +24,13 @@ from common.core.messages import (
     UpdateApplied,
 )
 from common.core.snapshots import genesis
-from common.core.spans import Partition
+from common.core.spans import Address, Partition
 from common.simulation.faults.scenario import CUTS, DEADLY, STORES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.core.messages import Skipped
-    from common.core.spans import Address
     from common.simulation.faults.world import Token, World
 
 # What may make a batch look like poison, or unreadable.

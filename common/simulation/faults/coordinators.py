@@ -27,11 +27,11 @@ from common.core.messages import (
 )
 from common.core.schedule import Schedule
 from common.core.settings import AggregationSettings, CoordinatorSettings, Mode
-from common.core.snapshots import genesis
+from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition, Partition
 from common.simulation.faults.checks import Violation, effective_updates
 from common.simulation.faults.scenario import Way
-from common.simulation.faults.world import LATE_S, Node, Part, Taken, Token, void
+from common.simulation.faults.world import LATE_S, Node, Part, Taken, Token, World, void
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
     from common.core.messages import ControlRecord, LeaderStatus, UpdateTrigger
-    from common.core.snapshots import Snapshot
     from common.simulation.faults.topic import Topic
-    from common.simulation.faults.world import World
 
 LEASE_S = 1.0  # as all times here: a few virtual seconds shall be eventful
 GROUP_LINGER_S = 0.7

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from common.core.assignments import Assignments
+from common.core.assignments import Assignments, Compute
 from common.core.group.replica import (
     ApplyResult,
     CopyState,
@@ -42,9 +42,6 @@ from common.simulation.faults.world import Collectives, Entry, Found, Node, Part
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from msgspec import UnsetType
-
-    from common.core.assignments import Compute
     from common.core.messages import Membership, Reduce, Tier, UpdateTrigger
     from common.simulation.faults.world import Token, World
 

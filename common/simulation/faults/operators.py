@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.messages import Replayed, Requeued
+from common.core.messages import Batch, Replayed, Requeued
 from common.core.snapshots import genesis
 
 if TYPE_CHECKING:
-    from common.core.messages import Batch
     from common.simulation.faults.world import World
 
 STALE = 6  # newest records that a tool may not have read

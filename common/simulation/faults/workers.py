@@ -23,10 +23,10 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.settings import WorkerSettings
-from common.core.spans import Address, LogPosition, Partition
+from common.core.spans import Address, LogPosition, Partition, Span
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
-from common.simulation.faults.world import Content, Taken, void
+from common.simulation.faults.world import Content, Taken, Token, World, void
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
     from common.core.messages import Batch, FailedReason, Reply, UpdateTrigger
-    from common.core.spans import Span
     from common.simulation.faults.scenario import Poison
-    from common.simulation.faults.world import Token, World
 
 BATCH_LINGER_S = 0.5
 HEARTBEAT_TTL_S = 1.0

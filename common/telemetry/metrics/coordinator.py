@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.telemetry.metrics import catalogue
-from common.telemetry.metrics.leading import Instruments, JobMetrics, by_worker, lines
+from common.telemetry.metrics.leading import Instruments, JobMetrics, Leading, by_worker, lines
 from common.telemetry.metrics.meters import Meters
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from prometheus_client import Counter
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    from common.telemetry.metrics.leading import Leading
     from common.telemetry.metrics.metric import Metric
 
 

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING
 
 from common.errors import UserError
 from common.telemetry.logging import event_logger
-from common.telemetry.metrics.meters import EXPOSITION
+from common.telemetry.metrics.meters import EXPOSITION, Meters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.telemetry.metrics.meters import Meters
 
 # Connections, each a thread: who scrapes and who asks for health are a handful.
 MOST_OPEN = 32

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
-from common.core.messages import BatchReady, FailedReason
+from common.core.messages import BatchReady, Claim, FailedReason
 from common.telemetry.metrics import catalogue
 from common.telemetry.metrics.meters import Meters
-from common.telemetry.metrics.supervision import KINDS
-
-if TYPE_CHECKING:
-    from common.core.messages import Claim
-    from common.telemetry.metrics.supervision import Kind
+from common.telemetry.metrics.supervision import KINDS, Kind
 
 Direction: TypeAlias = Literal["sent", "received"]
 Stage: TypeAlias = Literal["indicator", "fetch", "gradient", "push"]

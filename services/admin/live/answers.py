@@ -5,22 +5,19 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from common.api.answers import EvaluationEvent, Life, MachineEvent, ReviewEvent, WorkerAnswer
 from common.api.provisioning import plan_answer
-from common.core.messages import Drifted, WorkerId
+from common.core.messages import Drifted, Evaluated, GroupStatus, WorkerId
 from common.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
 from services.admin.live.evaluations import drift_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from msgspec import UnsetType
-
     from common.api.answers import Answer, DriftAnswer, MachineKind, WorkerStatus
-    from common.core.messages import Evaluated, GroupStatus
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import PlanRecord
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import asdict
 
 from common.api.answers import DriftAnswer, EvaluationAnswer, EvaluationCurves, PrequentialCurve
-from common.core.messages import Drifted, Evaluated
+from common.core.messages import Drifted, Evaluated, ModelId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.core.messages import ModelId
 
 TESTS = 2000  # kept; of more, every second one goes
 PREDICTIONS = 400  # likewise, of each stream

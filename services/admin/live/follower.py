@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.api.answers import EVENT_DATA, MemberEvent, UpdateEvent
+from common.api.answers import EVENT_DATA, Answer, MemberEvent, UpdateEvent
 from common.api.jobs import job_answer, progress_answer
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.core.spans import Partition
@@ -25,8 +25,8 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.jobs.progress import UNREAD, JobProgress, resting
-from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded
+from common.jobs.progress import UNREAD, JobProgress, Word, resting
+from common.jobs.watching import READ_RECORDS, Audited, HistoryReader, Poller, decoded
 from common.telemetry.logging import Outage, event_logger
 from common.topics import names as topics
 from common.topics.read import identified
@@ -38,10 +38,7 @@ from services.admin.live.view import JobView
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from common.api.answers import Answer
-    from common.jobs.progress import Word
     from common.jobs.store import JobRecord
-    from common.jobs.watching import Audited
     from common.ports.servers import Board, Log, Tail
     from common.theory.billing import Billing
 

@@ -13,13 +13,12 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.errors import NotFoundError, UnavailableError
-from services.admin.live.follower import JobFollower
+from services.admin.live.follower import JobFollower, Sources
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from common.jobs.store import JobRecord
-    from services.admin.live.follower import Sources
 
 IDLE_S = 300.0  # nobody asked about a job that is stopped
 READY_S = 3.0  # that a request waits for a history to be read

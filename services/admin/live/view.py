@@ -20,9 +20,9 @@ from common.api.answers import (
     WorkersAnswer,
 )
 from common.api.jobs import progress_answer, update_answers
-from common.core.messages import Drifted, Evaluated, UpdateApplied
+from common.core.messages import AuditRecord, Drifted, Evaluated, UpdateApplied
 from common.core.thinned import Thinned
-from common.jobs.progress import KEPT, JobProgress
+from common.jobs.progress import KEPT, JobProgress, Look
 from common.provisioning.ledger import FleetLedger
 from services.admin.live.answers import lives_of, workers_of
 from services.admin.live.evaluations import Evaluations
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.api.answers import Progress
-    from common.core.messages import AuditRecord
-    from common.jobs.progress import Look
     from common.jobs.store import JobRecord
     from common.theory.billing import Billing
 

@@ -38,11 +38,11 @@ from common.config.synchronisation import (
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import ConflictError, UnavailableError, UserError
 from common.jobs.check import check_submission
-from common.jobs.edit import BLOCKS, CHANGEABLE, changed_spec, plain
+from common.jobs.edit import BLOCKS, CHANGEABLE, Value, changed_spec, plain
 from common.jobs.progress import JobProgress
 from common.jobs.purge import purge, remains_of
 from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
-from common.jobs.store import JobStore
+from common.jobs.store import JobRecord, JobStore
 from common.planning.replan import check_given_back
 from services.admin.live.followers import followed
 from services.admin.middleware.access import OPERATOR, Operator
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from fastapi.openapi.models import Example
 
     from common.api.answers import JobSummary
-    from common.jobs.edit import Value
-    from common.jobs.store import JobRecord
     from common.ports.servers import Log
     from services.admin.live.follower import JobFollower
     from services.admin.service import Service

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from common.api.answers import KeptVersions  # noqa: TC001 -- FastAPI reads it when run
 from common.api.model import about_model, tag_of, versions_answer
-from common.checkpoints.find import all_kept, find_kept, find_model, wish_of
+from common.checkpoints.find import KeptModel, Tell, Wish, all_kept, find_kept, find_model, wish_of
 from common.errors import ConflictError, FutureFormatError, OutsideError
 from common.learning.checkpoint import save_weights
 from common.telemetry.logging import event_logger
@@ -21,7 +21,6 @@ from services.admin.service import Answering  # noqa: TC001 -- likewise
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.checkpoints.find import KeptModel, Tell, Wish
     from common.config.servers import Outside
     from common.jobs.store import JobRecord
     from common.ports.servers import Log

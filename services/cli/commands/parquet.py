@@ -18,14 +18,13 @@ from pyarrow import parquet as pq
 
 from common.core.spans import Partition
 from common.errors import ConflictError, UserError
-from common.ports.servers import NewRecord, NewTopic
+from common.ports.servers import Log, NewRecord, NewTopic
 from common.topics.names import PRODUCED
 from common.topics.read import records_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from common.ports.servers import Log
 
 _TABLE = re.compile(r"/_delta_log/|/metadata/[^/]+\.metadata\.json$")
 _READ_ROWS = 1_000  # decoded at once

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from common.datasets.digits import load_digits
 from common.datasets.readers import read_records
-from common.datasets.records import batches
+from common.datasets.records import Records, batches
 from common.errors import UserError
 from common.learning.codecs import make_codec
-from common.learning.fields import DTYPE_NAMES, Field
+from common.learning.fields import DTYPE_NAMES, DtypeName, Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from common.datasets.records import Records
-    from common.learning.fields import DtypeName
 
 _WRITTEN = ("tensor", "json")
 _ENCODED_AT_ONCE = 256  # records: a few milliseconds of work, warps included

@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from common.core.audit import audit
+from common.core.audit import Audit, audit
 from common.errors import DollError
 from common.topics import names as topics
 from common.topics.read import read_decoded
@@ -16,7 +16,6 @@ from services.cli.demo.summary import Account, Bill, Summary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from common.core.audit import Audit
     from common.core.messages import Positions, UpdateApplied
     from common.core.spans import Partition, Span
     from services.cli.demo.run import Demo, FleetWatch

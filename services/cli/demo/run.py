@@ -17,17 +17,17 @@ from common.errors import DollError, UnavailableError
 from common.jobs.progress import JobProgress
 from common.jobs.store import JobStore
 from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded, read_history
-from common.ports.servers import NewTopic
+from common.ports.servers import Log, NewTopic
 from common.provisioning.ledger import FleetLedger
-from common.provisioning.records import Ended, Planned, Started
+from common.provisioning.records import Ended, Planned, PlanRecord, Started
 from common.runtime.connect import open_blobs, open_board, open_log
 from common.telemetry.logging import event_logger
 from common.topics.names import plans_topic
 from common.wire.plans import decode_plan
 from services.cli.commands import sources
 from services.cli.commands.producing import Schedule, send_all
-from services.cli.demo.plan import Preemption
-from services.cli.demo.screen import Glance
+from services.cli.demo.plan import Plan, Preemption
+from services.cli.demo.screen import Glance, Screen
 from services.cli.local import open_page, start_services
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.core.messages import Positions
     from common.datasets.records import Records
-    from common.ports.servers import Log
-    from common.provisioning.records import PlanRecord
-    from services.cli.demo.plan import Plan
-    from services.cli.demo.screen import Screen
     from services.cli.system.ending import Ending
 
 _START_S = 90.0  # all processes load torch at once, perhaps on one busy core

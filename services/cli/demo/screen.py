@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -15,7 +15,6 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.console import Console
 
 _EVENTS_SHOWN = 6
 _PICTURE_EVERY_S = 0.25

@@ -34,7 +34,7 @@ from common.jobs.progress import State
 from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
 from common.jobs.spec import job_from_json
 from doll.connection import Connection, path_of
-from doll.events import events
+from doll.events import Event, events
 from doll.yaml_file import as_json, load_text
 from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted
 
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from common.planning.compare import Result
     from common.planning.request import PlanRequest
     from common.planning.simulation import SimulateRequest
-    from doll.events import Event
 
 T = TypeVar("T", bound=BaseModel)
 

@@ -23,7 +23,7 @@ from common.api.provisioning import (
     prices_answer,
     provisioning_answer,
 )
-from common.checkpoints.find import all_kept, find_model
+from common.checkpoints.find import Wish, all_kept, find_model
 from common.errors import (
     ExpiredError,
     NotFoundError,
@@ -32,15 +32,15 @@ from common.errors import (
     UnknownTopicError,
 )
 from common.jobs.check import check_submission
-from common.jobs.edit import BLOCKS, changed_spec
+from common.jobs.edit import BLOCKS, Value, changed_spec
 from common.jobs.notes import notes_on
 from common.jobs.progress import JobProgress
 from common.jobs.purge import purge, remains_of
-from common.jobs.quarantine import Quarantine
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.quarantine import Quarantine, QuarantinedBatch, RequeuedBatch
+from common.jobs.spec import JobSpec, parse_job
+from common.jobs.store import JobRecord, JobStore
 from common.jobs.watching import HistoryReader, Poller, look_at_jobs, read_history
-from common.learning.checkpoint import save_weights
+from common.learning.checkpoint import Layout, save_weights
 from common.learning.torch_here import need_torch
 from common.planning.replan import (
     ask_to_replan,
@@ -69,15 +69,9 @@ if TYPE_CHECKING:
         RemainsAnswer,
         ToldPlan,
     )
-    from common.checkpoints.find import Wish
     from common.config.servers import Outside
     from common.core.events import Wanted
     from common.core.losses import ReadFrom
-    from common.jobs.edit import Value
-    from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
-    from common.jobs.spec import JobSpec
-    from common.jobs.store import JobRecord
-    from common.learning.checkpoint import Layout
     from common.planning.compare import Result
     from common.planning.request import PlanRequest
     from common.planning.simulation import SimulateRequest

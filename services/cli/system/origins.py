@@ -14,7 +14,7 @@ import typer
 from common.checkpoints.find import in_storage, pick, wish_of
 from common.checkpoints.store import CheckpointStore
 from common.errors import CorruptError, UserError
-from common.jobs.store import Origin
+from common.jobs.store import JobStore, Origin
 from common.learning.torch_here import need_torch
 from common.topics import names as topics
 from common.topics.read import read_decoded
@@ -23,7 +23,6 @@ from common.wire.messages import decode_audit
 if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.jobs.spec import JobSpec
-    from common.jobs.store import JobStore
 
 
 def begin_with(
