@@ -81,11 +81,7 @@ print(f"took {monotonic() - began}")
 
 
 def measure_idle(on: Servers, jobs: int) -> Found:
-    """Measure a coordinator without jobs, then one that starts among many.
-
-    Raises:
-        NotMeasuredError: If something did not run as it should.
-    """
+    """Measure a coordinator without jobs, then one that starts among many."""
     with ExitStack() as stack:
         empty = on.start("coordinator", "idle-empty")
         stack.callback(stop_all, [empty])
@@ -167,11 +163,7 @@ class _Watched:
 
 
 def measure_spread(on: Servers, jobs: int) -> Found:
-    """Submit jobs, let a coordinator lead all, then give each its records.
-
-    Raises:
-        NotMeasuredError: If something did not run as it should.
-    """
+    """Submit jobs, let a coordinator lead all, then give each its records."""
     log = open_log(on.settings, "load")
     with ExitStack() as stack:
         boards = stack.enter_context(closing(open_boards(on.settings)))
@@ -245,11 +237,7 @@ def _produce(log: Log, watched: list[_Watched]) -> None:
 
 
 def measure_submit(on: Servers, jobs: int) -> Found:
-    """Submit jobs, most of them by this process, the last ones by commands.
-
-    Raises:
-        NotMeasuredError: If a command failed.
-    """
+    """Submit jobs, most of them by this process, the last ones by commands."""
     here_s = list[float]()
     with closing(open_log(on.settings, "load")) as log:
         log.create_topics([NewTopic(_STREAM, _PARTITIONS)])

@@ -70,20 +70,12 @@ class Producers:
         return self._codec.encode({"id": np.arange(count)})
 
     def check(self) -> None:
-        """Make sure that all still write.
-
-        Raises:
-            NotMeasuredError: If one failed.
-        """
+        """Make sure that all still write."""
         for fault in self._faults:
             raise NotMeasuredError(f"a producer failed: {fault}") from fault
 
     def stop(self) -> None:
-        """Write nothing more, and wait until Kafka has everything.
-
-        Raises:
-            NotMeasuredError: If it does not take it.
-        """
+        """Write nothing more, and wait until Kafka has everything."""
         self._stopped.set()
         for thread in self._threads:
             thread.join()

@@ -33,15 +33,14 @@ _LOOK_S = 0.02  # between looks at a condition
 
 
 class NotMeasuredError(Exception):
-    """A run that would have given a number which means something else; says why."""
+    """A run that would have given a number which means something else; says why.
+
+    Whatever measures, waits or checks in this folder may raise it; `report.run` ends with status 2.
+    """
 
 
 def await_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait for something to become true.
-
-    Raises:
-        NotMeasuredError: If it did not within `timeout_s`.
-    """
+    """Wait for something to become true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -89,11 +88,7 @@ def thaw(process: Process) -> None:
 
 
 def check(services: Iterable[Service]) -> None:
-    """Make sure that services still run.
-
-    Raises:
-        NotMeasuredError: If one has ended; quotes its last words.
-    """
+    """Make sure that services still run."""
     for service in services:
         if service.exit_code is not None:
             words = service.last_words()

@@ -111,11 +111,7 @@ class Witness:
     def await_begun(
         self, fits: Callable[[SeenRound], bool], timeout_s: float, what: str
     ) -> SeenRound:
-        """Wait for a round that begins from now on and fits.
-
-        Raises:
-            NotMeasuredError: If there was none in time.
-        """
+        """Wait for a round that begins from now on and fits."""
         found = list[SeenRound]()
         with self._news:
             looked_at = len(self._rounds)
@@ -130,11 +126,7 @@ class Witness:
         return found[0]
 
     def await_attempt(self, timeout_s: float) -> SeenRound:
-        """Wait until members are told to enter what they were not told before.
-
-        Raises:
-            NotMeasuredError: If that does not happen in time.
-        """
+        """Wait until members are told to enter what they were not told before."""
         with self._news:
             known = {attempt for each in self._rounds[-2:] for attempt in each.attempts}
             self._wait_for(
@@ -143,11 +135,7 @@ class Witness:
             return self._rounds[-1]
 
     def await_applied(self, rounds: list[SeenRound], timeout_s: float) -> None:
-        """Wait until these rounds are over.
-
-        Raises:
-            NotMeasuredError: If they were not in time.
-        """
+        """Wait until these rounds are over."""
         with self._news:
             self._wait_for(
                 lambda: all(each.applied_at is not None for each in rounds),
