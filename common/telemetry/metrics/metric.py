@@ -30,11 +30,29 @@ class Metric(NamedTuple):
     buckets: tuple[float, ...] = ()  # of a histogram
 
 
-def counter(name: str, unit: str, labels: tuple[str, ...], meaning: str, *by: Service) -> Metric:
-    """Write the line of a counter."""
-    return Metric(name, "counter", unit, labels, meaning, by)
+class Lines:
+    """Writes lines of what the same services tell: each of a job, or of something else.
 
+    Args:
+        told_by: The services.
+        each: The labels that all of them have; a line may have more.
+    """
 
-def gauge(name: str, unit: str, labels: tuple[str, ...], meaning: str, *by: Service) -> Metric:
-    """Write the line of a gauge."""
-    return Metric(name, "gauge", unit, labels, meaning, by)
+    def __init__(self, *told_by: Service, each: tuple[str, ...] = ("job_name",)) -> None:
+        self._told_by = told_by
+        self._each = each
+
+    def counter(self, name: str, unit: str, meaning: str, *more: str) -> Metric:
+        """Write the line of a counter."""
+        return Metric(name, "counter", unit, (*self._each, *more), meaning, self._told_by)
+
+    def gauge(self, name: str, unit: str, meaning: str, *more: str) -> Metric:
+        """Write the line of a gauge."""
+        return Metric(name, "gauge", unit, (*self._each, *more), meaning, self._told_by)
+
+    def histogram(
+        self, name: str, unit: str, meaning: str, *more: str, buckets: tuple[float, ...] = SECONDS
+    ) -> Metric:
+        """Write the line of a histogram."""
+        labels = *self._each, *more
+        return Metric(name, "histogram", unit, labels, meaning, self._told_by, buckets)
