@@ -167,12 +167,7 @@ class Issuer:
         self._client.close()
 
     def _judged(self, token: str, known: _Known) -> Person | None:
-        """Whose it is by the keys that are known.
-
-        Raises:
-            InvalidKeyIdError: If it is by another one.
-            BadSignatureError: If it is by another one of the same name, or by nobody.
-        """
+        """Whose it is by the keys that are known."""
         now = self._clock()
         registry = jwt.JWTClaimsRegistry(
             int(now),
@@ -198,11 +193,7 @@ class Issuer:
         return Person(f"oidc:{shown}", "operator" if operator else "viewer", until_s)
 
     async def _fresh(self) -> _Known:
-        """What is known; asks for it anew in the background where that was long ago.
-
-        Raises:
-            UnavailableError: If nothing is known, and the issuer is unavailable.
-        """
+        """What is known; asks for it anew in the background where that was long ago."""
         if self._known is None:
             return await self._ask()
         due = self._clock() - max(self._known.at_s + FRESH_S, self._asked_s + AGAIN_S) >= 0
@@ -217,11 +208,7 @@ class Issuer:
             return  # what was known counts on
 
     async def _ask(self) -> _Known:
-        """Ask the issuer, unless somebody just did: what came of that counts.
-
-        Raises:
-            UnavailableError: If it is unavailable.
-        """
+        """Ask the issuer, unless somebody just did: what came of that counts."""
         async with self._lock:
             if self._clock() - self._asked_s >= AGAIN_S:
                 self._asked_s, self._away = self._clock(), None
@@ -234,11 +221,7 @@ class Issuer:
             return self._known
 
     def _read(self) -> _Known:
-        """Read what it says of itself, and its keys.
-
-        Raises:
-            UnavailableError: If it does not say.
-        """
+        """Read what it says of itself, and its keys."""
         told = self._answer("GET", f"{self._settings.oidc_issuer}/.well-known/openid-configuration")
         try:
             name = str(told["issuer"])
@@ -256,12 +239,7 @@ class Issuer:
         return _Known(name, *places, keys, self._clock())
 
     def _answer(self, method: str, url: str, form: dict[str, str] | None = None) -> dict[str, Any]:
-        """Ask for JSON.
-
-        Raises:
-            UserError: If the issuer refuses.
-            UnavailableError: If it is unavailable.
-        """
+        """Ask for JSON."""
         try:
             answer = self._client.request(method, url, data=form)
             told = answer.json()

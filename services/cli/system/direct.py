@@ -219,11 +219,7 @@ class Direct:
         return prices_answer(market, found, time.time())
 
     def _check(self, spec: JobSpec) -> None:
-        """Refuse a job that could not run.
-
-        Raises:
-            GivenError: By the field.
-        """
+        """Refuse a job that could not run."""
         settings = self._outside.settings
         check_submission(
             spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
