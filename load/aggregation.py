@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -33,9 +34,10 @@ from pathlib import Path
 from random import Random
 from signal import SIGKILL, SIGSTOP, Signals
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
 
 import numpy as np
 from rich.progress import track
@@ -47,10 +49,6 @@ from load.faults.drill import Conditions, Drill
 from load.harness import report
 from load.harness.stack import NotMeasuredError, await_until, servers
 from load.throughput.members import START_S, Member, Pace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
 
 _MB = 250_000  # weights, float32
 _BLOWS = 30

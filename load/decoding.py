@@ -12,11 +12,13 @@ import io
 import json
 import sys
 from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
 
 import fastavro
 import numpy as np
@@ -29,9 +31,6 @@ from common.jobs.spec import RecordsSpec
 from common.learning.codecs import make_codec
 from common.learning.registered import RegisteredCodec
 from load.harness import report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _POLL = 2000  # records of a poll, as `services/worker/stream.py` has it
 _TURNS, _CALLS = 15, 3

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from statistics import median
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
 
 from common.embedded.services import environment_of, stop_all
 from common.errors import UnavailableError
@@ -35,10 +36,6 @@ from load.harness.counting import CountingJob, counting_job
 from load.harness.processor import Processor
 from load.harness.report import Figure, Found
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events, servers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 WORKERS, RECORDS = 4, 200  # of a spread; records are of each job
 _SETTLES_S = 10.0  # after all are led, and after an empty one has started

@@ -7,17 +7,19 @@ that count machines decide after a loss in each pool.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
 from timeit import repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
 
 from common.policies.bidding import Bidding, odds_of
 from common.policies.chance import plan_with_probability
@@ -30,10 +32,6 @@ from common.theory.billing import HOUR_S
 from common.theory.provisioning import plan
 from common.theory.work import Pool, Work, market
 from load.harness import report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 WORKERS, RATE_PER_S, GROUP_SIZE, BATCH_SIZE, UPDATES = 64, 125.0, 20, 256, 10_000  # section V-A
 MANY_WORKERS = 10_000

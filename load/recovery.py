@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
 
 from common.testing.counting import ENTRYPOINT
 from load.faults.disturbances import (
@@ -33,10 +35,6 @@ from load.faults.drill import Conditions, Drill
 from load.harness import report
 from load.harness.processor import Neighbours
 from load.harness.stack import Servers, servers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _START_S = 60.0
 _PER_DISTURBANCE_S = 40.0  # the backlog lasts so long: to load torch on a busy machine, to join

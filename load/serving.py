@@ -19,11 +19,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
 
 import msgspec
 import numpy as np
@@ -37,10 +39,6 @@ from load.harness.processor import used_s
 from load.harness.stack import NotMeasuredError, await_until, servers
 from load.predictions.asker import Came, request
 from load.predictions.trained import Trained, stale_s
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 JOB = "served"
 START_S = 60.0

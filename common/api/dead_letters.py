@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from common.api.answers import DeadLettersPage
 from common.topics.dead_letters import by_reason, read_letters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.ports.servers import Log
 
 _NEWEST = 5  # addresses of one reason

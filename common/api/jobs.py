@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from common.api.answers import (
@@ -18,8 +19,6 @@ from common.jobs.notes import notes_on
 from common.jobs.progress import UNREAD, JobProgress, State, resting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.api.answers import EvaluationAnswer
     from common.jobs.purge import Remains
     from common.topics.table import Unreadable

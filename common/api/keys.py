@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Callable, Iterable
 from time import time
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -21,8 +22,6 @@ from common.topics import names as topics
 from common.topics.table import CompactedTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from common.ports.servers import Log
 
 Role: TypeAlias = Literal["viewer", "operator"]  # an operator may do what a viewer may

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,8 +11,6 @@ import msgspec
 from common.api.answers import KeptVersion, KeptVersions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.checkpoints.find import KeptModel
     from common.jobs.store import JobRecord
 

@@ -6,6 +6,7 @@ What is not known is None: no plan was made yet, nothing was reviewed.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,6 @@ from common.config.market_file import Market, load_market
 from common.errors import GivenError, NotFoundError, OutsideError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.api.answers import MachineKind
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -24,8 +25,6 @@ from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from common.config.servers import Outside
     from common.ports.servers import Blobs, Board, Log
 

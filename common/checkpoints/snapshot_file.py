@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,8 +21,6 @@ from common.errors import CorruptError, FutureFormatError, WireError
 from common.wire.messages import frame, unframe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.checkpoints.store import Checkpoint, CheckpointStore
 
 FORMAT = 3  # of the protocol's part: the latest that this program knows

@@ -13,6 +13,7 @@ above higher versions (docs/explain/checkpoints.md). It is finished when it has 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,6 @@ from common.core.messages import ModelId
 from common.errors import CorruptError, FutureFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from common.ports.servers import Blobs
 
 _LATEST, _BEST = "latest", "best"

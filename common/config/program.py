@@ -9,11 +9,9 @@ import argparse
 import os
 import socket
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 _ROOT = str(Path(__file__).parents[2])  # where our packages lie, in a checkout or installed
 

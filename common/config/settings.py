@@ -9,8 +9,9 @@ none of them is refused: a setting that is misspelt would be left out in silence
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -34,10 +35,6 @@ from common.config.kafka_properties import (
 from common.config.validation import complaint, nearest
 from common.errors import UserError
 from doll.secret_files import SUFFIX, resolve_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 _BEGINNING = re.compile(r"(redis|rediss|unix)://.+", re.DOTALL)
 _DATABASE = re.compile(r"(/\d*)?", re.ASCII)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -10,8 +11,6 @@ from pydantic import BaseModel, ValidationError
 from doll.yaml_file import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pydantic_core import ErrorDetails
 
 _SHOWN_PROBLEMS = 3

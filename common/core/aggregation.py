@@ -6,6 +6,7 @@ same questions.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
@@ -15,8 +16,6 @@ from common.core import commands as do
 from common.core.messages import Gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from common.core.commands import CoordinatorCommand
     from common.core.messages import (
         GradientReady,

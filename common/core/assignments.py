@@ -9,6 +9,7 @@ void. What is computed next is computed at the newest model heard of, never olde
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,8 +19,6 @@ from msgspec.structs import replace
 from common.core.messages import TriggerId, TriggerStream, WorkerLeaving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from common.core.messages import Batch, ModelId, UpdateTrigger, WorkerId
 
 

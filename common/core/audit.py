@@ -8,6 +8,7 @@ What lay above where a log was cut, or in a topic that was created anew since, i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,8 +28,6 @@ from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from common.core.messages import AuditRecord, ControlRecord, Positions, Quarantined
 
 

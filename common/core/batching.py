@@ -8,18 +8,14 @@ of a partition starts where the previous one ended, whatever offsets are missing
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from common.core.messages import Skipped
 from common.core.spans import Address, LogPosition, Partition, Span, address_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 # What one record in Kafka may hold. Clients refuse to write one of more than 1,000,000 bytes and
 # brokers one of more than 1,048,588; the rest is for metrics and a traceback.

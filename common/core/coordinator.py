@@ -13,6 +13,7 @@ commands in order and reports back by events.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,6 @@ from common.core.snapshot_search import Chosen, Lost, SnapshotSearch, Wait
 from common.core.snapshots import Snapshot, roll_forward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
     from common.core.history import History

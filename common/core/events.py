@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.core.batching import Run
     from common.core.losses import Parted, ReadFrom
     from common.core.messages import (

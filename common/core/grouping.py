@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from common.core.messages import Batch, WorkerId
 from common.core.turns import Turns, level
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
 
 NOBODY: Mapping[WorkerId, int] = MappingProxyType({})
 

@@ -21,7 +21,7 @@ not. Batches are compared by value: a record about one that was not quarantined 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType
 
@@ -39,9 +39,6 @@ from common.core.messages import (
     UpdateApplied,
 )
 from common.core.spans import LogPosition
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class History:

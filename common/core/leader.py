@@ -7,6 +7,7 @@ synchronous rule, there is one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -59,8 +60,6 @@ from common.core.switching import Switch
 from common.core.tuning import GroupSizeTuner, Scatter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from common.core.commands import CoordinatorCommand
     from common.core.events import StreamsSeen, Summed, Wanted
     from common.core.history import History

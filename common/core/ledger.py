@@ -16,6 +16,7 @@ generations: an `Opened` record begins the next one, and claims of an earlier on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,8 +25,6 @@ from common.core.messages import Batch, BatchReady, Opened
 from common.core.spans import LogPosition, Partition, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.core.messages import ControlRecord, LogPositions, Openings, Positions
     from common.core.snapshots import Snapshot
 

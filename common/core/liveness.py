@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from common.core.messages import WorkerId
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 ALIVE = "alive"
 LEAVING = "leaving"

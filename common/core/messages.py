@@ -6,8 +6,9 @@ through Kafka and survives; the rest travels through Redis and may vanish: docs/
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NewType, TypeAlias
+from typing import Any, Literal, NamedTuple, NewType, TypeAlias
 
 import msgspec
 import numpy as np
@@ -15,9 +16,6 @@ import numpy.typing as npt
 from msgspec import UNSET, UnsetType
 
 from common.core.spans import Address, LogPosition, Partition, Span
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WorkerId = NewType("WorkerId", str)
 Positions: TypeAlias = dict[Partition, int]  # a position per partition: the next offset to read

@@ -11,6 +11,7 @@ It is never by timestamps: streams that were filled one after the other would be
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,8 +20,6 @@ from common.core.spans import Partition
 from common.core.turns import FLOOR, MOST_TURNS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     _Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
     _Present = np.ndarray[tuple[int], np.dtype[np.bool_]]
     _Shares = np.ndarray[tuple[int], np.dtype[np.float64]]

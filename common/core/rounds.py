@@ -15,6 +15,7 @@ weights. With s = 0 that is one round in flight, all of it at the version before
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,8 +35,6 @@ from common.core.traffic import UpdateTraffic
 from common.core.tuning import Scatter, rate_scale
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-
     from common.core.messages import Failed, Gradient
     from common.core.poison import Suspects
     from common.core.scores import Counts

@@ -6,7 +6,7 @@ audit records up to that point back as valid, so it never runs ahead of the audi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -26,9 +26,6 @@ from common.core.messages import (
     UpdateApplied,
 )
 from common.core.spans import LogPosition, Partition
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -6,11 +6,10 @@ Updates are those of the job's own K: two of half as many batches count as one.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.core.settings import CoordinatorSettings
 
 NEARLY = 1e-6  # of an update: ten tenths may come to a little less than one

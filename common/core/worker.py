@@ -17,6 +17,7 @@ partition alone until that status says something else: what to do about it is th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,8 +29,6 @@ from common.core.messages import BatchReady, SpanExpired, TriggerStream, Unsettl
 from common.core.spans import Address, LogPosition, Partition, Span, address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
     from common.core.messages import LeaderStatus, WorkerId

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from common.datasets.warp import warp
 from common.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 Array: TypeAlias = npt.NDArray[Any]
 Records: TypeAlias = dict[str, Array]  # field name -> (n, ...) array, n the same for all

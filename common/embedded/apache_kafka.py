@@ -17,10 +17,11 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -29,9 +30,6 @@ from common.adapters.kafka import KafkaLog, KafkaSettings
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
 from common.ports.servers import NewTopic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
 _FIRST_NODE = 1

@@ -7,15 +7,12 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from common.embedded.process import Child, free_port, short_folder
 from common.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _TICKS_PER_S = 100  # how often it looks at its clock: at the default 10, a wait ends 100 ms late
 

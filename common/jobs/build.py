@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from common.learning.codecs import Codec, make_codec
@@ -13,8 +14,6 @@ from common.learning.tasks import Task, build_model, check_fields, make_task
 from common.learning.trainer import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from common.core.messages import Vector
     from common.jobs.spec import JobSpec
     from common.learning.checkpoint import Layout

@@ -11,10 +11,11 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -23,10 +24,6 @@ from common.errors import GivenError, TaskMissingError, UserError
 from common.jobs.spec import UNKNOWN_WORKERS, JobSpec, check_options, job_from_json
 from common.learning.task_options import options_of
 from common.telemetry.logging import event_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
 
 MOST_BYTES = 4 << 30  # of the other process; a model that fits is judged, whatever builds it
 PATIENCE_S = 60.0  # PyTorch and the task's own libraries are loaded, from a cold disk

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
 from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.jobs.spec import JobSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Block: TypeAlias = dict[str, Any]  # as it stands in a job file
 Value: TypeAlias = float | int | Block | None

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -19,9 +20,6 @@ from common.config.program import command_of, search_path
 from common.errors import DollError, UserError
 from common.jobs.spec import RecordsSpec
 from common.learning.checkpoint import unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 SUFFIXES = (".pt2", ".onnx")
 FAILED = 3

@@ -22,6 +22,7 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan, nan
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
@@ -55,8 +56,6 @@ from common.core.spans import LogPosition, Partition, Span
 from common.jobs.notes import window_note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from common.jobs.store import JobRecord
 
 # --- what a job's state is -----------------------------------------------------------------------

@@ -8,6 +8,7 @@ next one to purge the name removes that, too.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,8 +17,6 @@ from common.errors import ConflictError, NotFoundError, OutsideError, UnknownTop
 from common.topics.names import group_name, own_topics, provisioning_board
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.config.servers import Outside
     from common.jobs.store import JobStore
 

@@ -6,6 +6,7 @@ read back there says whether it counts: of a requeue and a replay of the same ba
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common.core.history import History
@@ -17,8 +18,6 @@ from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, encode_audit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from common.ports.servers import Log
 
 _DELIVERED_S = 30.0

@@ -12,6 +12,7 @@ it is written no more unless somebody wants that, or records would go round for 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common.core.messages import Batch, Replayed
@@ -22,8 +23,6 @@ from common.topics.dead_letters import DeadLetter, note_of, read_letters
 from common.topics.names import dead_letter_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from common.jobs.quarantine import Quarantine
 
 NAME = "doll.replay"  # the transactional id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import partial
 from math import prod
@@ -46,8 +47,6 @@ from common.topics import names as topics
 from doll.yaml_file import as_json, load_text, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from common.core.messages import SynchronisationMode
     from common.core.settings import AggregationSettings, SliceSettings
     from common.ports.servers import Log

@@ -5,6 +5,7 @@ The topic is a `common.topics.table`, keyed by the job's name.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from time import time
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -30,8 +31,6 @@ from common.topics import names as topics
 from common.topics.table import CompactedTable, Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
     from common.core.messages import LogPositions, Positions
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -22,8 +23,6 @@ from common.topics import read
 from common.wire.messages import decode_audit, decode_claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from common.core.messages import AuditRecord, ControlRecord
     from common.jobs.store import JobRecord
     from common.ports.servers import Board, Log, LogRecord

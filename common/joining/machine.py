@@ -26,12 +26,10 @@ sample writes with it that its left record has got it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 Side: TypeAlias = Literal["left", "right"]
 Fate: TypeAlias = Literal["unmatched", "double", "joined"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,8 +14,6 @@ from common.learning.columns import Scalar, seconds_of, text_of
 from common.learning.fields import Keys, keys_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.ports.servers import LogRecord
 
 LARGEST_BYTES = 500_000  # of a record: with what is added, our topics must take it

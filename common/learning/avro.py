@@ -5,6 +5,7 @@ Whether a record is sound depends on its bytes and the schema alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -15,8 +16,6 @@ from common.errors import UserError
 from common.learning.record_bytes import RecordBytes, Rows, Sink, Values, Wanted, lists_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     import numpy.typing as npt
 
     from common.learning.fields import Keys

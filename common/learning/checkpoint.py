@@ -7,6 +7,7 @@ the admin service gives out models without the library that trains them.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
@@ -19,8 +20,6 @@ from msgspec import Meta
 from common.errors import CorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.core.messages import Vector
 
 

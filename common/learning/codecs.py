@@ -6,6 +6,7 @@ skips the same ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, overload
 
@@ -20,8 +21,6 @@ from common.learning.fields import Decoded, Field, Keys, check_columns
 from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
     from common.core.schemas import SchemaKind
 
 

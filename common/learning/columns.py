@@ -7,6 +7,7 @@ its content and the fields alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import inf, nan, prod
 from types import MappingProxyType
@@ -18,8 +19,6 @@ from common.core.hashing import bucket_of
 from common.learning.fields import Columns, Decoded, Hashed, Mapped, OneHot, Parsed, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import numpy.typing as npt
 
     from common.learning.fields import Field, Keys

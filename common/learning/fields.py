@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from common.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 DtypeName: TypeAlias = Literal[
     "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "bool"

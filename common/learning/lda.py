@@ -8,8 +8,8 @@ begins at gamma = 1 instead of at random: the same document gives the same gradi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as functions
@@ -17,9 +17,6 @@ from torch import Tensor, nn
 
 from common.learning.fields import INTEGERS, NUMBERS, Input
 from common.learning.sparse_tasks import check_inside
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _CONVERGED = 1e-3  # mean change of a document's gamma, as in Hoffman's program
 _TINY = 1e-30  # beside a probability, so that it can be divided by

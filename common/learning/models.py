@@ -6,17 +6,15 @@ and three for CIFAR-10), not their sizes; the sizes here are ours.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
 from common.learning.task_options import KERNEL, RESNET_BLOCKS, RESNET_STAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 ImageNetwork: TypeAlias = (
     "Callable[[int, int, int, int], nn.Module]"  # channels, height, width, classes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,8 +27,6 @@ from common.errors import UserError
 from common.learning.record_bytes import Rows, Sink, Values, Wanted, lists_of, unzigzagged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     import numpy.typing as npt
 
     from common.core.schemas import Reference

@@ -6,14 +6,13 @@ unsound keeps its first reason, stands at its end from then on, and is all zeros
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from common.learning.fields import Keys
 
 Rows: TypeAlias = npt.NDArray[np.intp]  # which records, ascending

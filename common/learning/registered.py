@@ -6,6 +6,7 @@ alone. Who decodes asks first which ids it does not know (`unknown`), and gives 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
@@ -17,8 +18,6 @@ from common.learning.fields import Decoded, Field, Keys, concatenate
 from common.learning.record_bytes import RecordBytes, Wanted, wanted_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import numpy.typing as npt
 
     from common.core.schemas import Schema, SchemaKind

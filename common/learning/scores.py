@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -11,8 +12,6 @@ from common.core.scores import BIN_WIDTH, BINS
 from common.learning.outputs import check_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from common.learning.tasks import Task

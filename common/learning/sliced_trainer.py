@@ -8,6 +8,7 @@ A step is made beside what counts, so that what nobody commits has changed nothi
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from common.learning.slices import Slice, cut, joined, part_of
 from common.learning.trainer import Kind, packed, unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
     import numpy.typing as npt
 
     from common.core.messages import Vector

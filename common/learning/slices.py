@@ -6,6 +6,7 @@ of the whole, so each can be taken while others are still on their way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,6 @@ from common.core.vectors import squared_norm
 from common.learning.optimizers import OptimizerSettings, make_optimizer, set_learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy.typing as npt
 
     from common.core.messages import Vector

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
 from common.learning.fields import INTEGERS, LABELS, NUMBERS, Input
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def check_inside(name: str, column: Tensor, size: int) -> Tensor:

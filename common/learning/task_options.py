@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from common.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 KERNEL = 5
 # Two unpadded convolutions and poolings leave 1 x 1.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +23,6 @@ from common.learning.optimizers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.core.messages import Vector
     from common.learning.gradients import Reduction
 

@@ -10,15 +10,13 @@ import os
 import resource
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
 from common.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NICER = 10  # the API goes first
 # What is within the limits of `simulation` takes some 800 MB, most of it libraries. What takes more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from common.theory.billing import HOUR_S
 from common.theory.capacity import update_capacity_per_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.planning.request import PlanRequest
     from common.ports.servers import Log
     from common.theory.work import Pool, Work

@@ -6,6 +6,7 @@ share of the time and how often machines go.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,8 +19,6 @@ from common.simulation.experiments.draws import spot_on_average
 from common.simulation.experiments.spec import SpotSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from common.theory.work import Pool
 
 ENDINGS = (".csv", ".json", ".txt")

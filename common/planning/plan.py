@@ -6,6 +6,7 @@ What is wrong is told by the field that said it. Not for every command: it bring
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,8 +24,6 @@ from common.theory.provisioning import CostCurve, Plan, cost_curve, plan, plan_o
 from common.theory.work import Market, Pool, Work, gb_per_hour, market
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from common.planning.request import PlanRequest, SpotPoolAsked
     from common.ports.servers import Log
 

@@ -8,6 +8,7 @@ that a worker that is gone, and its successor, are not two.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,6 @@ from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.ports.servers import Log
     from common.theory.work import Rates
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
@@ -12,8 +13,6 @@ from common.topics.read import read_decoded
 from common.wire.plans import decode_plan, encode_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.jobs.store import JobRecord
     from common.provisioning.records import ReplanAsked
     from common.theory.billing import Billing

@@ -14,6 +14,7 @@ next review, whatever happens; where it gets that close, all workers run on dema
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -27,8 +28,6 @@ from common.theory.provisioning import TOLERANCE, Order, Plan, as_plan, choose, 
 from common.theory.updates import partial_batches_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from common.theory.work import Market, Work
 
 Values: TypeAlias = npt.NDArray[np.float64]

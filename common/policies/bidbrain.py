@@ -12,17 +12,15 @@ expect it, is counted in past prices, by how far the bid lies above the price.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from common.theory.billing import HOUR_S
 from common.theory.errors import ParameterError, not_negative, positive
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -10,6 +10,7 @@ misses one says so.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,8 +25,6 @@ from common.theory.errors import ParameterError, not_negative, positive
 from common.theory.provisioning import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
-
     from common.theory.work import Pool
 
 REVIEWS = 30  # in an hour: the paper's two minutes

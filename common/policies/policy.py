@@ -18,6 +18,7 @@ that very object.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
@@ -27,8 +28,6 @@ import numpy.typing as npt
 from common.ports.machines import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from common.theory.provisioning import Plan
     from common.theory.work import Pool, Work
 

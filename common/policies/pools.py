@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -33,10 +34,6 @@ from common.theory.errors import ParameterError, not_negative, positive
 from common.theory.preemption import effective_availability
 from common.theory.provisioning import Binding, Plan
 from common.theory.updates import partial_batches_s
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # Of the reserve, towards the end: who kept all of it until the last update would be early by it.
 SPENT = 0.25

@@ -8,11 +8,10 @@ and those who are left form another one under another name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from common.core.messages import Vector
 
 # Between two pieces of a call, not for all of it. A death shows at once, in a connection that

@@ -8,14 +8,13 @@ Nothing here is thread-safe unless it says so: each object belongs to the thread
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from common.core.events import Assigned, Revoked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from common.core.messages import (
         LeaderStatus,
         ModelId,

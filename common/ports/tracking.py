@@ -7,10 +7,8 @@ answer and call again: nothing is there twice then. Errors are those of `common.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 RunStatus: TypeAlias = Literal["RUNNING", "FINISHED", "KILLED"]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.ports.machines import Offer
 from common.theory.billing import BY_THE_SECOND, HOUR_S, Billing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.provisioning.records import EndedBecause
 
 

@@ -8,6 +8,7 @@ time: what it decided before that was a guess.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from math import isclose
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,6 @@ from common.theory.errors import ParameterError
 from common.theory.lags import StreamLags
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import numpy.typing as npt
 
     from common.policies.bidbrain import EvictionOdds

@@ -9,6 +9,7 @@ of the workers together just keep up: who asked for so many will have had outage
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,8 +33,6 @@ from common.theory.tallies import GradientTally, TransferTally
 from common.theory.work import Pool, Rates, gb_per_hour
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from common.core.messages import AuditRecord, ControlRecord
     from common.core.spans import Partition
     from common.provisioning.events import WorkersSeen

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.core.events import Wanted
     from common.core.messages import AuditRecord, ControlRecord
     from common.ports.machines import Machine, Offer, PriceHistory, Refused

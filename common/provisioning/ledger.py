@@ -8,6 +8,7 @@ The provisioner decides on it, the admin service tells of it; `records` shows an
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -32,8 +33,6 @@ from common.provisioning.records import (
 from common.theory.billing import BY_THE_SECOND, Billing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.provisioning.records import EndedBecause, PlanRecord
 
 PLANS_KEPT = 100  # a page of history; the topic has them all

@@ -11,6 +11,7 @@ carries out commands in order and reports back by events.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,6 @@ from common.provisioning.report import FleetReport, report_of
 from common.provisioning.term import Known, Term
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from common.core.events import Wanted
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.events import ProvisionerEvent

@@ -11,6 +11,7 @@ own. How a slot moves to a machine of another pool depends:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -18,8 +19,6 @@ from common.policies.policy import NOWHERE, ON_DEMAND
 from common.provisioning.records import Ended, Started
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from common.ports.machines import Offer
     from common.provisioning.ledger import Instance
 

@@ -6,6 +6,7 @@ on. What time alone changes until the next one, it works out when it is asked.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -13,8 +14,6 @@ from common.provisioning.records import EndedBecause, EstimateRecord
 from common.theory.billing import HOUR_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.settings import ProvisionerSettings
 

@@ -13,11 +13,10 @@ settled as any zombie's claim.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from common.provisioning.ledger import Instance
     from common.provisioning.starting import StartUps
     from common.theory.work import Pool, Rates

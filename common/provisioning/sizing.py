@@ -8,14 +8,12 @@ since p ceil(K / p) is at least K.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WINDOW_S = 1.0  # of one measurement, at least: records are read some hundredths late
 UPDATES = 10  # likewise: one of them may have waited for a slow gradient

@@ -16,12 +16,11 @@ sends no heartbeats before it is seated, and a slot's name is that of the machin
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.provisioning.events import WorkersSeen
     from common.provisioning.ledger import Instance
     from common.theory.work import Pool

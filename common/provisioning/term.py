@@ -11,6 +11,7 @@ event, until it has something to write down.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,6 @@ from common.provisioning.watching import FleetWatch
 from common.theory.errors import ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from common.core.events import Wanted
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.estimating import Estimator

@@ -10,6 +10,7 @@ whose order has ended, or that nobody ordered, is given back.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from common.ports.machines import LaunchRequest, Machine, Refused
 from common.provisioning.records import Ended, Left, Started, client_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from common.provisioning.events import MachinesSeen, WorkersSeen
     from common.provisioning.ledger import FleetLedger, Instance
     from common.provisioning.settings import ProvisionerSettings

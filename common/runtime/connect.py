@@ -12,6 +12,7 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 from ipaddress import ip_address
@@ -27,8 +28,6 @@ from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.adapters.kafka.settings import KafkaSettings, MakeToken
     from common.adapters.redis.access import RedisAccess
     from common.config.market_file import Market

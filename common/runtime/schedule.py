@@ -11,13 +11,11 @@ wake-up during its turn makes another turn follow, so what was left for it is al
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Generic, Literal, TypeVar
 
 J = TypeVar("J")
 

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -21,8 +22,6 @@ from common.telemetry.metrics.serving import Watchdogs, serve
 from common.telemetry.metrics.supervision import SupervisionMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from common.ports.servers import Boards, Log
     from common.runtime.jobs import MakePart
     from common.telemetry.metrics.meters import Meters

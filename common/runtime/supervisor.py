@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -24,8 +25,6 @@ from common.runtime.schedule import Schedule
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.supervision import SupervisionMetrics
 

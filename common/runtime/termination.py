@@ -13,11 +13,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LOOK_S = 0.5  # between looks at the owner, where the kernel does not tell of its end
 

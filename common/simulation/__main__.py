@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import track
@@ -21,9 +21,6 @@ from common.simulation.faults.cluster import (
     shrink,
 )
 from common.simulation.faults.scenario import Scenario, from_seed, grouped, sliced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EXAMPLES = """examples:
   python -m common.simulation --seeds 0 1000     check seeds 0 to 999

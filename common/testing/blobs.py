@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from common.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.ports.servers import Blobs
 
 T = TypeVar("T")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from common.core.liveness import STATUSES
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
@@ -18,10 +19,6 @@ from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
 
 T = TypeVar("T")
 

@@ -8,13 +8,10 @@ exactly -1: -2 is a record used twice, 0 is a record lost.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ENTRYPOINT = "common.testing.counting:CountingTask"
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from common.errors import UnavailableError
 from common.ports.machines import EndCause, LaunchRequest, Machine, Offer, PriceHistory, Refused
 from common.theory.billing import HOUR_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class Chain(NamedTuple):

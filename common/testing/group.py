@@ -6,6 +6,7 @@ As gloo does, a group breaks as a whole: whoever raises or leaves breaks it for 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,8 +17,6 @@ from common.errors import GroupError
 from common.ports.group import TIMEOUT_S, Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.core.messages import Vector
 
 _Parts: TypeAlias = "Sequence[Vector]"

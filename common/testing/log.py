@@ -11,6 +11,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,8 +48,6 @@ from common.ports.servers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
     from common.core.messages import Positions
     from common.ports.servers import NewRecord, NewTopic
 

@@ -7,13 +7,11 @@ import json
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Self
 
 TOKEN = "/latest/api/token"  # noqa: S105 -- the path to ask at
 INTERRUPTION = "/latest/meta-data/spot/instance-action"

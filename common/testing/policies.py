@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,8 +12,6 @@ from common.policies.policy import Decision, Situation
 from common.theory.provisioning import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.ports.machines import Offer
 
 

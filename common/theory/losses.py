@@ -11,8 +11,9 @@ Parameters are floor, log drop and the logarithms of the shape's; x runs from 0 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,6 @@ from scipy.optimize import least_squares
 
 from common.theory.errors import ParameterError
 from common.theory.estimates import Estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Kind: TypeAlias = Literal["power", "geometric"]
 _Array: TypeAlias = npt.NDArray[np.float64]

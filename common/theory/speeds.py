@@ -11,15 +11,13 @@ gradients more. Where all updates have the same mix, that says how pools compare
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from common.theory.errors import positive
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
 
 from common.theory.errors import ParameterError, not_negative
 from common.theory.estimates import JEFFREYS, Estimate, RatePrior, rate_from_counts
 from common.theory.tallies import Sums
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
 
 REMEMBERED = 1000  # keys of batches: a repetition comes soon after the first, or never
 

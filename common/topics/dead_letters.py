@@ -16,6 +16,7 @@ that a letter was replayed has the letter's key, too, and no value: what is comp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition, Span
@@ -26,8 +27,6 @@ from common.topics.read import records_of
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from common.core.messages import Quarantined, Skipped
 
 REASON_BYTES = 4_000  # an exception's text may be of any length, and the address must fit beside it

@@ -8,11 +8,10 @@ whatever is left of the first, processes included, finds nothing of the second.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from common.ports.servers import NewTopic
 
 JOBS = "doll.jobs"  # compacted: key is the job's name, value its newest record

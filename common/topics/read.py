@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
@@ -9,8 +10,6 @@ from common.core.spans import LogPosition, Partition
 from common.errors import FutureFormatError, UnavailableError, WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from common.ports.servers import Log, LogRecord
 
 T = TypeVar("T")

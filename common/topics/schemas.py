@@ -15,6 +15,7 @@ that come later. Which of those that came before were skipped their claims say.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from common.core.schemas import Schema, SchemaFound
@@ -27,8 +28,6 @@ from common.topics.read import records_of
 from common.wire.messages import decode_schema, encode_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from common.learning.registered import RegisteredCodec
 
 _log = event_logger(__name__)

@@ -14,8 +14,9 @@ came later puts back what it overwrote, and is told.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from common.core.spans import Partition
 from common.errors import (
@@ -31,10 +32,6 @@ from common.ports.servers import Bounds, Log, LogRecord, NewTopic, Tail
 from common.telemetry.logging import event_logger
 from common.topics.names import differences, remedy
 from common.topics.read import identified
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 T = TypeVar("T")
 

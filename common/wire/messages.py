@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import reprlib
 import struct
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Generic, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -61,10 +62,6 @@ from common.core.spread import JobDemand, WorkerPlacement
 from common.core.vectors import SparseVector
 from common.errors import FutureFormatError, WireError
 from common.wire.vectors import decode_sparse, encode_sparse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
 
 _LONGEST_S = 1e9  # decades; a sum of such durations is finite
 _FASTEST_PER_S = 1e12  # records; products with it are finite

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,8 +27,6 @@ from common.provisioning.records import (
 from common.wire.messages import Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.provisioning.records import EstimateRecord
 
 _LIMIT = 2**63  # Kafka's offsets are signed 64-bit

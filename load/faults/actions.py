@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -22,8 +23,6 @@ from load.harness.stack import freeze, thaw
 from load.harness.transactions import Transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.ports.servers import Log
     from load.harness.counting import CountingJob
     from load.harness.producers import Producers

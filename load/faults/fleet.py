@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from load.harness.stack import freeze, thaw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.embedded.services import Service
 
 _AGAIN_S = 1.0  # after an exit that nobody asked for

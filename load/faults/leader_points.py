@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
@@ -24,8 +25,6 @@ from services.coordinator.__main__ import main
 from services.coordinator.effects import Effects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from common.core.commands import CoordinatorCommand
     from services.coordinator.leadership import News
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,8 +21,6 @@ from load.faults.pauses import (
 from load.harness import report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from common.core.audit import Audit
     from load.faults.fleet import UnexpectedExit
     from load.faults.pauses import CarriedOut, Event, Span

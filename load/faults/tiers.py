@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from common.core.messages import Tier, WorkerId
     from load.faults.fleet import Fleet, Slot
     from load.harness.counting import CountingJob

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,8 +24,6 @@ from common.embedded.redis import EmbeddedRedis
 from load.harness.proxy import Network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from redis.typing import EncodableT, FieldT
 
     from common.core.spans import Partition

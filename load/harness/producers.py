@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from common.jobs.build import codec_of
 from load.harness.stack import NotMeasuredError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.core.spans import Partition
     from common.jobs.store import JobRecord
     from common.ports.servers import Log

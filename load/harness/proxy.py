@@ -6,11 +6,9 @@ import asyncio
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Self
 
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 1 << 18

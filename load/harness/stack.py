@@ -12,10 +12,11 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
@@ -24,10 +25,6 @@ from common.embedded.redis import EmbeddedRedis
 from common.embedded.services import Kind, Service
 from common.jobs.store import JobStore
 from common.runtime.connect import open_log
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
 
 _LOOK_S = 0.02  # between looks at a condition
 

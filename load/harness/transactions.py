@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.core.spans import Partition
     from load.harness.producers import Producers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
@@ -15,8 +16,6 @@ from common.wire import messages as wire
 from load.harness.stack import NotMeasuredError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.ports.servers import Log, Tail
 
 _READ_RECORDS = 1000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -20,8 +21,6 @@ from load.harness.stack import NotMeasuredError
 from load.harness.updates import read_audit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.ports.servers import Board, Log
 
 _WAIT_S = 0.2  # of one read: how soon a thread notices that it is over

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,10 +28,6 @@ from common.ports.servers import Log, NewTopic
 from common.runtime.connect import open_log
 from doll.yaml_file import as_json, load_text
 from load.monitoring.prometheus import Prometheus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 ALERTS = Path(__file__).parents[2] / "deploy/prometheus/alerts.yml"
 

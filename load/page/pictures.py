@@ -12,18 +12,14 @@ import argparse
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from playwright.sync_api import Browser, FloatRect, ViewportSize, sync_playwright
 
 from load.page.service import PageService, served
 from load.page.world import World, make_record, make_world
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _OUT = Path(__file__).parents[2] / "docs/pictures"
 _OPTIONS = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,8 +37,6 @@ from load.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 from services.admin.app import create_app
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from fastapi import FastAPI
 
     from common.provisioning.records import PlanRecord

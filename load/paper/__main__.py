@@ -14,19 +14,16 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
+
 
 from common.errors import UserError
 from load.paper import accuracy, equations, figures, markets, policies, recorded, updates_law
 from load.paper.document import Section, write, write_json
 from load.paper.runner import FEW, Asked, Runner
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
 
 _ROOT = Path(__file__).parents[2]
 _DATA = _ROOT.parent / "shared" / "data"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,8 +30,6 @@ from load.harness.producers import Producers
 from load.harness.stack import await_until, servers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.core.messages import Positions
     from common.core.spans import Partition
     from common.ports.servers import Log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from matplotlib.figure import Figure
 from load.paper.job import HIGH, Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from common.policies.policy import StreamPolicyName
     from common.simulation.experiments.results import Point, Run, Spread, Summary
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +15,6 @@ from load.paper.runner import FEW, Asked, Runner
 from load.paper.series import SPEED, Found, Series, find
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from common.policies.policy import StreamPolicyName
     from common.simulation.experiments.results import Summary
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,8 +27,6 @@ from load.harness.stack import NotMeasuredError, Servers, await_until, check, ev
 from load.throughput.cases import CASES, find_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.core.messages import ModelId
 
 HOT_S = 0.2

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from common.ports.servers import Board, Log, NewTopic
 from load.harness.stack import NotMeasuredError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _FLUSH_S = 120.0
 _REPORTS_EVERY = 10_000  # records between two rounds of delivery reports

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
 
+
 from common.learning.tasks import build_model, make_task
 from load.throughput.cases import CASES, Case, find_records
 from services.worker.memory import keep_freed_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def training_step(case: Case, data: Path | None) -> Callable[[], int]:

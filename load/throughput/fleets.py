@@ -6,8 +6,9 @@ and a message of each worker. All fleets begin with as many workers as K.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,6 @@ from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
 from load.throughput.learning import LOOK_EVERY, Judge, Learning
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -13,8 +14,6 @@ from common.learning.tasks import build_model, make_task
 from load.harness import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from common.core.messages import Vector
     from common.datasets.records import Records
 

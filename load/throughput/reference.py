@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +16,6 @@ from load.harness.processor import Block, Processor
 from load.harness.stack import NotMeasuredError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.core.spans import Partition
     from common.learning.codecs import Codec
 

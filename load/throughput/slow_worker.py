@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from statistics import median
@@ -19,8 +20,6 @@ from load.harness.updates import UpdatesMeter
 from load.throughput.backlog import check_left, produce
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor, nn
 
 ENTRYPOINT = "load.throughput.slow_worker:SleepingTask"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -33,8 +34,6 @@ from services.admin.routes import (
 from services.admin.service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from common.telemetry.metrics.serving import Watchdog
 
 BEAT_S = 1.0  # between signs of life of the event loop

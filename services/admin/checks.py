@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from time import monotonic
@@ -16,8 +17,6 @@ from common.errors import DollError, UnavailableError
 from common.topics import names as topics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from common.config.servers import Outside
     from common.ports.servers import Blobs, Board, Log
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
@@ -23,8 +24,6 @@ from common.errors import OutsideError, UnavailableError, UserError
 from services.admin.limiter import Limiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.api.keys import Role
     from common.config.settings import Settings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from common.ports.machines import Prices, by_pool
 from common.runtime.connect import open_prices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.api.answers import PricesAnswer
     from common.config.market_file import Market
     from common.config.settings import Settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from time import time
 from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
@@ -25,8 +26,6 @@ from services.admin.simulating import Simulations
 from services.admin.stores import Stores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from common.config.servers import Outside
     from common.jobs.store import JobRecord
     from common.ports.servers import Log

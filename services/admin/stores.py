@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from queue import Empty, Full, Queue
 from time import monotonic
@@ -19,8 +20,6 @@ from common.jobs.store import JobRecord, JobStore
 from common.telemetry.logging import Outage, event_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from common.ports.servers import Log
     from common.topics.table import Unreadable
 

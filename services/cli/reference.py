@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import types
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from textwrap import wrap
@@ -22,8 +23,6 @@ from common.jobs.spec import JobSpec
 from services.cli.app import app
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pydantic.fields import FieldInfo
 
 _BY = "Printed by `python -m services.cli.reference`; a test holds them together."

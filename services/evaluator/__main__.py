@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from services.evaluator.evaluation_runner import Process
 from services.evaluator.loop import JobEvaluator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.jobs.store import JobRecord
     from common.runtime.jobs import MakePart, Wanted
     from common.runtime.supervisor import Fault

@@ -11,10 +11,8 @@ the means of the two differ by more than chance explains. It does so whichever w
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 # Chance that a window without a change is cut all the same; river's own default. The bound is
 # loose: in 200 streams of 20,000 records, at error rates from 0.02 to 0.5, nothing was told. After

@@ -7,6 +7,7 @@ than a second is told later, until the next version is in hand.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from time import monotonic, time
@@ -22,8 +23,6 @@ from services.evaluator.model_evaluator import ModelEvaluator, Records
 from services.evaluator.sampling import sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from common.config.settings import Settings
     from common.jobs.spec import EvaluationSpec, JobSpec
     from common.learning.fields import Columns

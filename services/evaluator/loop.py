@@ -10,6 +10,7 @@ slow evaluator judges the newest version that it finds, and leaves out those in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,6 @@ from services.evaluator.offered_versions import OfferedVersions
 from services.evaluator.updates_reader import UpdatesReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.core.messages import Drifted, Evaluated, ModelId
     from common.jobs.store import JobRecord
     from common.ports.servers import Writer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition, Span
@@ -19,8 +20,6 @@ from services.evaluator.drift import errors_of
 from services.evaluator.sampling import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     import numpy as np
     import numpy.typing as npt
 

@@ -9,6 +9,7 @@ A version points to where the checkpoint lies; no weights are copied.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from common.api.model import about_model
@@ -19,8 +20,6 @@ from common.checkpoints.store import CheckpointStore
 from common.errors import CorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.core.messages import ModelId
     from common.jobs.store import JobRecord
     from common.ports.servers import Blobs

@@ -9,12 +9,11 @@ nor the first worker alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from common.core.messages import Batch
     from common.core.spans import Span
 

@@ -12,18 +12,14 @@ takeover took back stays where it was sent, with an earlier time than what came 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from common.core.messages import AuditRecord, Drifted, Evaluated, Lead, ModelId, UpdateApplied
 from common.core.partial_history import PartialHistory
 from common.core.scores import WINDOWED
 from common.core.snapshot_schedule import is_offered
 from common.ports.tracking import Metric
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 _ILLEGAL = re.compile(r"[^\w.-]")  # in the name that a task gives a metric
 _NAME_CHARACTERS = 250  # of one that MLflow takes

@@ -12,6 +12,7 @@ there once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,8 +25,6 @@ from services.evaluator.tracked_metrics import TrackedMetrics
 from services.evaluator.updates_reader import READ_RECORDS, UpdatesReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.config.settings import Settings
     from common.jobs.store import JobRecord
     from common.ports.servers import Blobs, Board, Log

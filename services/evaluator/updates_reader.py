@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from common.core.spans import Partition
@@ -11,8 +12,6 @@ from common.topics.read import decoded, identified
 from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.core.messages import AuditRecord
     from common.ports.servers import Log, Tail
     from common.telemetry.logging import EventLogger

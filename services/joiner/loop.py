@@ -11,6 +11,7 @@ writes: it drops what it knows, and takes the partition anew if the group says t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -30,8 +31,6 @@ from common.topics.names import joins_topic
 from services.joiner.partition import JoinedPartition, Shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.core.spans import Partition
     from common.joining.records import JoinSpec
     from common.telemetry.metrics.joiner import JoinerMetrics

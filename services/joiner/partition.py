@@ -7,6 +7,7 @@ where both sides are read on: of whoever is killed, all of it is there or nothin
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import Skipped
@@ -39,8 +40,6 @@ from common.wire.joins import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from common.joining.machine import Command
     from common.telemetry.logging import EventLogger
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 from time import time
 from typing import TYPE_CHECKING, TypeAlias
@@ -13,8 +14,6 @@ from common.provisioning import events
 from common.telemetry.logging import EventLogger, Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.ports.machines import Fleet, Prices
     from common.provisioning.events import ProvisionerEvent
 

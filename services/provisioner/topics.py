@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,8 +16,6 @@ from common.wire import messages as wire
 from common.wire.plans import decode_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from common.core.messages import Positions
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,8 +19,6 @@ from common.learning.fields import Columns, concatenate
 from services.serve.served_model import Predicted, ServedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.telemetry.metrics.serve import ServeMetrics
     from common.telemetry.metrics.serving import Watchdog
 

@@ -6,6 +6,7 @@ While servers are away, the last version goes on to answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from common.telemetry.logging import Changes, EventLogger, Outage
 from services.serve.served_model import ServedModel, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.config.servers import Outside
     from common.core.messages import Vector
     from common.core.snapshots import Snapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,6 @@ import msgspec
 from common.errors import DeliveryError, OutsideError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from common.ports.servers import Log
     from common.telemetry.metrics.serve import ServeMetrics
     from services.serve.batching import Answered

@@ -5,6 +5,7 @@ Tensors in are a job's fields by name; or `record`, whose texts are records as i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -16,8 +17,6 @@ from common.learning.fields import Columns, Field, concatenate
 from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
     from common.learning.codecs import Codec

@@ -7,17 +7,15 @@ sees the same values twice, which is better than a trace made longer by inventio
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from common.errors import UserError
 from common.theory.errors import positive
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]

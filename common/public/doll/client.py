@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -16,8 +17,6 @@ from doll.secret_files import resolve_files
 from doll.yaml_file import as_json, load_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import httpx2
 
 _PAGE = 500

@@ -6,8 +6,9 @@ The client of `doll` and the command line ask through it.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -21,9 +22,6 @@ from doll.errors import (
     UnavailableError,
     UserError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 T = TypeVar("T")
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from doll.connection import Connection, path_of
 from doll.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 PATIENCE_S = 60.0  # that a service may be away
 AGAIN_S = 0.2  # before the first look whether it is back; each further wait is twice as long

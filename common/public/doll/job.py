@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from safetensors import SafetensorError
@@ -11,10 +12,6 @@ from doll.connection import Connection, path_of
 from doll.errors import UserError
 from doll.events import events
 from doll.live import Live, Net
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 Framework: TypeAlias = Literal["torch", "numpy"]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from doll.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 SUFFIX = "_FILE"
 _LARGEST = 1 << 16  # bytes; a chain of certificates has a few thousand

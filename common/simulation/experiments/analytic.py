@@ -8,6 +8,7 @@ the last update comes with the law that it has record by record.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -21,8 +22,6 @@ from common.simulation.experiments.results import Run, pool_uses
 from common.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.policies.policy import Policy
     from common.simulation.experiments.prices import Prices
 

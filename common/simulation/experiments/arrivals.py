@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
@@ -19,8 +20,6 @@ from common.simulation.experiments.spec import ArrivalsSpec, UniformRates
 from common.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.core.spans import Partition
     from common.datasets.traces.trace import Floats, Trace
 

@@ -7,8 +7,9 @@ has the rest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,6 @@ import numpy.typing as npt
 from common.policies.bidbrain import Allocation
 from common.theory.billing import HOUR_S
 from common.theory.errors import ParameterError, not_negative, positive, share
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

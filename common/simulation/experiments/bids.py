@@ -12,6 +12,7 @@ what the recording says of the time before a run.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ from common.simulation.experiments.results import Change, PoolUse, Run
 from common.theory.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.provisioning.records import EndedBecause
     from common.simulation.experiments.analytic import Array, Conditions, Flags
     from common.simulation.experiments.policy_driver import Givens

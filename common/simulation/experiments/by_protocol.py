@@ -9,6 +9,7 @@ is there (`reassign`: survivors take it over, once the group has noticed).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,8 +36,6 @@ from common.simulation.experiments.results import Run, Throughput, pool_uses
 from common.theory.lags import StreamLags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.policies.policy import Policy
     from common.simulation.experiments.draws import Draws
     from common.simulation.experiments.protocol import Learner, Machine

@@ -13,6 +13,7 @@ seat in which nothing changed: of 64,000 some hundred do in a step.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
@@ -23,8 +24,6 @@ from common.theory.billing import HOUR_S
 from common.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from common.theory.work import Pool
 
 Array: TypeAlias = npt.NDArray[np.float64]

@@ -6,6 +6,7 @@ running tallies over a weak prior, as in section V-C.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -26,8 +27,6 @@ from common.theory.estimates import (
 from common.theory.work import Pool, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from common.simulation.experiments.fleet import Fleet
     from common.theory.estimates import CyclePrior, RatePrior
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import typing
 from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,6 @@ from common.core.snapshots import genesis
 from common.core.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import numpy as np
 
     from common.core.commands import CoordinatorCommand

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -13,8 +14,6 @@ from scipy import special
 from common.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from common.simulation.experiments.fleet import Fleet
 
 Json: TypeAlias = "float | int | str | bool | list[Json] | dict[str, Json] | None"

@@ -7,6 +7,7 @@ K, 5 replay, 6 everything drains, 7 bounded queues. (4, no starvation, is a prop
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import UNSET
@@ -28,8 +29,6 @@ from common.core.spans import Address, Partition
 from common.simulation.faults.scenario import CUTS, DEADLY, STORES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from common.core.messages import Skipped
     from common.simulation.faults.world import Token, World
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -37,8 +38,6 @@ from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from common.core.events import Wanted
     from common.core.messages import AuditRecord, ControlRecord
     from common.simulation.faults.scenario import Fault, Scenario

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from math import isclose
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,6 @@ from common.simulation.faults.scenario import Way
 from common.simulation.faults.world import LATE_S, Node, Part, Taken, Token, World, void
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
     from common.core.messages import ControlRecord, LeaderStatus, UpdateTrigger

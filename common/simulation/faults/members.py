@@ -7,6 +7,7 @@ as in a process group: whatever each means by it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
@@ -40,8 +41,6 @@ from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import Collectives, Entry, Found, Node, Part, Taken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from common.core.messages import Membership, Reduce, Tier, UpdateTrigger
     from common.simulation.faults.world import Token, World
 

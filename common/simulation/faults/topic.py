@@ -6,13 +6,11 @@ records; a topic that is created anew has another id, and begins at 0.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from common.core.spans import LogPosition
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 R = TypeVar("R")
 

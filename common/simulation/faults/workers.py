@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -29,8 +30,6 @@ from common.simulation.faults.checks import Violation
 from common.simulation.faults.world import Content, Taken, Token, World, void
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
     from common.core.messages import Batch, FailedReason, Reply, UpdateTrigger

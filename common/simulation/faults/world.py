@@ -11,6 +11,7 @@ import heapq
 import random
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from operator import itemgetter
@@ -42,8 +43,6 @@ from common.core.spans import Address, LogPosition, Partition
 from common.simulation.faults.topic import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from msgspec import UnsetType
 
     from common.simulation.faults.scenario import Scenario

@@ -7,6 +7,7 @@ former leader never tells a number beside its successor's.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.telemetry.metrics import catalogue
@@ -14,8 +15,6 @@ from common.telemetry.metrics.leading import Instruments, JobMetrics, Leading, b
 from common.telemetry.metrics.meters import Meters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from prometheus_client import Counter
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from common.telemetry.metrics import catalogue
 from common.telemetry.metrics.meters import Meters
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 class EvaluatorMetrics:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from common.joining.machine import SIDES, Progress, Side
 from common.telemetry.metrics import catalogue
 from common.telemetry.metrics.meters import Meters
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _SAMPLES = ("joined", "alone")
 _RECORDS = ("late", "double", "unmatched", "late_left")

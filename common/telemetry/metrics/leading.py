@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -12,8 +13,6 @@ from prometheus_client import Counter, Histogram
 from common.telemetry.metrics import catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from common.core.messages import Synchrony, UpdateApplied
     from common.telemetry.metrics.meters import Meters
     from common.telemetry.metrics.metric import Kind, Metric

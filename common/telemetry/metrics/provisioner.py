@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from time import time
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,6 @@ from common.telemetry.metrics import catalogue
 from common.telemetry.metrics.meters import Meters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     from common.provisioning.report import FleetReport

@@ -11,19 +11,15 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from common.errors import UserError
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.meters import EXPOSITION, Meters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # Connections, each a thread: who scrapes and who asks for health are a handful.
 MOST_OPEN = 32

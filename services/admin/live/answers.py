@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from common.provisioning.records import Ended, LaunchRequested, Planned, Reviewe
 from services.admin.live.evaluations import drift_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.api.answers import Answer, DriftAnswer, MachineKind, WorkerStatus
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import PlanRecord

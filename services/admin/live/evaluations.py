@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec.structs import asdict
 
 from common.api.answers import DriftAnswer, EvaluationAnswer, EvaluationCurves, PrequentialCurve
 from common.core.messages import Drifted, Evaluated, ModelId
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 TESTS = 2000  # kept; of more, every second one goes
 PREDICTIONS = 400  # likewise, of each stream

@@ -7,6 +7,7 @@ Readers ask under a lock, which is held to fold, never while something is waited
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from secrets import token_hex
@@ -36,8 +37,6 @@ from services.admin.live.feed import Feed
 from services.admin.live.view import JobView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from common.jobs.store import JobRecord
     from common.ports.servers import Board, Log, Tail
     from common.theory.billing import Billing

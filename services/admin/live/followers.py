@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -16,8 +17,6 @@ from common.errors import NotFoundError, UnavailableError
 from services.admin.live.follower import JobFollower, Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from common.jobs.store import JobRecord
 
 IDLE_S = 300.0  # nobody asked about a job that is stopped

@@ -10,12 +10,11 @@ when there are too many:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.jobs.progress import Row
 
 POINTS = 2000  # as wide as a page: more could not be told apart

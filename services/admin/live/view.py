@@ -7,6 +7,7 @@ for what `FleetLedger` keeps of each machine. Times are arguments.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -29,8 +30,6 @@ from services.admin.live.evaluations import Evaluations
 from services.admin.live.loss_curve import POINTS, LossCurve
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.api.answers import Progress
     from common.jobs.store import JobRecord
     from common.theory.billing import Billing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -19,8 +20,6 @@ from common.api.keys import KeyRecord, Role
 from services.admin.oidc import Person
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from starlette.datastructures import Headers
     from starlette.requests import HTTPConnection
     from starlette.types import Scope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -26,8 +27,6 @@ from doll.yaml_file import YamlError
 from services.admin.routes.requests import line_in_job_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from fastapi import FastAPI, Request
     from pydantic.config import JsonDict
     from starlette.types import Scope

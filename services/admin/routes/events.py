@@ -19,6 +19,7 @@ Each event is made once, by the job's follower; a stream only sends what the rin
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,8 +34,6 @@ from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI rea
 from services.admin.service import Answering  # noqa: TC001 -- likewise
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
     from starlette.types import Message, Receive, Scope, Send
 
     from services.admin.live.follower import JobFollower

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
@@ -19,8 +20,6 @@ from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI rea
 from services.admin.service import Answering  # noqa: TC001 -- likewise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.config.servers import Outside
     from common.jobs.store import JobRecord
     from common.ports.servers import Log

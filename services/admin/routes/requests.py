@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import Path, Query, Request
 from pydantic import TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator
 
 from common.errors import UserError
 from doll.yaml_file import as_json, line_of, load_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 # The pattern is told and not enforced: a name that cannot be is that of no job, so 404.
 JobName: TypeAlias = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +19,6 @@ from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.core.audit import Audit
     from common.core.messages import Replayed, Requeued, UpdateApplied
     from common.core.spans import Span

@@ -11,6 +11,7 @@ while no job reads the topic, none.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -28,8 +29,6 @@ from common.errors import (
 from services.cli.commands.producing import SILENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.core.messages import Positions
     from common.jobs.store import JobRecord, JobStore
     from common.ports.servers import Board, Log, Writer

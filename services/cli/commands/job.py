@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -21,8 +22,6 @@ from services.cli.commands.requeue import replay, requeue
 from services.cli.system.outside import outside_of, service_of, system_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.api.answers import RemainsAnswer
     from common.core.events import Wanted
     from common.jobs.edit import Value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,10 +21,6 @@ from common.errors import ConflictError, UserError
 from common.ports.servers import Log, NewRecord, NewTopic
 from common.topics.names import PRODUCED
 from common.topics.read import records_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 _TABLE = re.compile(r"/_delta_log/|/metadata/[^/]+\.metadata\.json$")
 _READ_ROWS = 1_000  # decoded at once

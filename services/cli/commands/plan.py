@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterable
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +17,6 @@ from common.errors import UserError
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from common.api.answers import ToldCurve, ToldPlan
     from common.theory.work import Pool
 

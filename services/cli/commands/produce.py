@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import chain, islice
@@ -16,8 +17,6 @@ from common.topics.names import check_stream
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from common.config.servers import Outside
     from common.ports.servers import Log, Writer
     from services.cli.commands.bounded_topic import BoundedTopic

@@ -7,6 +7,7 @@ machine, a full queue) what is due is sent at once, and the rate over time is th
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +16,6 @@ import numpy as np
 from common.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import numpy.typing as npt
 
     from common.ports.servers import Board, Log, Writer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from math import ceil, isqrt, log10
 from types import MappingProxyType
@@ -21,8 +22,6 @@ from common.learning.fields import Keys
 from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from common.core.schemas import Schema
     from common.ports.servers import SchemaRegistry
 

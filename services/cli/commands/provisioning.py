@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +15,6 @@ from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.api.answers import BelievedAnswer, CostAnswer, PlanInForce, ProvisioningAnswer
 
 app = typer.Typer(no_args_is_help=True, help="Show and replan a job's rented machines.")

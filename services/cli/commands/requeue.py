@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from time import time
 from typing import TYPE_CHECKING, Annotated
@@ -17,8 +18,6 @@ from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads
 from services.cli.system.outside import outside_of, system_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from common.core.messages import Batch
     from common.jobs.quarantine import Outcome, Quarantine, QuarantinedBatch
     from common.jobs.replay import Replayer

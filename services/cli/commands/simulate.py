@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +15,6 @@ from rich.text import Text
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.planning.compare import Result
     from common.simulation.experiments.results import Spread, Summary
     from common.simulation.experiments.spec import Experiment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from common.wire.messages import decode_audit, decode_claim
 from services.cli.demo.summary import Account, Bill, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from common.core.messages import Positions, UpdateApplied
     from common.core.spans import Partition, Span
     from services.cli.demo.run import Demo, FleetWatch

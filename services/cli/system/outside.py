@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING, cast
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     import httpx2
     import typer
 

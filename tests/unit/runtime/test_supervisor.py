@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator  # noqa: TC003 -- a dataclass reads it
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import count
