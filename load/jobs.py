@@ -22,7 +22,6 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-
 from common.embedded.services import environment_of, stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of

@@ -20,7 +20,6 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-
 from common.policies.bidding import Bidding, odds_of
 from common.policies.chance import plan_with_probability
 from common.policies.policy import Hour, MachineCount, Policy, Situation

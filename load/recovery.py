@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-
 from common.testing.counting import ENTRYPOINT
 from load.faults.disturbances import (
     Disturbance,

@@ -26,7 +26,6 @@ from typing import NamedTuple, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-
 import msgspec
 import numpy as np
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
 
-
 from common.errors import UserError
 from load.paper import accuracy, equations, figures, markets, policies, recorded, updates_law
 from load.paper.document import Section, write, write_json

@@ -17,7 +17,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
 
-
 from common.learning.tasks import build_model, make_task
 from load.throughput.cases import CASES, Case, find_records
 from services.worker.memory import keep_freed_memory
