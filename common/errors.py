@@ -1,7 +1,8 @@
 """Everything that goes wrong on purpose: one small tree, each class says whether waiting helps.
 
 Its root and the branches that users meet are `doll.errors`; what only our own processes tell apart
-is here.
+is here. Whatever asks a server may raise `UnavailableError`: a function names it where it means
+more than that the server is unavailable.
 """
 
 from __future__ import annotations

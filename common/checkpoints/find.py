@@ -155,7 +155,6 @@ def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
 
     Raises:
         FutureFormatError: If a newer program wrote one.
-        UnavailableError: If the board is unavailable.
     """
     found = list[FoundSnapshot]()
     for data in board.snapshots(whole=True):
@@ -171,7 +170,6 @@ def heads_on_board(board: Board, tell: Tell, head_bytes: int = HEAD_BYTES) -> li
 
     Raises:
         FutureFormatError: If a newer program wrote one.
-        UnavailableError: If the board is unavailable.
     """
     found = list[FoundSnapshot]()
     for data in board.snapshots(most=head_bytes, whole=True):
@@ -191,7 +189,6 @@ def in_storage(blobs: Blobs, job: str, tell: Tell) -> list[FoundSnapshot]:
 
     Raises:
         FutureFormatError: If a newer program wrote one.
-        UnavailableError: If storage is unavailable.
     """
     found, unreadable = from_store(CheckpointStore(blobs, job))
     for name, reason in unreadable.items():

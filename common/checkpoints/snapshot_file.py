@@ -67,7 +67,6 @@ def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
     Raises:
         CorruptError: If a part is missing, or the protocol's is not what was written.
         FutureFormatError: If a newer program wrote it.
-        UnavailableError: If storage is unavailable.
     """
     title = f"the checkpoint {told(checkpoint.name)}"
     if _TRAINER not in checkpoint.manifest.parts:

@@ -52,7 +52,6 @@ class Checkpoint:
 
         Raises:
             CorruptError: If it is missing or not what was written.
-            UnavailableError: If storage is unavailable.
         """
         expected = self.manifest.parts.get(part)
         if expected is None:

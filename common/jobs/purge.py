@@ -38,7 +38,6 @@ def remains_of(name: str, book: JobStore, outside: Outside) -> Remains:
     Raises:
         NotFoundError: If there never was such a job.
         ConflictError: If it is not stopped, or its record does not parse.
-        UnavailableError: If Kafka is unavailable.
     """
     is_job, unreadable = name in book.read(), book.unreadable.get(name)
     if unreadable is not None:
@@ -62,7 +61,6 @@ def purge(name: str, book: JobStore, outside: Outside) -> Remains:
         NotFoundError: If there never was such a job.
         ConflictError: If it is not stopped, is just being stopped, or its record does not parse; or
             if somebody else wrote it in the same moment.
-        UnavailableError: If Kafka is unavailable.
     """
     remains_of(name, book, outside)  # or it is refused
     last = book.id_of(name)

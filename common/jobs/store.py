@@ -144,7 +144,10 @@ _AS_IT_IS = {*_Stored.__struct_fields__} & {*JobRecord._fields} - {"spec", "firs
 
 
 class JobStore:
-    """Reads and writes the jobs topic. May be shared between threads: one for a process will do."""
+    """Reads and writes the jobs topic. May be shared between threads: one for a process will do.
+
+    Whatever reads or writes may raise `UnavailableError`: Kafka is unavailable for long.
+    """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         self._log = log
@@ -168,19 +171,11 @@ class JobStore:
         return self._book.unreadable
 
     def read(self) -> dict[str, JobRecord]:
-        """All jobs as of now, by name.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable for long.
-        """
+        """All jobs as of now, by name."""
         return _jobs(self._book.read())
 
     def refresh(self, timeout_s: float) -> dict[str, JobRecord]:
-        """Wait up to `timeout_s` for news, then return all jobs as known by then.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable.
-        """
+        """Wait up to `timeout_s` for news, then return all jobs as known by then."""
         return _jobs(self._book.refresh(timeout_s))
 
     def get(self, job: str) -> JobRecord:
@@ -188,7 +183,6 @@ class JobStore:
 
         Raises:
             NotFoundError: If there is none of this name.
-            UnavailableError: If Kafka is unavailable for long.
         """
         jobs = self.read()
         if job not in jobs:
@@ -197,20 +191,12 @@ class JobStore:
         return jobs[job]
 
     def id_of(self, name: str) -> str:
-        """The id of a name's job; where there is none, of the next one that will have the name.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable for long.
-        """
+        """The id of a name's job; where there is none, of the next one that will have the name."""
         entry = self._book.read().get(name)
         return entry.id if isinstance(entry, JobRecord) else topics.job_id(name, _next(entry))
 
     def past_ids(self, name: str) -> list[str]:
-        """The ids of jobs that had a name before.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable for long.
-        """
+        """The ids of jobs that had a name before."""
         entry = self._book.read().get(name)
         now = entry.incarnation if isinstance(entry, JobRecord) else _next(entry)
         return [topics.job_id(name, each) for each in range(1, now)]
@@ -221,7 +207,6 @@ class JobStore:
         Raises:
             ConflictError: If its name is taken.
             UserError: If a stream does not exist.
-            UnavailableError: If Kafka is unavailable for long.
         """
         taken = self._book.read().get(spec.name)
         if isinstance(taken, JobRecord):
@@ -245,7 +230,6 @@ class JobStore:
             ConflictError: If the name is taken, by a job or by the history of an earlier one, or
                 if somebody else wrote a job of this name in the same moment.
             UserError: If a stream does not exist.
-            UnavailableError: If Kafka is unavailable for long.
         """
         # The writer of the record finds its brokers while all else is done.
         with self._book.lock, closing(self._log.writer()):
@@ -276,7 +260,6 @@ class JobStore:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is unavailable for long.
         """
         reason = reason[:REASON_CHARACTERS]
         return self._rewrite(
@@ -300,7 +283,6 @@ class JobStore:
             NotFoundError: If there is no such job.
             ConflictError: If it is not held, or somebody else wrote it in the same moment.
             OutsideError: If Kafka does not let us make a topic.
-            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             record = self.get(job)
@@ -331,7 +313,6 @@ class JobStore:
         Raises:
             NotFoundError: If there is no such job; its name may be another one's.
             ConflictError: If somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is unavailable for long.
         """
         return self._rewrite(
             topics.job_name(job),
@@ -355,7 +336,6 @@ class JobStore:
         Raises:
             NotFoundError: If there is no such job; its name may be another one's.
             ConflictError: If somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is unavailable for long.
         """
         return self._rewrite(
             topics.job_name(job),
@@ -381,7 +361,6 @@ class JobStore:
             NotFoundError: If there is no such job.
             UserError: Naming the field that cannot be changed so.
             ConflictError: If somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             old = self.get(job)
@@ -401,7 +380,6 @@ class JobStore:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If it is not stopped, or if somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             self._free(job, self.stopped(job).incarnation)
@@ -411,7 +389,6 @@ class JobStore:
 
         Raises:
             ConflictError: If it is not stopped, or if somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             entry = self._book.read().get(job)
@@ -430,7 +407,6 @@ class JobStore:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If it is not stopped.
-            UnavailableError: If Kafka is unavailable for long.
         """
         record = self.get(job)
         if record.wanted != "stopped":
@@ -495,11 +471,7 @@ def _own_topics(job: str) -> list[NewTopic]:
 
 
 def first_positions(spec: JobSpec, log: Log) -> LogPositions:
-    """Where each partition of the job begins, by its `start_at`, and what is known of its log.
-
-    Raises:
-        UnavailableError: If Kafka is unavailable.
-    """
+    """Where each partition of the job begins, by its `start_at`, and what is known of its log."""
     places = [place for stream in spec.streams for place in log.partitions(stream)]
     if spec.start_at == "latest" and spec.start_s is None:
         return _all(log.end_positions, places)

@@ -25,7 +25,6 @@ def read_ledger(log: Log, job: str, billing: Mapping[str, Billing] | None = None
 
     Raises:
         FutureFormatError: If a newer program wrote one of its records.
-        UnavailableError: If Kafka is unavailable.
     """
     ledger = FleetLedger(billing)
     try:
@@ -58,7 +57,6 @@ def check_given_back(record: JobRecord, log: Log) -> None:
     Raises:
         ConflictError: If a machine runs, or may come to run.
         FutureFormatError: If a newer program wrote one of its plans.
-        UnavailableError: If Kafka is unavailable.
     """
     ledger = read_ledger(log, record.id)
     if ledger.open and ledger.settled is None:

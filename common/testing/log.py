@@ -544,11 +544,7 @@ class MemoryLog:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Hold the lock.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-        """
+        """Hold the lock."""
         with self._changed:
             if self._away:
                 raise UnavailableError("the log in memory plays a broker that is away")

@@ -75,11 +75,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Machines of one kind that can be rented in one place; the first of a job is on-demand.
-
-    Raises:
-        ParameterError: If a number is out of range.
-    """
+    """Machines of one kind that can be rented in one place; the first of a job is on-demand."""
 
     name: str
     usd_per_hour: float  # pi

@@ -33,7 +33,6 @@ def read_decoded(
 
     Raises:
         FutureFormatError: If a newer program wrote one of them.
-        UnavailableError: If Kafka stops answering.
         ExpiredError: If retention deletes what is being read.
     """
     found = list[tuple[int, T | None]]()
@@ -64,11 +63,7 @@ def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
 
 
 def identified(log: Log, partition: Partition, offset: int) -> LogPosition:
-    """A position that names its topic: whoever reads on from it notices a topic created anew.
-
-    Raises:
-        UnavailableError: If Kafka is unavailable.
-    """
+    """A position that names its topic: whoever reads on from it notices a topic created anew."""
     found = log.describe([partition.topic]).get(partition.topic)
     return LogPosition(offset, "" if found is None else found.topic_id)
 
@@ -85,7 +80,6 @@ def records_of(
         start: Leave out what is below this offset.
 
     Raises:
-        UnavailableError: If Kafka stops answering.
         ExpiredError: If retention deletes what is being read.
     """
     bounds = log.bounds(partition)

@@ -134,11 +134,7 @@ class JobEvaluator:
         return None if over and done else read
 
     def _look(self, *, stopped: bool) -> bool:
-        """Fetch what is offered, if it is news; whether nothing more will be.
-
-        Raises:
-            UnavailableError: If the board is unavailable.
-        """
+        """Fetch what is offered, if it is news; whether nothing more will be."""
         if not stopped and monotonic() < self._look_at:
             return False
         # Asked before the offer is looked at: a leader gives the lease back when all is offered.

@@ -101,11 +101,7 @@ class Records:
         self._test: Columns | None = None
 
     def read(self, pieces: Iterable[Piece]) -> Columns | None:
-        """Read records back from Kafka; what is no longer there is left out. None: nothing is.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable.
-        """
+        """Read records back from Kafka; what is no longer there is left out. None: nothing is."""
         found = list[Decoded]()
         for piece in pieces:
             try:
@@ -118,9 +114,6 @@ class Records:
         """The test set: records that no version has learned from; None while there are none.
 
         Until there are as many as asked for, each call looks whether more have come.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable.
         """
         if self._topic and sum(span.end - span.start for span in self._tested) < self._most:
             self._look()

@@ -48,11 +48,7 @@ class UpdatesReader:
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing more is there just now.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable.
-        """
+        """Whether nothing more is there just now."""
         return self.position >= self._source.bounds(self.partition).end
 
     def read(self) -> list[tuple[int, float, AuditRecord | None]]:
@@ -62,7 +58,6 @@ class UpdatesReader:
         is there.
 
         Raises:
-            UnavailableError: If Kafka is unavailable.
             FutureFormatError: If a newer program wrote a record.
         """
         if self._tail is None:

@@ -43,7 +43,6 @@ class Topic:
         """Read what is new, without waiting.
 
         Raises:
-            UnavailableError: If Kafka is unavailable.
             TruncatedError: If the topic lost records, or was created anew: what was read of it is
                 worth nothing any more.
             FutureFormatError: If a newer program wrote a record.
@@ -78,9 +77,6 @@ class JobTopics:
         first: Where the job begins in each partition of its streams.
         streams_s: Between looks at the streams.
         on_ready: Called when there may be something new.
-
-    Raises:
-        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(
@@ -105,7 +101,6 @@ class JobTopics:
         """What is new.
 
         Raises:
-            UnavailableError: If Kafka is unavailable.
             TruncatedError: If one of them lost records, or was created anew: begin afresh.
             FutureFormatError: If a newer program wrote a record.
         """

@@ -68,7 +68,6 @@ class TopicAnswerer:
 
     Raises:
         UserError: If a topic is not there.
-        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(

@@ -235,7 +235,6 @@ def quarantine_of(log: Log, job: str) -> Quarantine:
 
     Raises:
         NotFoundError: If there is no such job; its topic alone would be an unknown one.
-        UnavailableError: If Kafka is unavailable.
     """
     return Quarantine(log, JobStore(log).get(job).id)
 
@@ -254,7 +253,6 @@ class DirectlyWatched:
 
     Raises:
         NotFoundError: If there is no such job.
-        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(
