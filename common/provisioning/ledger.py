@@ -11,7 +11,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from common.core.thinned import Thinned
 from common.policies.policy import Hour
@@ -19,10 +18,12 @@ from common.ports.machines import Offer
 from common.provisioning.costs import Bill
 from common.provisioning.records import (
     Ended,
+    EndedBecause,
     LaunchRequested,
     Lead,
     Left,
     Planned,
+    PlanRecord,
     Priced,
     ReplanAsked,
     Reviewed,
@@ -31,9 +32,6 @@ from common.provisioning.records import (
     Started,
 )
 from common.theory.billing import BY_THE_SECOND, Billing
-
-if TYPE_CHECKING:
-    from common.provisioning.records import EndedBecause, PlanRecord
 
 PLANS_KEPT = 100  # a page of history; the topic has them all
 REVIEWS_KEPT = 1000  # points of a curve over time, more than a screen has

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from common.errors import WireError
 from common.provisioning.records import (
+    EstimateRecord,
     LaunchRequested,
     Left,
     Planned,
@@ -25,9 +25,6 @@ from common.provisioning.records import (
     Started,
 )
 from common.wire.messages import Codec
-
-if TYPE_CHECKING:
-    from common.provisioning.records import EstimateRecord
 
 _LIMIT = 2**63  # Kafka's offsets are signed 64-bit
 

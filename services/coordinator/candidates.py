@@ -8,11 +8,8 @@ holds lasts. Once its Lead record is on its way it only waits, and counts no lon
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MOST = 4
 # A candidate that takes longer than that is in trouble of its own, an outage or a task that is slow

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
@@ -29,17 +30,13 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.ports.servers import NewTopic
-from common.telemetry.logging import Outage
+from common.ports.servers import Fetched, Log, NewTopic, SpanReader, Writer
+from common.telemetry.logging import EventLogger, Outage
 from common.topics.dead_letters import Letter, letter_of, letters_of
 from common.topics.names import dead_letter_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from common.ports.servers import Fetched, Log, SpanReader, Writer
     from common.runtime.supervisor import Supervised, Supervisor
-    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.leading import JobMetrics
 
 _Refused: TypeAlias = "list[tuple[Letter, DeliveryError]]"

@@ -24,32 +24,29 @@ from common.core import commands as do
 from common.core import events
 from common.core.leader import OVER
 from common.core.messages import (
+    AttemptId,
+    Batch,
     BatchReady,
     Failed,
     Gradient,
     GradientReady,
+    GroupOrders,
+    LeaderStatus,
+    Member,
     Quarantined,
+    Reply,
     Synchrony,
     UpdateApplied,
+    UpdateTrigger,
 )
-from common.telemetry.metrics.leading import RecentGradient
+from common.telemetry.metrics.leading import JobMetrics, Leading, RecentGradient, StreamFigures
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
     from common.core.ledger import Ledger
-    from common.core.messages import (
-        AttemptId,
-        Batch,
-        GroupOrders,
-        LeaderStatus,
-        Member,
-        Reply,
-        UpdateTrigger,
-    )
     from common.core.snapshots import Snapshot
     from common.jobs.spec import JobSpec
-    from common.telemetry.metrics.leading import JobMetrics, Leading, StreamFigures
     from common.telemetry.tracing import BatchTrace, Tracer
 
 # Batches whose arrival is remembered: a few times what 100 workers may have waiting at K = 20, some

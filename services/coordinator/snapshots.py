@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from time import monotonic, time
@@ -22,21 +23,17 @@ from common.checkpoints.snapshot_file import (
     to_parts,
 )
 from common.checkpoints.states import stored_state
-from common.core.messages import GENESIS, ModelId
+from common.core.messages import GENESIS, ModelId, Positions
 from common.core.snapshots import genesis
 from common.errors import CorruptError, DollError
 from common.learning.checkpoint import weights_in
-from common.telemetry.logging import Outage
+from common.telemetry.logging import EventLogger, Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.checkpoints.store import CheckpointStore
-    from common.core.messages import Positions
     from common.jobs.store import JobRecord
     from common.ports.servers import Board
     from common.runtime.supervisor import Supervised, Supervisor
-    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
 
 RETRY_S = 2.0  # between attempts while object storage is unavailable

@@ -7,6 +7,7 @@ anything: where Kafka is unavailable, there is nothing to tell until it is back.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from math import inf
 from secrets import randbits
 from time import monotonic, thread_time, time
@@ -16,10 +17,10 @@ import numpy as np
 
 from common.core import events
 from common.core.losses import Parted
-from common.core.messages import unused_number
+from common.core.messages import LeaderStatus, LogPositions, Positions, unused_number
 from common.core.spans import LogPosition, Partition
 from common.errors import DollError, UnknownTopicError
-from common.telemetry.logging import Outage
+from common.telemetry.logging import EventLogger, Outage
 from common.telemetry.metrics.leading import StreamFigures
 from common.theory.updates import spread_stability, stability
 from common.topics.names import control_topic
@@ -27,12 +28,8 @@ from services.coordinator.needs import Arrivals, DemandMeter
 from services.coordinator.tails import missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from common.core.messages import LeaderStatus, LogPositions, Positions
     from common.core.spread import JobDemand
     from common.ports.servers import FoundTopic, Log, Roster
-    from common.telemetry.logging import EventLogger
     from services.coordinator.metrics_observer import MetricsObserver
 
 PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -16,16 +17,13 @@ from common.errors import (
     UnknownTopicError,
     WireError,
 )
-from common.telemetry.logging import Outage
+from common.telemetry.logging import EventLogger, Outage
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from common.core.events import CoordinatorEvent
     from common.core.spans import LogPosition, Partition
     from common.ports.servers import Log
-    from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")
 RawRecords: TypeAlias = tuple[tuple[int, bytes | None], ...]  # by offset

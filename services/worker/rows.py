@@ -7,13 +7,10 @@ and forgets, the gradient thread gets.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from common.core.spans import Address, Partition
 from common.learning.fields import Columns, concatenate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class ArrivedRows:

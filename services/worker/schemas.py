@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.errors import OutsideError
-from common.telemetry.logging import Outage
+from common.telemetry.logging import EventLogger, Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from common.learning.registered import RegisteredCodec
-    from common.telemetry.logging import EventLogger
     from common.topics.schemas import JobSchemas
 
 RETRY_S = 1.0

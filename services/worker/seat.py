@@ -8,24 +8,21 @@ taken for lost and another has its slot, finds there that the slot is no longer 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.errors import FutureFormatError, UnknownTopicError, WireError
-from common.provisioning.ledger import FleetLedger
-from common.provisioning.records import LaunchRequested
+from common.provisioning.ledger import FleetLedger, Instance
+from common.provisioning.records import LaunchRequested, PlanRecord
 from common.topics.names import plans_topic
 from common.wire.plans import decode_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.jobs.store import JobRecord
     from common.ports.servers import Log
-    from common.provisioning.ledger import Instance
-    from common.provisioning.records import PlanRecord
 
 READ_RECORDS = 1000
 READ_S = 0.2  # between looks whether the worker is to leave

@@ -7,6 +7,7 @@ also while the worker is busy leaving one job and joining another.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -14,16 +15,13 @@ from typing import TYPE_CHECKING
 from common.core.spread import JobDemand, Sightings, View, WorkerPlacement, next_step, with_jobs
 from common.errors import DollError, OutsideError, UnavailableError
 from common.runtime.supervisor import Patience, kind_of
-from common.telemetry.logging import Outage
+from common.telemetry.logging import EventLogger, Outage
 from common.topics.names import job_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord, JobStore
     from common.ports.servers import Roster
-    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import WorkerMetrics
 
 JOBS_S = 0.5  # between looks at the jobs topic

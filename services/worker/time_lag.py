@@ -5,14 +5,13 @@ Only reported: what is read next never depends on timestamps, see `common.core.r
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from common.core.reading import FAR_BEHIND_S, behind_s
 from common.core.spans import Partition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from common.ports.servers import Fetched
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import JobMeasures

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import time
 from typing import TYPE_CHECKING
 
-from common.core.messages import BatchReady, Failed
+from common.core.messages import BatchReady, Claim, Failed, Gradient, WorkerId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.core.assignments import Compute
-    from common.core.messages import Claim, Gradient, WorkerId
     from common.telemetry.tracing import Tracer
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from secrets import randbits
 from typing import TYPE_CHECKING
 
-from common.core.messages import Traffic
+from common.core.messages import Traffic, Vector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from common.core.messages import Vector
     from common.ports.group import Group, Groups, Peer
     from common.telemetry.metrics.worker import JobMeasures
 
