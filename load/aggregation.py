@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -116,24 +116,6 @@ def _per_s(size: int, weights: int, updates: int) -> float:
     return 1 / float(median(map(max, seconds)))
 
 
-def updates_100mb() -> report.Figure:
-    """Four members, 100 MB: all-reduce, digest, Adam."""
-    found = _per_s(4, 100 * _MB, 8)
-    return report.Figure("updates/s, 4 x 100 MB", found, 2, least=1.0, goal=1.5)
-
-
-def updates_1mb() -> report.Figure:
-    """The same with 1 MB."""
-    found = _per_s(4, _MB, 200)
-    return report.Figure("updates/s, 4 x 1 MB", found, 1, least=40, goal=80)
-
-
-def processor_20() -> report.Figure:
-    """Twenty members with 1 MB: what one of them spends on an update; there is no bar."""
-    found = median(each.processor_s for each in _pace(20, _MB, 50))
-    return report.Figure("ms of processor a member and update, 20 x 1 MB", 1e3 * found, 2, goal=6)
-
-
 @cache
 def _repaired_ms(blow: Signals, blows: int) -> list[float]:
     """From each blow to the end of the next update, by those who are left."""
@@ -159,24 +141,6 @@ def _repaired_ms(blow: Signals, blows: int) -> list[float]:
             victim.end()
             members[:] = [*left, Member(f"m{number + 4}", redis.url, _MB)]
     return found
-
-
-def kill_median_ms() -> report.Figure:
-    """SIGKILL in the middle of updates, four members with 1 MB."""
-    name = f"ms from SIGKILL to the next update, 4 x 1 MB, {_BLOWS} times: median"
-    return report.Figure(name, median(_repaired_ms(SIGKILL, _BLOWS)), 0, most=150, goal=100)
-
-
-def kill_longest_ms() -> report.Figure:
-    """The same ones."""
-    name = "the same: longest"
-    return report.Figure(name, max(_repaired_ms(SIGKILL, _BLOWS)), 0, most=300, goal=200)
-
-
-def stop_longest_ms() -> report.Figure:
-    """SIGSTOP likewise: nothing tells, so the leader waits for as long as an update may take."""
-    name = f"ms from SIGSTOP to the next update, 4 x 1 MB, {_STOPS} times: longest"
-    return report.Figure(name, max(_repaired_ms(SIGSTOP, _STOPS)), 0, most=1500, goal=800)
 
 
 def copy_s() -> report.Figure:
@@ -206,19 +170,6 @@ def _ended_leaders(kafka: str) -> tuple[list[float], int]:
                 parts = ", ".join(f"{ms:.0f} {part}" for part, ms in each.parts_ms.items())
                 print(f"{each.note}: {each.values_ms[0]:.0f} ms: {parts}", flush=True)
             return found, drill.taken_back()
-
-
-def leader_longest_ms(kafka: str) -> report.Figure:
-    """A leader ends at each point of its work."""
-    found, _ = _ended_leaders(kafka)
-    name = f"ms from a leader's end to the next one's orders, at {len(found)} points: longest"
-    return report.Figure(name, max(found), 0, most=400, goal=300)
-
-
-def leader_taken_back(kafka: str) -> report.Figure:
-    """The same ones."""
-    _, taken_back = _ended_leaders(kafka)
-    return report.Figure("the same: versions taken back", taken_back, 0, most=0)
 
 
 def _ddp_per_s(weights: int) -> float:
@@ -271,16 +222,6 @@ def _beside_ddp(kafka: str, megabytes: int) -> report.Figure:
     return report.Figure(name, found, 2, least=0.75, goal=0.9)
 
 
-def ddp_25mb(kafka: str) -> report.Figure:
-    """Beside plain DDP without faults."""
-    return _beside_ddp(kafka, 25)
-
-
-def ddp_100mb(kafka: str) -> report.Figure:
-    """The same with 100 MB."""
-    return _beside_ddp(kafka, 100)
-
-
 @cache
 def _torchft(python: Path) -> dict[str, Any] | None:
     """What its replicas reached; None where it cannot be run here."""
@@ -310,36 +251,6 @@ def _torchft(python: Path) -> dict[str, Any] | None:
     return found
 
 
-def _of_torchft(
-    python: Path, name: str, value: Callable[[dict[str, Any]], float], digits: int = 0
-) -> report.Figure | None:
-    found = _torchft(python)
-    return None if found is None else report.Figure(name, value(found), digits)
-
-
-def torchft_ms(python: Path) -> report.Figure | None:
-    """SIGKILL at any time; there is no bar."""
-    name = f"ms from SIGKILL to the next step, torchft 0.2.0, 4 x 1 MB, {_TORCHFT_KILLS} times"
-    return _of_torchft(python, f"{name}: median", lambda it: median(it["repaired_ms"]))
-
-
-def torchft_longest_ms(python: Path) -> report.Figure | None:
-    """The same ones."""
-    return _of_torchft(python, "the same: longest", lambda it: max(it["repaired_ms"]))
-
-
-def torchft_thrown_away(python: Path) -> report.Figure | None:
-    """The same ones."""
-    name = "the same: steps thrown away in all"
-    return _of_torchft(python, name, lambda it: sum(it["thrown_away"]))
-
-
-def torchft_per_s(python: Path) -> report.Figure | None:
-    """Before the kills."""
-    name = "steps/s of torchft 0.2.0 without faults, 4 x 1 MB, gradients of 20 ms"
-    return _of_torchft(python, name, lambda it: 1 / it["updates_s"], 1)
-
-
 def beside_torchft_ms(kafka: str) -> report.Figure:
     """A job with the same gradients, killed while all add up: nothing is thrown away."""
     conditions = Conditions(
@@ -353,20 +264,64 @@ def beside_torchft_ms(kafka: str) -> report.Figure:
     return report.Figure(f"{name}: median", median(found), 0)
 
 
+_KILLED = f"ms from SIGKILL to the next update, 4 x 1 MB, {_BLOWS} times"
+_STOPPED = f"ms from SIGSTOP to the next update, 4 x 1 MB, {_STOPS} times"
 FIGURES: dict[str, Callable[[], report.Figure]] = {
-    each.__name__: each
-    for each in (
-        *(updates_100mb, updates_1mb, processor_20),
-        *(kill_median_ms, kill_longest_ms, stop_longest_ms, copy_s),
-    )
+    # All-reduce, digest, Adam; there is no bar for what one of twenty members spends.
+    "updates_100mb": lambda: report.Figure(
+        "updates/s, 4 x 100 MB", _per_s(4, 100 * _MB, 8), 2, least=1.0, goal=1.5
+    ),
+    "updates_1mb": lambda: report.Figure(
+        "updates/s, 4 x 1 MB", _per_s(4, _MB, 200), 1, least=40, goal=80
+    ),
+    "processor_20": lambda: report.Figure(
+        "ms of processor a member and update, 20 x 1 MB",
+        1e3 * median(each.processor_s for each in _pace(20, _MB, 50)),
+        2,
+        goal=6,
+    ),
+    # In the middle of updates; of a SIGSTOP nothing tells, so the leader waits for as long as an
+    # update may take.
+    "kill_median_ms": lambda: report.Figure(
+        f"{_KILLED}: median", median(_repaired_ms(SIGKILL, _BLOWS)), most=150, goal=100
+    ),
+    "kill_longest_ms": lambda: report.Figure(
+        "the same: longest", max(_repaired_ms(SIGKILL, _BLOWS)), most=300, goal=200
+    ),
+    "stop_longest_ms": lambda: report.Figure(
+        f"{_STOPPED}: longest", max(_repaired_ms(SIGSTOP, _STOPS)), most=1500, goal=800
+    ),
+    "copy_s": copy_s,
 }
-ON_SERVERS = {
-    each.__name__: each
-    for each in (leader_longest_ms, leader_taken_back, ddp_25mb, ddp_100mb, beside_torchft_ms)
+ON_SERVERS: dict[str, Callable[[str], report.Figure]] = {
+    "leader_longest_ms": lambda kafka: report.Figure(
+        "ms from a leader's end to the next one's orders, at each point of its work: longest",
+        max(_ended_leaders(kafka)[0]),
+        most=400,
+        goal=300,
+    ),
+    "leader_taken_back": lambda kafka: report.Figure(
+        "the same: versions taken back", _ended_leaders(kafka)[1], most=0
+    ),
+    "ddp_25mb": lambda kafka: _beside_ddp(kafka, 25),
+    "ddp_100mb": lambda kafka: _beside_ddp(kafka, 100),
+    "beside_torchft_ms": beside_torchft_ms,
 }
-IN_TORCHFT = {
-    each.__name__: each
-    for each in (torchft_ms, torchft_longest_ms, torchft_thrown_away, torchft_per_s)
+# There are no bars for torchft.
+IN_TORCHFT: dict[str, Callable[[dict[str, Any]], report.Figure]] = {
+    "torchft_ms": lambda it: report.Figure(
+        f"ms from SIGKILL to the next step, torchft 0.2.0, 4 x 1 MB, {_TORCHFT_KILLS}x: median",
+        median(it["repaired_ms"]),
+    ),
+    "torchft_longest_ms": lambda it: report.Figure("the same: longest", max(it["repaired_ms"])),
+    "torchft_thrown_away": lambda it: report.Figure(
+        "the same: steps thrown away in all", sum(it["thrown_away"])
+    ),
+    "torchft_per_s": lambda it: report.Figure(
+        "steps/s of torchft 0.2.0 without faults, 4 x 1 MB, gradients of 20 ms",
+        1 / it["updates_s"],
+        1,
+    ),
 }
 
 
@@ -380,13 +335,14 @@ def main() -> int:
     )
     given = parser.parse_args()
     machine = report.machine()
-    every: dict[str, Callable[[], report.Figure | None]] = {
-        **FIGURES,
-        **{name: partial(of, given.kafka) for name, of in ON_SERVERS.items()},
-        **{name: partial(of, given.torchft_python) for name, of in IN_TORCHFT.items()},
-    }
-    measured = {name: every[name]() for name in track(given.only, "figures", transient=True)}
-    found = {name: figure for name, figure in measured.items() if figure is not None}
+    found: dict[str, report.Figure] = {}
+    for name in track(given.only, "figures", transient=True):
+        if name in FIGURES:
+            found[name] = FIGURES[name]()
+        elif name in ON_SERVERS:
+            found[name] = ON_SERVERS[name](given.kafka)
+        elif (of_torchft := _torchft(given.torchft_python)) is not None:
+            found[name] = IN_TORCHFT[name](of_torchft)
     answer = report.Found("Aggregation among workers", list(found.values()), {})
     answer.draw()
     result = {
