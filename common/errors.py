@@ -119,5 +119,6 @@ class WireError(DollError):
 class FutureFormatError(WireError):
     """Well-formed, but of a format later than this program knows: a newer one wrote it.
 
-    It must not be passed over, as garbage is: what it says counts for the newer program.
+    It must not be passed over, as garbage is: what it says counts for the newer program. Whatever
+    reads what a process wrote may raise it.
     """

@@ -66,7 +66,6 @@ def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
 
     Raises:
         CorruptError: If a part is missing, or the protocol's is not what was written.
-        FutureFormatError: If a newer program wrote it.
     """
     title = f"the checkpoint {told(checkpoint.name)}"
     if _TRAINER not in checkpoint.manifest.parts:
@@ -110,7 +109,6 @@ def from_bytes(data: bytes) -> SnapshotFile:
 
     Raises:
         CorruptError: If it is not whole.
-        FutureFormatError: If a newer program wrote it.
     """
     try:
         protocol, trainer = unframe(data)
@@ -131,7 +129,6 @@ def from_head(data: bytes, most: int = HEAD_BYTES) -> SnapshotFile | None:
 
     Raises:
         CorruptError: If they are not a snapshot's.
-        FutureFormatError: If a newer program wrote it.
     """
     try:
         protocol, trainer = unframe(data)

@@ -112,7 +112,6 @@ class CheckpointStore:
 
         Raises:
             CorruptError: If it is missing or does not parse.
-            FutureFormatError: If a newer program wrote it.
         """
         folder = self.folder(name)
         data = self._blobs.get(folder + MANIFEST)

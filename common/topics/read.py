@@ -32,7 +32,6 @@ def read_decoded(
         start: Leave out what is below this offset.
 
     Raises:
-        FutureFormatError: If a newer program wrote one of them.
         ExpiredError: If retention deletes what is being read.
     """
     found = list[tuple[int, T | None]]()
@@ -50,9 +49,6 @@ def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
     Args:
         decode: Raises WireError on what does not parse.
         record: Which.
-
-    Raises:
-        FutureFormatError: If a newer program wrote it.
     """
     try:
         return None if record.value is None else decode(record.value)

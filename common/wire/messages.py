@@ -613,7 +613,6 @@ class Codec(Generic[T]):
 
         Raises:
             WireError: If the bytes are not such a message, or it makes no sense.
-            FutureFormatError: If a newer program wrote it.
         """
         if self._json:
             text = bytes(data)

@@ -111,11 +111,7 @@ class JobEvaluator:
                 self._writer.close()
 
     def _go_through(self, *, stopped: bool) -> int | None:
-        """Read, judge, tell; how many updates were read, None where there is nothing left to do.
-
-        Raises:
-            UnavailableError: If a server is unavailable.
-        """
+        """Read, judge, tell; how many updates were read, None where there is nothing left to do."""
         over = self._look(stopped=stopped)
         if over and self._offer is None and self._runner is None:
             return None  # it was over before we came, or nothing was ever offered

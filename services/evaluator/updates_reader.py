@@ -56,9 +56,6 @@ class UpdatesReader:
 
         Where only newer ones are kept, or Kafka lost some, reading begins anew: what counts is what
         is there.
-
-        Raises:
-            FutureFormatError: If a newer program wrote a record.
         """
         if self._tail is None:
             bounds = self._source.bounds(self.partition)

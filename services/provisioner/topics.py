@@ -45,7 +45,6 @@ class Topic:
         Raises:
             TruncatedError: If the topic lost records, or was created anew: what was read of it is
                 worth nothing any more.
-            FutureFormatError: If a newer program wrote a record.
         """
         try:
             records = self._tail.read(READ_RECORDS, 0.0)
@@ -102,7 +101,6 @@ class JobTopics:
 
         Raises:
             TruncatedError: If one of them lost records, or was created anew: begin afresh.
-            FutureFormatError: If a newer program wrote a record.
         """
         plans = self._plans.read(decode_plan)
         caught_up = False
