@@ -124,11 +124,7 @@ def _wipe(jobs: Sequence[str], outside: Outside) -> None:
 
 
 def _check_led_no_more(name: str, job: str, outside: Outside) -> None:
-    """See that nobody is still writing a last checkpoint.
-
-    Raises:
-        ConflictError: If somebody may.
-    """
+    """See that nobody is still writing a last checkpoint."""
     with suppress(OutsideError), closing(outside.open_board(job)) as board:
         if board.is_leased():
             raise ConflictError(

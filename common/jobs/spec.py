@@ -192,11 +192,7 @@ _READINGS = ("parse", "hash", "map", "one_hot")
 
 
 def _keys_of(path: str) -> Keys:
-    """The keys of a path.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """The keys of a path."""
     try:
         return keys_of(path)
     except ValueError as error:

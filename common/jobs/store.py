@@ -489,11 +489,7 @@ def first_positions(spec: JobSpec, log: Log) -> LogPositions:
 def _all(
     ask: Callable[[Collection[Partition]], dict[Partition, T]], places: Collection[Partition]
 ) -> dict[Partition, T]:
-    """What Kafka says of partitions that are known to be there.
-
-    Raises:
-        UnavailableError: If it does not say it of all of them.
-    """
+    """What Kafka says of partitions that are known to be there."""
     found = ask(places)
     if len(found) < len(places):
         silent = ", ".join(str(place) for place in places if place not in found)
@@ -502,11 +498,7 @@ def _all(
 
 
 def _check_group(spec: JobSpec) -> None:
-    """Refuse a K of which the record of an update could not be written.
-
-    Raises:
-        UserError: Saying how large K may be.
-    """
+    """Refuse a K of which the record of an update could not be written."""
     most = most_group_size(spec.streams)
     if spec.largest_group > most:
         raise UserError(
@@ -517,11 +509,7 @@ def _check_group(spec: JobSpec) -> None:
 
 
 def _new(record: JobRecord) -> bytes:
-    """The first record of a job, that leaves room for what later ones say.
-
-    Raises:
-        UserError: If it is too large.
-    """
+    """The first record of a job, that leaves room for what later ones say."""
     data = encode_job(record)
     if len(data) > SUBMITTED_BYTES:
         raise UserError(
@@ -565,11 +553,7 @@ def _format(record: JobRecord) -> int:
 
 
 def _decode(key: bytes | None, value: bytes) -> JobRecord | FreeName:
-    """Read what stands under a name.
-
-    Raises:
-        WireError: See `decode_job`.
-    """
+    """Read what stands under a name."""
     try:
         head = msgspec.json.decode(value, type=_Head)
         if head.next_incarnation and head.format <= FORMAT:

@@ -292,11 +292,7 @@ def _well_known(name: str) -> FileDescriptorProto:
 
 
 def _linked(files: Iterable[FileDescriptorProto]) -> dict[str, _Message]:
-    """All messages, by their names, each with its fields.
-
-    Raises:
-        UserError: If a field is of a type that is nowhere.
-    """
+    """All messages, by their names, each with its fields."""
     found, symbols = (
         dict[str, tuple[_Message, DescriptorProto, bool]](),
         dict[str, dict[int, str]](),
