@@ -48,8 +48,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("installed")
     venv.create(root, symlinks=True)
     (site,) = root.glob("lib/python3.*/site-packages")
-    left_out = shutil.ignore_patterns("__pycache__", "public")
-    for package in ("common", "services", "common/public/doll"):
+    for package in ("common", "services", "common/public/doll"):  # compiled, as pip leaves them
+        left_out = shutil.ignore_patterns("public")
         shutil.copytree(ROOT / package, site / Path(package).name, ignore=left_out)
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
