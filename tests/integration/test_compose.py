@@ -141,7 +141,7 @@ def stack(
 
 
 @once_changed(
-    *("docker-compose.yml", "deploy/", "docs/start/compose.md", "common/config/", "services/cli/"),
+    *("docker-compose.yml", "deploy/compose/", "docs/start/compose.md", "common/config/settings"),
     *("tests/compose.py", "tests/integration/test_compose.py", "tests/integration/composed.py"),
 )
 def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(

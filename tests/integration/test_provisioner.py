@@ -59,7 +59,7 @@ process: {availability: 1.0}
 OPTIONS = "provisioning: {workers: 2, policy: adaptive, review_s: 1}"
 HOLDS = "provisioning: {workers: 2}\non_preemption: hold"
 ONCE = once_changed(
-    *("common/adapters/local/", "common/policies/", "common/provisioning/"),
+    *("common/adapters/local/", "common/policies/bid", "common/provisioning/"),
     *("services/provisioner/", "tests/integration/test_provisioner.py"),
 )
 

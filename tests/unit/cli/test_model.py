@@ -202,7 +202,7 @@ def test_versions_that_count_are_listed_with_where_they_are_kept(led: World) -> 
 
 
 # What is in the file is tested in learning/test_export.py; it loads a compiler twice.
-@once_changed("common/jobs/export", "common/learning/", "common/checkpoints/", "services/cli/")
+@once_changed("common/jobs/export", "common/learning/", "services/cli/commands/model")
 def test_a_model_is_exported_by_a_process_of_its_own(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     output = tmp_path / "digits.pt2"
