@@ -33,8 +33,8 @@ name: large
 streams: [large]
 records:
   codec: tensor
-  fields: {features: {dtype: float32, shape: [196]}, label: {dtype: int64}}
-task: {name: logistic-regression, classes: 10}
+  fields: {image: {dtype: uint8, shape: [1, 28, 28]}, label: {dtype: int64}}
+task: {name: image-classifier, classes: 10, network: cnn-small}
 batch_size: 100
 group_size: 2
 optimizer: {name: adam, learning_rate: 1.0e-3}
@@ -72,8 +72,8 @@ def test_a_data_set_larger_than_the_broker_waits_for_a_job_and_is_trained_whole(
     settings: Settings, tmp_path: Path
 ) -> None:
     chance, data, job = np.random.default_rng(0), tmp_path / "large.npz", tmp_path / "large.yaml"
-    features = chance.random((RECORDS, 196), dtype=np.float32)
-    np.savez(data, features=features, label=chance.integers(0, 10, RECORDS))
+    images = chance.integers(0, 255, (RECORDS, 1, 28, 28), dtype=np.uint8)
+    np.savez(data, image=images, label=chance.integers(0, 10, RECORDS))
     job.write_text(JOB)
     send = ("produce", str(data), "--topic", "large", "--create-partitions", "2")
 
