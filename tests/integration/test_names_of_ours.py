@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.changes import has_changed
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -57,7 +59,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "bin"
 
 
-@pytest.fixture(params=["in the working directory", "on PYTHONPATH"])
+# Of two places one is tried where nothing changed that says where packages are looked for.
+LOOKS = has_changed(
+    *("common/config/program", "common/embedded/", "common/public/", "services/cli/__main__"),
+    "tests/integration/test_names_of_ours.py",
+)
+
+
+@pytest.fixture(
+    params=[
+        "in the working directory",
+        pytest.param("on PYTHONPATH", marks=[pytest.mark.nightly] * (not LOOKS)),
+    ]
+)
 def place(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
