@@ -30,7 +30,7 @@ from common.wire.plans import decode_plan
 from doll.yaml_file import as_json, load_text
 from services.admin.app import create_app
 from services.cli.commands import sources
-from tests.changes import has_changed
+from tests.changes import marks_of
 from tests.integration.guides import DOCS, blocks, commands, programs, what_goes_wrong
 
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ COMMANDS = ("services/cli/", "common/api/", "common/planning/", "common/public/"
 
 def case(*guides: str) -> ParameterSet:
     """Guides that are run one after the other; at night where neither they nor commands changed."""
-    changed = has_changed(*COMMANDS, *(f"docs/{guide}" for guide in guides))
-    waits = not changed and ALWAYS.isdisjoint(guides)
-    return pytest.param(guides, id=guides[0], marks=[pytest.mark.nightly] * waits)
+    marks = marks_of(*COMMANDS, *(f"docs/{guide}" for guide in guides))
+    return pytest.param(guides, id=guides[0], marks=marks if ALWAYS.isdisjoint(guides) else ())
 
 
 @pytest.fixture

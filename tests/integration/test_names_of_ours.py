@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.changes import has_changed
+from tests.changes import marks_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Of two places one is tried where nothing changed that says where packages are looked for.
-LOOKS = has_changed(
+ONCE = marks_of(
     *("common/config/program", "common/embedded/", "common/public/", "services/cli/__main__"),
     "tests/integration/test_names_of_ours.py",
 )
@@ -69,7 +69,7 @@ LOOKS = has_changed(
 @pytest.fixture(
     params=[
         "in the working directory",
-        pytest.param("on PYTHONPATH", marks=[pytest.mark.nightly] * (not LOOKS)),
+        pytest.param("on PYTHONPATH", marks=ONCE),
     ]
 )
 def place(request: pytest.FixtureRequest) -> str:
