@@ -194,8 +194,9 @@ def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -
     from services.worker.group import GroupAccess  # noqa: PLC0415 -- see above
 
     origin, among = job.origin, spec.aggregation
+    transport = "gloo" if among is None else among.transport
     return GroupAccess(
-        open_groups(settings, boards.rendezvous(job.id)),
+        open_groups(settings, boards.rendezvous(job.id), transport),
         CheckpointStore(open_blobs(settings), job.id),
         "" if origin is None else origin.sha256,
         settings.leave_s if among is None else min(among.leave_s, settings.leave_s),
