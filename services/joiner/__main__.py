@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+    gc.disable()
+
 import argparse
 import sys
 import time
 from contextlib import ExitStack, closing
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from common.errors import UnavailableError
 from common.joining.records import JoinSpec, Records
 from common.runtime.connect import open_log
-from common.runtime.service import ServiceProcess, freeze_imports, run
+from common.runtime.service import run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.joiner import JoinerMetrics
 from services.joiner.loop import Joiner, prepare
 from services.joiner.partition import Shared
+
+if TYPE_CHECKING:
+    from common.runtime.service import ServiceProcess
 
 _WAIT_S = 0.05  # for what the group says, where nothing came
 _RETRY_S = 0.5
@@ -42,7 +51,6 @@ def _join(spec: JoinSpec, process: ServiceProcess) -> None:
     process.serve_metrics(metrics.meters)
     watchdog = process.watchdogs.begin("the loop of the join")
     outage = Outage(process.logger, "kafka")
-    freeze_imports()
     with ExitStack() as stack:
         log = stack.enter_context(closing(open_log(process.settings, process.name)))
         joiner: Joiner | None = None

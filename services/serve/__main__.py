@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+    gc.disable()
+
 import sys
 import threading
 from contextlib import ExitStack, closing, suppress
@@ -13,14 +18,14 @@ import torch
 import uvicorn
 
 from common.api.keys import KeyStore
-from common.checkpoints.find import Wish, wish_of
+from common.checkpoints.find import wish_of
 from common.config.program import command_line
 from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
 from common.runtime.connect import connect, open_registry
 from common.runtime.listen import listen, url_of
-from common.runtime.service import ServiceProcess, freeze_imports, run
+from common.runtime.service import keep_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.serve import ServeMetrics
 from common.topics.schemas import JobSchemas
@@ -39,8 +44,10 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from common.checkpoints.find import Wish
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
+    from common.runtime.service import ServiceProcess
 
 T = TypeVar("T")
 
@@ -108,7 +115,7 @@ def _open(
     )
     stack.callback(batches.close)
     process.serve_metrics(metrics.meters)
-    freeze_imports()
+    keep_imports()
     app: ASGIApp = ModelServer(job, model, inputs, batches, metrics, settings).app()
     followers = [
         Follower(record.id, each, outside, logger.bind(alias=str(each.alias))) for each in models
