@@ -6,7 +6,9 @@ not do itself, as measured with torch 2.13:
 - After a death only the neighbours of the dead raise. The others do when those let go of their
   group, with everything that refers to it: an exception's traceback is enough to keep it. So no
   error of ours is raised from one of gloo's.
-- gloo's own `abort` does nothing. A receive that may take a millisecond closes all connections.
+- gloo's own `abort` does nothing. A receive that may take a millisecond closes all connections, one
+  after the other: each waits for its loop, 10 ms. So a thread of its own does that, and whoever
+  left can say so, form the next group, compute.
 - Forming cannot be ended, and takes up to five timeouts: it is done in a thread of its own, which
   is left behind where nobody waits for it any more. The process ends no sooner than that thread:
   torch aborts one that does.
@@ -21,11 +23,13 @@ Wheels of torch have no TLS in gloo, and no authentication: see docs/howto/secur
 from __future__ import annotations
 
 import errno
+import fcntl
 import selectors
 import socket
 import threading
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
@@ -50,7 +54,9 @@ _LOOK_S = 0.02  # between looks whether a group that is being formed was aborted
 _PATIENCE_S = 0.25  # with a group that is being formed, until others are tried; 20 take 0.2 s
 # Longer than the kernel waits until it asks again, so that one lost packet accuses nobody.
 _REACH_S = 1.5
+_AGAIN_S = 0.005  # between looks for who is gone, after a call that failed
 _NO_WAY = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
+_HIGH = 512  # above the descriptors of connections, and below what a process may have open
 _POISON_TAG = 77
 _PORTS = 65535
 _ABORTED = "it was aborted"
@@ -81,13 +87,16 @@ class GlooGroups:
     Args:
         host: A numeric address of this machine, by which the others reach it.
         rendezvous: Where members find each other.
+        gloo: What groups are.
 
     Raises:
         UserError: If this machine has no such address.
     """
 
-    def __init__(self, host: str, rendezvous: Rendezvous) -> None:
-        self._host = host
+    def __init__(
+        self, host: str, rendezvous: Rendezvous, gloo: type[ProcessGroupGloo] = ProcessGroupGloo
+    ) -> None:
+        self._make = partial(_connected, gloo, host)
         self._rendezvous = rendezvous
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -96,6 +105,7 @@ class GlooGroups:
             raise UserError(
                 f"DOLL_ADVERTISE: {host} is no address of this machine: {error.strerror}"
             ) from error
+        self._listener = _closed_first(self._listener)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._answer, name="group-probes", daemon=True).start()
 
@@ -103,7 +113,7 @@ class GlooGroups:
         self, name: str, members: Sequence[Peer], rank: int, timeout_s: float = TIMEOUT_S
     ) -> GlooGroup:
         """Make a member of a group that is still to be formed."""
-        return GlooGroup(self._host, self._rendezvous, name, members, rank, timeout_s)
+        return GlooGroup(self._make, self._rendezvous, name, members, rank, timeout_s)
 
     def close(self) -> None:
         """Be reached no more; groups that stand go on."""
@@ -124,14 +134,14 @@ class GlooGroup:
 
     def __init__(
         self,
-        host: str,
+        make: Callable[[Store, int, int, float], _Gloo],
         rendezvous: Rendezvous,
         name: str,
         members: Sequence[Peer],
         rank: int,
         timeout_s: float,
     ) -> None:
-        self._host = host
+        self._make = make
         self._name = name
         self._members = tuple(members)
         self._rank = rank
@@ -194,10 +204,17 @@ class GlooGroup:
 
     def abort(self) -> None:
         """Leave the group, from any thread and at any time; whoever is in a call of it raises."""
+        self._leave()
+
+    def _leave(self) -> threading.Thread | None:
+        """Likewise; returns what closes the connections, unless there are none."""
         self._over.set()
         group, self._group = self._group, None
-        if group is not None:
-            _poison(group)
+        if group is None:
+            return None
+        closing = threading.Thread(target=_poison, args=(group,), name="group-close")
+        closing.start()
+        return closing
 
     def _call(self, what: str, begin: Callable[[_Gloo], list[Work]]) -> None:
         """Do something together.
@@ -214,29 +231,32 @@ class GlooGroup:
         del begin, group  # see the module's first point
         if why:
             aborted = self._over.is_set()
-            self.abort()
-            unreachable = frozenset[str]() if aborted else self._unreachable()
+            closing = self._leave()
+            unreachable = frozenset[str]() if aborted else self._gone(closing)
             raise self._error(what, _ABORTED if aborted else why, unreachable)
+
+    def _gone(self, closing: threading.Thread | None) -> frozenset[str]:
+        """Which of the others are, once it shows or our connections are closed.
+
+        The port of a process that dies may close a moment later than the connection that told.
+        """
+        while True:
+            waited = closing is None or not closing.is_alive()
+            unreachable = self._unreachable()
+            if unreachable or waited or closing is None:
+                return unreachable
+            closing.join(_AGAIN_S)
 
     def _connect(self, formed: SimpleQueue[tuple[_Gloo | None, str]]) -> None:
         """Form it; whoever began this may have left."""
         try:
-            group = self._connected()
+            group = self._make(self._store, self._rank, len(self._members), self._timeout_s)
         except (RuntimeError, OutsideError) as error:
             formed.put((None, _in_short(error)))
             return
         formed.put((group, ""))
         if self._over.is_set():
             _poison(group)
-
-    def _connected(self) -> _Gloo:
-        kind: Any = ProcessGroupGloo  # whose stubs lack its options
-        options = kind._Options()  # noqa: SLF001 -- there is no other way to name the address
-        options._devices = [kind.create_device(hostname=self._host, lazy_init=False)]  # noqa: SLF001
-        options._timeout = timedelta(seconds=self._timeout_s)  # noqa: SLF001
-        options._threads = _THREADS  # noqa: SLF001
-        group: _Gloo = kind(self._store, self._rank, len(self._members), options)
-        return group
 
     def _what_lacks(self) -> str:
         late = [each.name for n, each in enumerate(self._members) if n not in self._store.came]
@@ -316,6 +336,29 @@ class _Store(Store):
                 self._values[key] = value
                 with suppress(ValueError):  # gloo's keys are 0/<rank>
                     self.came.add(int(key.rpartition("/")[2]))
+
+
+def _closed_first(listener: socket.socket) -> socket.socket:
+    """The same by a descriptor that is closed before those of connections, where its process dies.
+
+    Linux closes the highest first. So whoever sees a connection end finds the port closed, too.
+    """
+    with suppress(OSError):  # few may be open: whoever looks has to look twice
+        high = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
+        listener.close()
+        return socket.socket(fileno=high)
+    return listener
+
+
+def _connected(
+    gloo: type[Any], host: str, store: Store, rank: int, size: int, timeout_s: float
+) -> _Gloo:
+    options = gloo._Options()  # noqa: SLF001 -- there is no other way to name the address
+    options._devices = [gloo.create_device(hostname=host, lazy_init=False)]  # noqa: SLF001
+    options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001
+    options._threads = _THREADS  # noqa: SLF001
+    group: _Gloo = gloo(store, rank, size, options)
+    return group
 
 
 def _done(begin: Callable[[_Gloo], list[Work]], group: _Gloo) -> str:

@@ -1,10 +1,13 @@
-"""Addresses that nobody else could use are refused, with what to do about them."""
+"""Addresses that nobody else could use are refused; who leaves a group waits for no connection."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from torch.distributed import ProcessGroupGloo
 
 from common.adapters.torch_group import GlooGroups
 from common.errors import GroupError, UserError
@@ -14,6 +17,9 @@ from common.testing.board import MemoryBoards, MemoryRedis
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
+
+LONG_S = 60.0
 NEAR, FAR = Peer("near", "127.0.0.1:4000"), Peer("far", "10.0.0.3:4000")
 
 
@@ -63,3 +69,38 @@ def test_whoever_is_closed_is_reached_no_more(groups: GlooGroups) -> None:
 
     assert caught.value.unreachable == {"b"}
     assert "b did not come; cannot reach b at 127.0.0.1:" in str(caught.value)
+
+
+class SlowToClose(ProcessGroupGloo):
+    """Gloo, whose connections are closed once a test lets them: by a receive that breaks off."""
+
+    may_close = threading.Event()
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> object:
+        """Wait for the test first."""
+        self.may_close.wait(LONG_S)
+        gloo: Any = super()  # whose stubs lack it
+        return gloo.recv(tensors, rank, tag)
+
+
+def test_who_leaves_a_group_does_not_wait_until_its_connections_are_closed() -> None:
+    # Each takes gloo 10 ms: a member must say meanwhile that it left, and form the next group.
+    rendezvous = MemoryBoards(MemoryRedis()).rendezvous("job")
+    both = [GlooGroups("127.0.0.1", rendezvous, SlowToClose) for _ in range(2)]
+    members = [Peer(name, groups.address) for name, groups in zip("ab", both, strict=True)]
+    a, b = [groups.group("view-1", members, rank) for rank, groups in enumerate(both)]
+    forming = threading.Thread(target=a.form)
+    forming.start()
+    b.form()
+    forming.join(LONG_S)
+
+    leaving = threading.Thread(target=a.abort)
+    leaving.start()
+    leaving.join(LONG_S / 2)
+
+    assert not leaving.is_alive()
+    SlowToClose.may_close.set()
+    with pytest.raises(GroupError):
+        b.all_reduce(np.zeros(1, np.float32))
+    for groups in both:
+        groups.close()
