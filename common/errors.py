@@ -1,8 +1,7 @@
 """Everything that goes wrong on purpose: one small tree, each class says whether waiting helps.
 
 Its root and the branches that users meet are `doll.errors`; what only our own processes tell apart
-is here. Whatever asks a server may raise `UnavailableError`: a function names it where it means
-more than that the server is unavailable.
+is here.
 """
 
 from __future__ import annotations
@@ -119,6 +118,5 @@ class WireError(DollError):
 class FutureFormatError(WireError):
     """Well-formed, but of a format later than this program knows: a newer one wrote it.
 
-    It must not be passed over, as garbage is: what it says counts for the newer program. Whatever
-    reads what a process wrote may raise it.
+    It must not be passed over, as garbage is: what it says counts for the newer program.
     """

@@ -15,7 +15,11 @@ _NEWEST = 5  # addresses of one reason
 
 
 def dead_letters_page(log: Log, job: str, streams: Iterable[str], limit: int) -> DeadLettersPage:
-    """Count them."""
+    """Count them.
+
+    Raises:
+        UnavailableError: If Kafka is unavailable.
+    """
     found = [
         (stream, each)
         for stream in streams

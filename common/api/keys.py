@@ -60,6 +60,7 @@ class KeyStore(CompactedTable[KeyRecord]):
         Raises:
             UserError: If the name or the note is not a legal one.
             ConflictError: If the name is taken, also by somebody else in the same moment.
+            UnavailableError: If Kafka is unavailable for long.
         """
         try:
             check_name(name)
@@ -85,6 +86,7 @@ class KeyStore(CompactedTable[KeyRecord]):
         Raises:
             NotFoundError: If there is none of this name.
             ConflictError: If somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is unavailable for long.
         """
         keys = self.read()
         if name not in keys:

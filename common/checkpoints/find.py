@@ -76,6 +76,7 @@ def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> 
     Raises:
         NotFoundError: If there is none; names the versions that there are.
         CorruptError: If it holds no weights.
+        FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
         UnavailableError: If Kafka or storage is unavailable, or the board and it is not in storage.
     """
     with _looking(job, outside, log, tell, on_board) as (kept, updates):
@@ -88,6 +89,7 @@ def find_kept(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> K
 
     Raises:
         NotFoundError: If there is none; names the versions that there are.
+        FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
         UnavailableError: If Kafka or storage is unavailable, or the board and it is not in storage.
     """
     with _looking(job, outside, log, tell, heads_on_board) as (kept, updates):
@@ -102,6 +104,7 @@ def all_kept(job: str, outside: Outside, log: Log, tell: Tell) -> list[KeptModel
     """Every model that is kept, of what counts by the audit, newest first; no weights are read.
 
     Raises:
+        FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
         UnavailableError: If Kafka or storage is unavailable.
     """
     with _looking(job, outside, log, tell, heads_on_board) as (kept, updates):
@@ -149,6 +152,10 @@ def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
     """Every hot snapshot that can be read, a leader's own where it has none with the weights.
 
     What cannot be read is told.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one.
+        UnavailableError: If the board is unavailable.
     """
     found = list[FoundSnapshot]()
     for data in board.snapshots(whole=True):
@@ -160,7 +167,12 @@ def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
 
 
 def heads_on_board(board: Board, tell: Tell, head_bytes: int = HEAD_BYTES) -> list[FoundSnapshot]:
-    """The same, of which not all weights are read."""
+    """The same, of which not all weights are read.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one.
+        UnavailableError: If the board is unavailable.
+    """
     found = list[FoundSnapshot]()
     for data in board.snapshots(most=head_bytes, whole=True):
         try:
@@ -175,7 +187,12 @@ def heads_on_board(board: Board, tell: Tell, head_bytes: int = HEAD_BYTES) -> li
 
 
 def in_storage(blobs: Blobs, job: str, tell: Tell) -> list[FoundSnapshot]:
-    """Every checkpoint that can be read, newest first; what cannot is told."""
+    """Every checkpoint that can be read, newest first; what cannot is told.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one.
+        UnavailableError: If storage is unavailable.
+    """
     found, unreadable = from_store(CheckpointStore(blobs, job))
     for name, reason in unreadable.items():
         tell(f"without the checkpoint {told(name)}: {reason}")

@@ -55,6 +55,7 @@ def decode_manifest(data: bytes, name: ModelId) -> Manifest:
 
     Raises:
         CorruptError: If it does not parse, or is that of another checkpoint.
+        FutureFormatError: If a newer program wrote it.
     """
     try:
         found = msgspec.json.decode(data, type=_Format).format

@@ -66,6 +66,8 @@ def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
 
     Raises:
         CorruptError: If a part is missing, or the protocol's is not what was written.
+        FutureFormatError: If a newer program wrote it.
+        UnavailableError: If storage is unavailable.
     """
     title = f"the checkpoint {told(checkpoint.name)}"
     if _TRAINER not in checkpoint.manifest.parts:
@@ -109,6 +111,7 @@ def from_bytes(data: bytes) -> SnapshotFile:
 
     Raises:
         CorruptError: If it is not whole.
+        FutureFormatError: If a newer program wrote it.
     """
     try:
         protocol, trainer = unframe(data)
@@ -129,6 +132,7 @@ def from_head(data: bytes, most: int = HEAD_BYTES) -> SnapshotFile | None:
 
     Raises:
         CorruptError: If they are not a snapshot's.
+        FutureFormatError: If a newer program wrote it.
     """
     try:
         protocol, trainer = unframe(data)

@@ -52,6 +52,7 @@ class Checkpoint:
 
         Raises:
             CorruptError: If it is missing or not what was written.
+            UnavailableError: If storage is unavailable.
         """
         expected = self.manifest.parts.get(part)
         if expected is None:
@@ -112,6 +113,7 @@ class CheckpointStore:
 
         Raises:
             CorruptError: If it is missing or does not parse.
+            FutureFormatError: If a newer program wrote it.
         """
         folder = self.folder(name)
         data = self._blobs.get(folder + MANIFEST)

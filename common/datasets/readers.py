@@ -136,7 +136,11 @@ def _read_npz(path: Path) -> Records:
 
 
 def _idx_array(data: bytes, source: str) -> npt.NDArray[np.uint8]:
-    """Parse one IDX file of unsigned bytes: magic, a size per dimension, then the elements."""
+    """Parse one IDX file of unsigned bytes: magic, a size per dimension, then the elements.
+
+    Raises:
+        UserError: If it is something else, or shorter or longer than its header says.
+    """
     if len(data) < 4 or data[:3] != bytes((0, 0, _IDX_UBYTE)):
         raise UserError(f"{source}: is not IDX of unsigned bytes; begins with {data[:4].hex()!r}")
     dimensions = data[3]
@@ -152,7 +156,11 @@ def _idx_array(data: bytes, source: str) -> npt.NDArray[np.uint8]:
 def _idx_records(
     images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], source: str
 ) -> Records:
-    """Put images (n, h, w) and labels (n,) together."""
+    """Put images (n, h, w) and labels (n,) together.
+
+    Raises:
+        UserError: If the arrays are not such.
+    """
     if images.ndim != 3 or labels.ndim != 1:
         raise UserError(
             f"{source}: images must be (n, h, w) and labels (n,),"
@@ -162,7 +170,11 @@ def _idx_records(
 
 
 def _cifar10_records(data: bytes, source: str) -> Records:
-    """Parse the binary form of CIFAR-10: a label byte, then red, green and blue planes."""
+    """Parse the binary form of CIFAR-10: a label byte, then red, green and blue planes.
+
+    Raises:
+        UserError: If the length is not a multiple of a record's, or a label is above 9.
+    """
     record_bytes = 1 + math.prod(_CIFAR10_SHAPE)
     if len(data) % record_bytes:
         raise UserError(f"{source}: {len(data)} bytes are not records of {record_bytes} bytes")
@@ -177,6 +189,9 @@ def _document_records(data: bytes, source: str) -> Records:
     """Parse documents as lda-c has them: how many distinct words, then each as number:count.
 
     Shorter documents are padded to the longest by word 0, no times.
+
+    Raises:
+        UserError: By the line that is something else.
     """
     documents = []
     for number, line in enumerate(data.splitlines(), start=1):

@@ -38,6 +38,7 @@ def remains_of(name: str, book: JobStore, outside: Outside) -> Remains:
     Raises:
         NotFoundError: If there never was such a job.
         ConflictError: If it is not stopped, or its record does not parse.
+        UnavailableError: If Kafka is unavailable.
     """
     is_job, unreadable = name in book.read(), book.unreadable.get(name)
     if unreadable is not None:
@@ -61,6 +62,7 @@ def purge(name: str, book: JobStore, outside: Outside) -> Remains:
         NotFoundError: If there never was such a job.
         ConflictError: If it is not stopped, is just being stopped, or its record does not parse; or
             if somebody else wrote it in the same moment.
+        UnavailableError: If Kafka is unavailable.
     """
     remains_of(name, book, outside)  # or it is refused
     last = book.id_of(name)
@@ -124,7 +126,11 @@ def _wipe(jobs: Sequence[str], outside: Outside) -> None:
 
 
 def _check_led_no_more(name: str, job: str, outside: Outside) -> None:
-    """See that nobody is still writing a last checkpoint."""
+    """See that nobody is still writing a last checkpoint.
+
+    Raises:
+        ConflictError: If somebody may.
+    """
     with suppress(OutsideError), closing(outside.open_board(job)) as board:
         if board.is_leased():
             raise ConflictError(

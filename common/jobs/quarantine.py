@@ -84,6 +84,7 @@ class Quarantine:
 
     Raises:
         ConflictError: If the topic's beginning is gone.
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(self, log: Log, job: str) -> None:

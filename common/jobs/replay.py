@@ -172,7 +172,11 @@ class _Reader:
         self._read = deque["LogRecord"]()
 
     def at(self, offset: int) -> LogRecord | None:
-        """The record there; None if there is none."""
+        """The record there; None if there is none.
+
+        Raises:
+            UnavailableError: If Kafka does not give it in time.
+        """
         if not self._bounds.start <= offset < self._bounds.end:
             return None
         tail = self._tail
@@ -198,7 +202,12 @@ class _Reader:
 
 
 def _records_of(log: Log, batch: Batch) -> list[tuple[Span, LogRecord]]:
-    """The records that a batch was to be trained on, each with the span that it is of."""
+    """The records that a batch was to be trained on, each with the span that it is of.
+
+    Raises:
+        ExpiredError: If some are gone.
+        UnavailableError: If Kafka does not give them in time.
+    """
     bad = {(s.topic, s.partition, offset) for s in batch.skipped for offset in s.offsets}
     found: list[tuple[Span, LogRecord]] = []
     for span in batch.address:

@@ -192,7 +192,11 @@ _READINGS = ("parse", "hash", "map", "one_hot")
 
 
 def _keys_of(path: str) -> Keys:
-    """The keys of a path."""
+    """The keys of a path.
+
+    Raises:
+        ValueError: If it is none.
+    """
     try:
         return keys_of(path)
     except ValueError as error:

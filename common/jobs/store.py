@@ -144,10 +144,7 @@ _AS_IT_IS = {*_Stored.__struct_fields__} & {*JobRecord._fields} - {"spec", "firs
 
 
 class JobStore:
-    """Reads and writes the jobs topic. May be shared between threads: one for a process will do.
-
-    Whatever reads or writes may raise `UnavailableError`: Kafka is unavailable for long.
-    """
+    """Reads and writes the jobs topic. May be shared between threads: one for a process will do."""
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         self._log = log
@@ -171,11 +168,19 @@ class JobStore:
         return self._book.unreadable
 
     def read(self) -> dict[str, JobRecord]:
-        """All jobs as of now, by name."""
+        """All jobs as of now, by name.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable for long.
+        """
         return _jobs(self._book.read())
 
     def refresh(self, timeout_s: float) -> dict[str, JobRecord]:
-        """Wait up to `timeout_s` for news, then return all jobs as known by then."""
+        """Wait up to `timeout_s` for news, then return all jobs as known by then.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable.
+        """
         return _jobs(self._book.refresh(timeout_s))
 
     def get(self, job: str) -> JobRecord:
@@ -183,6 +188,7 @@ class JobStore:
 
         Raises:
             NotFoundError: If there is none of this name.
+            UnavailableError: If Kafka is unavailable for long.
         """
         jobs = self.read()
         if job not in jobs:
@@ -191,12 +197,20 @@ class JobStore:
         return jobs[job]
 
     def id_of(self, name: str) -> str:
-        """The id of a name's job; where there is none, of the next one that will have the name."""
+        """The id of a name's job; where there is none, of the next one that will have the name.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable for long.
+        """
         entry = self._book.read().get(name)
         return entry.id if isinstance(entry, JobRecord) else topics.job_id(name, _next(entry))
 
     def past_ids(self, name: str) -> list[str]:
-        """The ids of jobs that had a name before."""
+        """The ids of jobs that had a name before.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable for long.
+        """
         entry = self._book.read().get(name)
         now = entry.incarnation if isinstance(entry, JobRecord) else _next(entry)
         return [topics.job_id(name, each) for each in range(1, now)]
@@ -207,6 +221,7 @@ class JobStore:
         Raises:
             ConflictError: If its name is taken.
             UserError: If a stream does not exist.
+            UnavailableError: If Kafka is unavailable for long.
         """
         taken = self._book.read().get(spec.name)
         if isinstance(taken, JobRecord):
@@ -230,6 +245,7 @@ class JobStore:
             ConflictError: If the name is taken, by a job or by the history of an earlier one, or
                 if somebody else wrote a job of this name in the same moment.
             UserError: If a stream does not exist.
+            UnavailableError: If Kafka is unavailable for long.
         """
         # The writer of the record finds its brokers while all else is done.
         with self._book.lock, closing(self._log.writer()):
@@ -260,6 +276,7 @@ class JobStore:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is unavailable for long.
         """
         reason = reason[:REASON_CHARACTERS]
         return self._rewrite(
@@ -283,6 +300,7 @@ class JobStore:
             NotFoundError: If there is no such job.
             ConflictError: If it is not held, or somebody else wrote it in the same moment.
             OutsideError: If Kafka does not let us make a topic.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             record = self.get(job)
@@ -313,6 +331,7 @@ class JobStore:
         Raises:
             NotFoundError: If there is no such job; its name may be another one's.
             ConflictError: If somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is unavailable for long.
         """
         return self._rewrite(
             topics.job_name(job),
@@ -336,6 +355,7 @@ class JobStore:
         Raises:
             NotFoundError: If there is no such job; its name may be another one's.
             ConflictError: If somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is unavailable for long.
         """
         return self._rewrite(
             topics.job_name(job),
@@ -361,6 +381,7 @@ class JobStore:
             NotFoundError: If there is no such job.
             UserError: Naming the field that cannot be changed so.
             ConflictError: If somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             old = self.get(job)
@@ -380,6 +401,7 @@ class JobStore:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If it is not stopped, or if somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             self._free(job, self.stopped(job).incarnation)
@@ -389,6 +411,7 @@ class JobStore:
 
         Raises:
             ConflictError: If it is not stopped, or if somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             entry = self._book.read().get(job)
@@ -407,6 +430,7 @@ class JobStore:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If it is not stopped.
+            UnavailableError: If Kafka is unavailable for long.
         """
         record = self.get(job)
         if record.wanted != "stopped":
@@ -471,7 +495,11 @@ def _own_topics(job: str) -> list[NewTopic]:
 
 
 def first_positions(spec: JobSpec, log: Log) -> LogPositions:
-    """Where each partition of the job begins, by its `start_at`, and what is known of its log."""
+    """Where each partition of the job begins, by its `start_at`, and what is known of its log.
+
+    Raises:
+        UnavailableError: If Kafka is unavailable.
+    """
     places = [place for stream in spec.streams for place in log.partitions(stream)]
     if spec.start_at == "latest" and spec.start_s is None:
         return _all(log.end_positions, places)
@@ -489,7 +517,11 @@ def first_positions(spec: JobSpec, log: Log) -> LogPositions:
 def _all(
     ask: Callable[[Collection[Partition]], dict[Partition, T]], places: Collection[Partition]
 ) -> dict[Partition, T]:
-    """What Kafka says of partitions that are known to be there."""
+    """What Kafka says of partitions that are known to be there.
+
+    Raises:
+        UnavailableError: If it does not say it of all of them.
+    """
     found = ask(places)
     if len(found) < len(places):
         silent = ", ".join(str(place) for place in places if place not in found)
@@ -498,7 +530,11 @@ def _all(
 
 
 def _check_group(spec: JobSpec) -> None:
-    """Refuse a K of which the record of an update could not be written."""
+    """Refuse a K of which the record of an update could not be written.
+
+    Raises:
+        UserError: Saying how large K may be.
+    """
     most = most_group_size(spec.streams)
     if spec.largest_group > most:
         raise UserError(
@@ -509,7 +545,11 @@ def _check_group(spec: JobSpec) -> None:
 
 
 def _new(record: JobRecord) -> bytes:
-    """The first record of a job, that leaves room for what later ones say."""
+    """The first record of a job, that leaves room for what later ones say.
+
+    Raises:
+        UserError: If it is too large.
+    """
     data = encode_job(record)
     if len(data) > SUBMITTED_BYTES:
         raise UserError(
@@ -553,7 +593,11 @@ def _format(record: JobRecord) -> int:
 
 
 def _decode(key: bytes | None, value: bytes) -> JobRecord | FreeName:
-    """Read what stands under a name."""
+    """Read what stands under a name.
+
+    Raises:
+        WireError: See `decode_job`.
+    """
     try:
         head = msgspec.json.decode(value, type=_Head)
         if head.next_incarnation and head.format <= FORMAT:

@@ -60,6 +60,7 @@ class HistoryReader:
 
     Raises:
         UnknownTopicError: If the job has no such topics, or no more.
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(self, job: str, log: Log, most: int | None = None) -> None:

@@ -185,7 +185,11 @@ class HashedJsonCodec:
         raise ValueError(f"hashed features cannot be written; found {sorted(records)}")
 
     def _features(self, value: bytes | None) -> Iterator[tuple[int, float]]:
-        """The buckets of a record, and the number of each; not a number where it is a text."""
+        """The buckets of a record, and the number of each; not a number where it is a text.
+
+        Raises:
+            ValueError: If there are too many, or one is neither a text nor a number.
+        """
         cells = msgspec.json.decode(value or b"{}")
         cells = {key: cell for key, cell in cells.items() if key not in self._named}
         several = [(key, cell) for key, cell in cells.items() if cell not in (None, "")]

@@ -292,7 +292,11 @@ def _well_known(name: str) -> FileDescriptorProto:
 
 
 def _linked(files: Iterable[FileDescriptorProto]) -> dict[str, _Message]:
-    """All messages, by their names, each with its fields."""
+    """All messages, by their names, each with its fields.
+
+    Raises:
+        UserError: If a field is of a type that is nowhere.
+    """
     found, symbols = (
         dict[str, tuple[_Message, DescriptorProto, bool]](),
         dict[str, dict[int, str]](),

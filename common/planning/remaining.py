@@ -71,6 +71,7 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
 
     Raises:
         NotFoundError: If there is no such job.
+        UnavailableError: If Kafka is unavailable.
     """
     record = JobStore(log).get(job)
     spec, stop = record.spec, record.spec.stop
@@ -115,6 +116,7 @@ def measured(job: str, log: Log) -> dict[str, float]:
 
     Raises:
         NotFoundError: If there is no such job.
+        UnavailableError: If Kafka is unavailable.
     """
     plan = read_ledger(log, JobStore(log).get(job).id).plan
     return {} if plan is None else {name: one.value for name, one in plan.believed.items()}
@@ -126,6 +128,7 @@ def arriving(job: str, log: Log) -> Arriving:
     Raises:
         NotFoundError: If there is no such job.
         GivenError: If they say nothing yet.
+        UnavailableError: If Kafka is unavailable.
     """
     control = topics.control_topic(JobStore(log).get(job).id)
     claims = read_decoded(log, control, decode_claim, last=RECENT)

@@ -21,7 +21,12 @@ _PATIENCE_S = 15.0  # as long as for a change of a job
 
 
 def read_ledger(log: Log, job: str, billing: Mapping[str, Billing] | None = None) -> FleetLedger:
-    """Fold a job's plans topic as it stands; an empty fold where nobody has provisioned yet."""
+    """Fold a job's plans topic as it stands; an empty fold where nobody has provisioned yet.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one of its records.
+        UnavailableError: If Kafka is unavailable.
+    """
     ledger = FleetLedger(billing)
     try:
         records = read_decoded(log, topics.plans_topic(job), decode_plan)
@@ -52,6 +57,8 @@ def check_given_back(record: JobRecord, log: Log) -> None:
 
     Raises:
         ConflictError: If a machine runs, or may come to run.
+        FutureFormatError: If a newer program wrote one of its plans.
+        UnavailableError: If Kafka is unavailable.
     """
     ledger = read_ledger(log, record.id)
     if ledger.open and ledger.settled is None:

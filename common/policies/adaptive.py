@@ -114,6 +114,9 @@ class Adaptive:
         """Give the time not to be planned with, if spot machines have this share of all arrivals.
 
         It is what a review comes too late by, and what arrivals may be late.
+
+        Raises:
+            ParameterError: If a number is out of range.
         """
         work = situation.work
         late_s = partial_batches_s(work.rates_per_s, work.batch_size)

@@ -137,6 +137,9 @@ class BidBrain:
 
     The scalability phi of equation 3 is one number for all footprints in the paper, so it does not
     change which is cheaper; who simulates it scales the work.
+
+    Raises:
+        ParameterError: If a number is out of range.
     """
 
     odds: EvictionOdds

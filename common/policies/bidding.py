@@ -36,7 +36,11 @@ BID_STEP_USD = 1e-6  # between two bids that would else be one: the provider's s
 
 @dataclass(frozen=True, slots=True)
 class BidSettings:
-    """What changes of its machines cost a job."""
+    """What changes of its machines cost a job.
+
+    Raises:
+        ParameterError: If a number is out of range.
+    """
 
     lambda_s: float = 30.0  # for which all stand still after an eviction
     start_s: float | None = None  # sigma; None: the longest start-up of all pools

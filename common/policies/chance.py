@@ -44,6 +44,9 @@ def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -
     E[Y1 Y2 Y3] = alpha (1 - alpha) (1 - 2 alpha) exp(-(t3 - t1) / tau) with Y its distance from
     alpha. Integrated over all three: 6 alpha (1 - alpha) (1 - 2 alpha) times the integral of
     (t - u) u exp(-u / tau). It is below 0 where alpha is above one half.
+
+    Raises:
+        ParameterError: If a number is out of range.
     """
     not_negative("t_s", t_s)
     tau_s = relaxation_s(availability, cycle_s)
@@ -66,6 +69,9 @@ def deadline_probability(work: Work, pool: Pool, order: Order) -> Values:
 
     J updates take J K b records in full batches. At the end of an update N_tot - 1 workers hold an
     incomplete batch, each of 0 to b - 1 records. `order` says who becomes spot first.
+
+    Raises:
+        ParameterError: If a number is out of range.
     """
     if work.updates == 0:
         return np.ones(work.workers + 1)

@@ -95,7 +95,11 @@ class _Need:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Counts machines over all pools, again whenever one comes or goes."""
+    """Counts machines over all pools, again whenever one comes or goes.
+
+    Raises:
+        ParameterError: If a number is out of range.
+    """
 
     name: ClassVar[str] = "pools"
     watches_outages: ClassVar[bool] = True

@@ -322,15 +322,13 @@ class Transactions(Protocol):
 
 
 class Log(Protocol):
-    """Kafka. May be shared between threads; what it makes belongs to one thread each.
-
-    Every call may raise `UnavailableError`: the broker is unavailable.
-    """
+    """Kafka. May be shared between threads; what it makes belongs to one thread each."""
 
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
         """Create those that are not there, and wait until all can be used.
 
         Raises:
+            UnavailableError: If the broker is unavailable.
             OutsideError: If it refuses; the message says how to make them by hand.
         """
 
@@ -338,6 +336,7 @@ class Log(Protocol):
         """Delete topics with all that they hold; those that are not there are no matter.
 
         Raises:
+            UnavailableError: If the broker is unavailable.
             OutsideError: If it refuses one; the others are deleted.
         """
 
@@ -345,16 +344,24 @@ class Log(Protocol):
         """Delete consumer groups, likewise.
 
         Raises:
+            UnavailableError: If the broker is unavailable.
             OutsideError: If it refuses one, which has members.
         """
 
     def topics(self) -> list[str]:
-        """The names of all topics that the broker tells us of."""
+        """The names of all topics that the broker tells us of.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+        """
 
     def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
         """All settings of topics, by Kafka's names, in one request.
 
         Topics that do not exist, or of which the broker tells nobody or not us, are missing.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
         """
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
@@ -362,6 +369,7 @@ class Log(Protocol):
 
         Raises:
             UnknownTopicError: If there is no such topic. It is never created by asking.
+            UnavailableError: If the broker is unavailable.
         """
 
     def bounds(self, partition: Partition) -> Bounds:
@@ -369,6 +377,7 @@ class Log(Protocol):
 
         Raises:
             UnknownTopicError: If there is no such partition.
+            UnavailableError: If the broker is unavailable.
         """
 
     def ends(self, partitions: Collection[Partition]) -> Positions:
@@ -376,6 +385,9 @@ class Log(Protocol):
 
         Those of which nobody can tell it now, or that do not exist, are missing: `partitions` of
         their topic says which. So none of them keeps the others from being known.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
         """
 
     def end_positions(
@@ -393,7 +405,11 @@ class Log(Protocol):
         """The first retained offset of all partitions at once; otherwise as `ends`."""
 
     def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
-        """What topics are, in one request; those that do not exist are missing."""
+        """What topics are, in one request; those that do not exist are missing.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+        """
 
     def agrees(
         self,
@@ -424,6 +440,7 @@ class Log(Protocol):
 
         Raises:
             UnknownTopicError: If there is no such partition.
+            UnavailableError: If the broker is unavailable.
         """
 
     def stream(
@@ -485,6 +502,7 @@ class Log(Protocol):
         returns, a reader sees all that was ever written under the name.
 
         Raises:
+            UnavailableError: If the broker is unavailable.
             OutsideError: If it refuses.
         """
 

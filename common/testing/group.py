@@ -150,7 +150,11 @@ class MemoryGroup:
             return [met[key] for key in keys]
 
     def _await(self, holds: Callable[[], bool]) -> None:
-        """Wait, with the lock in hand."""
+        """Wait, with the lock in hand.
+
+        Raises:
+            GroupError: If the group breaks before it holds, or it takes too long.
+        """
         network, deadline = self._network, monotonic() + self._timeout_s
         own = self._members[self._rank].address
         network.changed.notify_all()

@@ -544,7 +544,11 @@ class MemoryLog:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Hold the lock."""
+        """Hold the lock.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+        """
         with self._changed:
             if self._away:
                 raise UnavailableError("the log in memory plays a broker that is away")

@@ -22,7 +22,11 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """What is not paid where the provider takes a machine back."""
+    """What is not paid where the provider takes a machine back.
+
+    Raises:
+        ParameterError: If a number is out of range.
+    """
 
     free_within_s: float = 0.0  # of a machine that ran for less, nothing is
     hour_refunded: bool = False  # the hour that was begun is not
@@ -37,6 +41,9 @@ class Billing:
 
     What runs is taken to cost as much as it has run for; what is owed beyond that, or given back,
     is known when it ends.
+
+    Raises:
+        ParameterError: If a number is out of range.
     """
 
     per: Literal["second", "hour"] = "second"  # hour: one that was begun is paid whole

@@ -8,7 +8,7 @@ from common.errors import UserError
 
 
 class ParameterError(UserError):
-    """A number outside the range in which a formula means anything: all formulas refuse those.
+    """A number outside the range in which a formula means anything.
 
     Attributes:
         parameter: Its name, as the caller passed it.

@@ -176,6 +176,9 @@ def availability_from_times(
         down_s: In which it was wanted and not to be had.
         outages: How often one went.
         prior: What is believed beforehand.
+
+    Raises:
+        ParameterError: If a number is out of range.
     """
     up, down, cycles = _with_prior(up_s, down_s, outages, prior)
     alpha = up / (up + down)
@@ -191,6 +194,9 @@ def cycle_from_times(
     For exponential sojourns the mean is the time over the number of ends: the last sojourn, which
     has not ended, adds its time and no end. Each mean is known to 1/sqrt(m), relatively. A machine
     that is down now counts as one end of being down too many; the prior is of the same size.
+
+    Raises:
+        ParameterError: If a number is out of range.
     """
     up, down, cycles = _with_prior(up_s, down_s, outages, prior)
     std = np.hypot(up, down) / cycles**1.5

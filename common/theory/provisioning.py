@@ -87,6 +87,9 @@ def cost_share_bound(
 
     It is equation 16 at the N_s* of equation 18 without its floor, and so a bound from below. The
     deadline's ratio is theta / theta_0, at least 1.
+
+    Raises:
+        ParameterError: If a number is out of range.
     """
     share("availability", availability)
     not_negative("spot_usd_per_hour", spot_usd_per_hour)

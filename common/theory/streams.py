@@ -54,6 +54,9 @@ class StreamTally:
             last_s: Arrival of the last. One after now is taken for now; 0 says that nobody knows,
                 and then the batch is heard of, but not counted.
             now_s: When it is heard.
+
+        Raises:
+            ParameterError: If a number is out of range.
         """
         not_negative("samples", samples)
         if not math.isfinite(first_s + last_s + now_s):

@@ -79,7 +79,11 @@ class GradientTally:
         self._about_s: float | None = None
 
     def add(self, at_s: float, seconds: float, batches: float = 1.0) -> None:
-        """Take in the compute time of a message over so many batches; of none, it says nothing."""
+        """Take in the compute time of a message over so many batches; over none, it says nothing.
+
+        Raises:
+            ParameterError: If a number is out of range.
+        """
         not_negative("seconds", seconds)
         not_negative("batches", batches)
         if not batches:
@@ -123,6 +127,9 @@ class TransferTally:
             update: As how many of the job's own the updates count, up to this one.
             moved: Bytes for this one.
             share: As how many it counts itself.
+
+        Raises:
+            ParameterError: If a number is out of range.
         """
         positive("share", share)
         self._means.add(update, moved / share / 1e6)

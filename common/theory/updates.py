@@ -33,7 +33,11 @@ def _total_rate_per_s(rates_per_s: Rates) -> float:
 
 
 def batch_rate_per_s(rates_per_s: Rates, batch_size: int) -> float:
-    """Give the rate at which batches are full: lambda_B = N lambda_A / b."""
+    """Give the rate at which batches are full: lambda_B = N lambda_A / b.
+
+    Raises:
+        ParameterError: If nothing arrives or a number is out of range.
+    """
     positive("batch_size", batch_size)
     return _total_rate_per_s(rates_per_s) / batch_size
 
@@ -49,6 +53,9 @@ def stability(rates_per_s: Rates, batch_size: int, gradient_s: float) -> float:
         rates_per_s: Those of the workers that run.
         batch_size: b.
         gradient_s: mu_C, the mean time of one gradient and its upload.
+
+    Raises:
+        ParameterError: If nothing arrives or a number is out of range.
     """
     not_negative("gradient_s", gradient_s)
     return gradient_s * batch_rate_per_s(rates_per_s, batch_size)
@@ -63,6 +70,9 @@ def spread_stability(
     batches, and the round waits for it. Gradient times that vary only lengthen a round, as it ends
     with its slowest worker (H_K mu_C for K = N and exponential times). Below 1 nothing is promised:
     see `stability` for that.
+
+    Raises:
+        ParameterError: If nothing arrives or a number is out of range.
     """
     positive("group_size", group_size)
     not_negative("gradient_s", gradient_s)
@@ -72,7 +82,11 @@ def spread_stability(
 
 
 def update_rate_per_s(rates_per_s: Rates, group_size: int, batch_size: int) -> float:
-    """Give lambda_U = N lambda_A / (K b) (equation 1), right while the process is stable."""
+    """Give lambda_U = N lambda_A / (K b) (equation 1), right while the process is stable.
+
+    Raises:
+        ParameterError: If nothing arrives or a number is out of range.
+    """
     positive("group_size", group_size)
     return batch_rate_per_s(rates_per_s, batch_size) / group_size
 
@@ -86,6 +100,9 @@ def update_interval_variance_s2(
     one worker computes the whole group and its gradient times move together. Independent ones
     add at most 2 K sigma_C^2 (a round's length enters twice, at its end and at its beginning), so
     that the bound needs K of at least 2 then.
+
+    Raises:
+        ParameterError: If nothing arrives or a number is out of range.
     """
     positive("group_size", group_size)
     not_negative("gradient_variance_s2", gradient_variance_s2)
@@ -117,6 +134,9 @@ def updates_after(
 
     It holds for large t and Poisson batches. With batches of b records from few streams it is
     far too wide: see `updates_after_renewal`.
+
+    Raises:
+        ParameterError: If nothing arrives or a number is out of range.
     """
     not_negative("t_s", t_s)
     rate = update_rate_per_s(rates_per_s, group_size, batch_size)
@@ -154,6 +174,9 @@ def updates_after_renewal(
         batch_size: b.
         squared_variation: c_A^2 of the gaps between records, for all streams or (N,) for each: 1
             for Poisson arrivals, 0 for a steady beat.
+
+    Raises:
+        ParameterError: If nothing arrives or a number is out of range.
     """
     not_negative("t_s", t_s)
     rate = update_rate_per_s(rates_per_s, group_size, batch_size)
@@ -164,7 +187,11 @@ def updates_after_renewal(
 def expected_runtime_s(
     updates: float, rates_per_s: Rates, group_size: int, batch_size: int
 ) -> float:
-    """Give E[runtime(J)] = J / lambda_U for large J, no preemption (Corollary 1, equation 3)."""
+    """Give E[runtime(J)] = J / lambda_U for large J without preemption (Corollary 1, equation 3).
+
+    Raises:
+        ParameterError: If nothing arrives or a number is out of range.
+    """
     not_negative("updates", updates)
     return updates / update_rate_per_s(rates_per_s, group_size, batch_size)
 
@@ -176,6 +203,9 @@ def partial_batches_s(rates_per_s: Rates, batch_size: int) -> float:
     about half a batch (lambda_A t c_A^2 > (b/2)^2); the one that completed the group holds none:
     (N - 1)(b - 1) / 2 records. Add it to a runtime where all workers begin with empty batches. A
     job that is under way begins with as many as it ends with, so nothing is to be added.
+
+    Raises:
+        ParameterError: If nothing arrives or a number is out of range.
     """
     positive("batch_size", batch_size)
     total = _total_rate_per_s(rates_per_s)
@@ -193,6 +223,9 @@ def runtime_of_renewal(
 
     With equal c_A^2 its variance is J K b c_A^2 / sum(lambda_A)^2. `partial_batches_s` and the time
     of the last gradients are not in it.
+
+    Raises:
+        ParameterError: If nothing arrives or a number is out of range.
     """
     mean = expected_runtime_s(updates, rates_per_s, group_size, batch_size)
     law = updates_after_renewal(mean, rates_per_s, group_size, batch_size, squared_variation)

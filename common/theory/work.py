@@ -75,7 +75,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Machines of one kind that can be rented in one place; the first of a job is on-demand."""
+    """Machines of one kind that can be rented in one place; the first of a job is on-demand.
+
+    Raises:
+        ParameterError: If a number is out of range.
+    """
 
     name: str
     usd_per_hour: float  # pi

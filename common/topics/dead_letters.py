@@ -111,7 +111,11 @@ class LettersRead(NamedTuple):
 
 
 def read_letters(log: Log, stream: str) -> LettersRead:
-    """Read the dead letters of a datastream; what is no letter is left out."""
+    """Read the dead letters of a datastream; what is no letter is left out.
+
+    Raises:
+        UnavailableError: If Kafka is unavailable.
+    """
     found, replayed = dict[tuple[str, bytes], DeadLetter](), set[bytes]()
     try:
         for record in records_of(log, Partition(dead_letter_topic(stream), 0)):

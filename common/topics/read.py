@@ -32,6 +32,8 @@ def read_decoded(
         start: Leave out what is below this offset.
 
     Raises:
+        FutureFormatError: If a newer program wrote one of them.
+        UnavailableError: If Kafka stops answering.
         ExpiredError: If retention deletes what is being read.
     """
     found = list[tuple[int, T | None]]()
@@ -49,6 +51,9 @@ def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
     Args:
         decode: Raises WireError on what does not parse.
         record: Which.
+
+    Raises:
+        FutureFormatError: If a newer program wrote it.
     """
     try:
         return None if record.value is None else decode(record.value)
@@ -59,7 +64,11 @@ def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
 
 
 def identified(log: Log, partition: Partition, offset: int) -> LogPosition:
-    """A position that names its topic: whoever reads on from it notices a topic created anew."""
+    """A position that names its topic: whoever reads on from it notices a topic created anew.
+
+    Raises:
+        UnavailableError: If Kafka is unavailable.
+    """
     found = log.describe([partition.topic]).get(partition.topic)
     return LogPosition(offset, "" if found is None else found.topic_id)
 
@@ -76,6 +85,7 @@ def records_of(
         start: Leave out what is below this offset.
 
     Raises:
+        UnavailableError: If Kafka stops answering.
         ExpiredError: If retention deletes what is being read.
     """
     bounds = log.bounds(partition)

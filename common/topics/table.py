@@ -87,7 +87,11 @@ class CompactedTable(Generic[T]):
         self._arrivals = 0  # times that there was something to read, or that somebody read it
 
     def read(self) -> dict[str, T]:
-        """All entries as of now, by name."""
+        """All entries as of now, by name.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable for long.
+        """
         with self.lock:
             self._catch_up()
             return dict(self._entries)
@@ -103,6 +107,9 @@ class CompactedTable(Generic[T]):
 
         Where the topic has to be read anew, it is read to its end first: by a part of it, entries
         would seem to be gone, or to be what they were once.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable.
         """
         seen = self._arrivals
         with self.lock:
@@ -121,6 +128,7 @@ class CompactedTable(Generic[T]):
 
         Raises:
             ConflictError: If somebody else wrote the name in the same moment.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self.lock:
             key, own = name.encode(), self._append(name, value)

@@ -613,6 +613,7 @@ class Codec(Generic[T]):
 
         Raises:
             WireError: If the bytes are not such a message, or it makes no sense.
+            FutureFormatError: If a newer program wrote it.
         """
         if self._json:
             text = bytes(data)

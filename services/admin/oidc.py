@@ -166,7 +166,12 @@ class Issuer:
         self._client.close()
 
     def _judged(self, token: str, known: _Known) -> Person | None:
-        """Whose it is by the keys that are known."""
+        """Whose it is by the keys that are known.
+
+        Raises:
+            InvalidKeyIdError: If it is by another one.
+            BadSignatureError: If it is by another one of the same name, or by nobody.
+        """
         now = self._clock()
         registry = jwt.JWTClaimsRegistry(
             int(now),
@@ -192,7 +197,11 @@ class Issuer:
         return Person(f"oidc:{shown}", "operator" if operator else "viewer", until_s)
 
     async def _fresh(self) -> _Known:
-        """What is known; asks for it anew in the background where that was long ago."""
+        """What is known; asks for it anew in the background where that was long ago.
+
+        Raises:
+            UnavailableError: If nothing is known, and the issuer is unavailable.
+        """
         if self._known is None:
             return await self._ask()
         due = self._clock() - max(self._known.at_s + FRESH_S, self._asked_s + AGAIN_S) >= 0
@@ -207,7 +216,11 @@ class Issuer:
             return  # what was known counts on
 
     async def _ask(self) -> _Known:
-        """Ask the issuer, unless somebody just did: what came of that counts."""
+        """Ask the issuer, unless somebody just did: what came of that counts.
+
+        Raises:
+            UnavailableError: If it is unavailable.
+        """
         async with self._lock:
             if self._clock() - self._asked_s >= AGAIN_S:
                 self._asked_s, self._away = self._clock(), None
@@ -220,7 +233,11 @@ class Issuer:
             return self._known
 
     def _read(self) -> _Known:
-        """Read what it says of itself, and its keys."""
+        """Read what it says of itself, and its keys.
+
+        Raises:
+            UnavailableError: If it does not say.
+        """
         told = self._answer("GET", f"{self._settings.oidc_issuer}/.well-known/openid-configuration")
         try:
             name = str(told["issuer"])
@@ -238,7 +255,12 @@ class Issuer:
         return _Known(name, *places, keys, self._clock())
 
     def _answer(self, method: str, url: str, form: dict[str, str] | None = None) -> dict[str, Any]:
-        """Ask for JSON."""
+        """Ask for JSON.
+
+        Raises:
+            UserError: If the issuer refuses.
+            UnavailableError: If it is unavailable.
+        """
         try:
             answer = self._client.request(method, url, data=form)
             told = answer.json()

@@ -146,7 +146,11 @@ class Stores:
             self._end()
 
     def _follow(self) -> None:
-        """Look for news, then do what is asked until it is time to look again."""
+        """Look for news, then do what is asked until it is time to look again.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable.
+        """
         if self._opened is None:
             log = self._open_log()
             jobs, keys = JobStore(log, self._clock), KeyStore(log, self._clock)

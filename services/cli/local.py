@@ -41,6 +41,7 @@ def open_page(settings: Settings, logs: Path, name: str, role: Role, port: int =
 
     Raises:
         ConflictError: If there is a key of this name.
+        UnavailableError: If Kafka is unavailable.
     """
     with closing(KeyStore(open_log(settings, "key"))) as book:
         key, _ = book.create(name, role)

@@ -111,7 +111,11 @@ class JobEvaluator:
                 self._writer.close()
 
     def _go_through(self, *, stopped: bool) -> int | None:
-        """Read, judge, tell; how many updates were read, None where there is nothing left to do."""
+        """Read, judge, tell; how many updates were read, None where there is nothing left to do.
+
+        Raises:
+            UnavailableError: If a server is unavailable.
+        """
         over = self._look(stopped=stopped)
         if over and self._offer is None and self._runner is None:
             return None  # it was over before we came, or nothing was ever offered
@@ -130,7 +134,11 @@ class JobEvaluator:
         return None if over and done else read
 
     def _look(self, *, stopped: bool) -> bool:
-        """Fetch what is offered, if it is news; whether nothing more will be."""
+        """Fetch what is offered, if it is news; whether nothing more will be.
+
+        Raises:
+            UnavailableError: If the board is unavailable.
+        """
         if not stopped and monotonic() < self._look_at:
             return False
         # Asked before the offer is looked at: a leader gives the lease back when all is offered.

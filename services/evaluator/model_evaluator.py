@@ -101,7 +101,11 @@ class Records:
         self._test: Columns | None = None
 
     def read(self, pieces: Iterable[Piece]) -> Columns | None:
-        """Read records back from Kafka; what is no longer there is left out. None: nothing is."""
+        """Read records back from Kafka; what is no longer there is left out. None: nothing is.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable.
+        """
         found = list[Decoded]()
         for piece in pieces:
             try:
@@ -114,6 +118,9 @@ class Records:
         """The test set: records that no version has learned from; None while there are none.
 
         Until there are as many as asked for, each call looks whether more have come.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable.
         """
         if self._topic and sum(span.end - span.start for span in self._tested) < self._most:
             self._look()

@@ -69,6 +69,7 @@ class RegisteredCheckpoints:
         Raises:
             UnavailableError: If storage or the tracker is unavailable.
             UserError: If the tracker refuses it.
+            FutureFormatError: If a newer program wrote a checkpoint.
         """
         store = CheckpointStore(self._blobs, record.id)
         hint = store.latest()

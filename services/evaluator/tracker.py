@@ -133,7 +133,11 @@ class JobTracker:
         self._tracking.close()
 
     def _go_on(self) -> float | None:
-        """After how long to do so again; None where nothing is left to do."""
+        """After how long to do so again; None where nothing is left to do.
+
+        Raises:
+            DollError: If a server is unavailable, or refuses something.
+        """
         # Asked before the topic is read: a leader gives the lease back when all is written.
         over = self._record.wanted == "stopped" and not self._board.is_leased()
         end = self._process.log.bounds(self._updates.partition).end

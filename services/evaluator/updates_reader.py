@@ -48,7 +48,11 @@ class UpdatesReader:
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing more is there just now."""
+        """Whether nothing more is there just now.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable.
+        """
         return self.position >= self._source.bounds(self.partition).end
 
     def read(self) -> list[tuple[int, float, AuditRecord | None]]:
@@ -56,6 +60,10 @@ class UpdatesReader:
 
         Where only newer ones are kept, or Kafka lost some, reading begins anew: what counts is what
         is there.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable.
+            FutureFormatError: If a newer program wrote a record.
         """
         if self._tail is None:
             bounds = self._source.bounds(self.partition)

@@ -238,6 +238,7 @@ class JoinedPartition:
 
         Raises:
             ConflictError: If it is another topic now, or has lost what was read.
+            UnavailableError: If Kafka is unavailable.
         """
         tail, place, at = self._tails[side], self._place(side), self._positions[side]
         try:

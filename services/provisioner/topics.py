@@ -43,8 +43,10 @@ class Topic:
         """Read what is new, without waiting.
 
         Raises:
+            UnavailableError: If Kafka is unavailable.
             TruncatedError: If the topic lost records, or was created anew: what was read of it is
                 worth nothing any more.
+            FutureFormatError: If a newer program wrote a record.
         """
         try:
             records = self._tail.read(READ_RECORDS, 0.0)
@@ -76,6 +78,9 @@ class JobTopics:
         first: Where the job begins in each partition of its streams.
         streams_s: Between looks at the streams.
         on_ready: Called when there may be something new.
+
+    Raises:
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(
@@ -100,7 +105,9 @@ class JobTopics:
         """What is new.
 
         Raises:
+            UnavailableError: If Kafka is unavailable.
             TruncatedError: If one of them lost records, or was created anew: begin afresh.
+            FutureFormatError: If a newer program wrote a record.
         """
         plans = self._plans.read(decode_plan)
         caught_up = False

@@ -123,7 +123,11 @@ class Follower:
         return self._rank is None or snapshot.rank > self._rank
 
     def _take(self, snapshot: Snapshot, weights: Vector, title: str, made_at_s: float) -> None:
-        """Serve a snapshot."""
+        """Serve a snapshot.
+
+        Raises:
+            CorruptError: If it is not this model's.
+        """
         version = Version(snapshot.made, title, made_at_s)
         before = self._model.version
         self._model.load(version, weights)

@@ -25,6 +25,7 @@ class PredictionWriter:
 
     Raises:
         UnknownTopicError: If there is no such topic.
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(self, log: Log, topic: str, job: str, metrics: ServeMetrics) -> None:

@@ -159,7 +159,11 @@ class Inputs:
 
 
 def _column(field: Field, tensor: _Tensor | None) -> npt.NDArray[Any]:
-    """(n, *shape) of one field."""
+    """(n, *shape) of one field.
+
+    Raises:
+        UserError: If it is missing, or another than the field.
+    """
     if tensor is None:
         raise UserError(f"input {field.name!r} is missing")
     datatype, shape = _DATATYPES[field.dtype], tensor.shape

@@ -68,6 +68,7 @@ class TopicAnswerer:
 
     Raises:
         UserError: If a topic is not there.
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(

@@ -63,7 +63,11 @@ class Auctions:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be done, and what changes of its machines cost it."""
+    """What is to be done, and what changes of its machines cost it.
+
+    Raises:
+        ParameterError: If a number is out of range.
+    """
 
     work: float
     reliable_usd_per_hour: float = 0.0  # of machines that do no work and are always there

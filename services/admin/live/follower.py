@@ -192,7 +192,11 @@ class JobFollower:
             self._poller.close()
 
     def _turn(self) -> None:
-        """Read on, and tell of it."""
+        """Read on, and tell of it.
+
+        Raises:
+            OutsideError: If Kafka does not do what it should.
+        """
         history = self._open_history()
         wait_s = self._told_at + UPDATES_S - monotonic() if self._untold else WAIT_S
         claims = history.claims()

@@ -96,7 +96,11 @@ _BASIC = _Scheme(
 
 
 def _needing(role: Role) -> Callable[..., Awaitable[Caller]]:
-    """Whose key a request came with, for a route that is for this role."""
+    """Whose key a request came with, for a route that is for this role.
+
+    Raises:
+        HTTPException: When called: 401 without a key, 403 if its role is too small.
+    """
 
     async def caller(
         request: Request,

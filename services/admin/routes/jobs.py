@@ -332,7 +332,11 @@ async def get_curves(service: Answering, job: JobName) -> Response:
 
 
 async def _check(service: Service, spec: JobSpec) -> None:
-    """Refuse a job that could not run, in a turn of its own: that may take seconds."""
+    """Refuse a job that could not run, in a turn of its own: that may take seconds.
+
+    Raises:
+        GivenError: By the field.
+    """
     settings = service.settings
     await service.tasks.run(
         lambda: check_submission(
@@ -354,7 +358,13 @@ def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
 
 
 def _submit(store: JobStore, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
-    """Submit a job, unless this very request has done so; True where it had not."""
+    """Submit a job, unless this very request has done so; True where it had not.
+
+    Raises:
+        ConflictError: If the name is taken.
+        UserError: If a stream does not exist, or the idempotency key stands for another job.
+        UnavailableError: If Kafka is unavailable for long.
+    """
     before = _made_by(store, asked)
     if before is not None:
         return before, False
@@ -368,7 +378,12 @@ def _submit(store: JobStore, spec: JobSpec, asked: str) -> tuple[JobRecord, bool
 
 
 def _made_by(store: JobStore, asked: str) -> JobRecord | None:
-    """The job that a request made, None if it made none yet."""
+    """The job that a request made, None if it made none yet.
+
+    Raises:
+        UserError: If its key stands for another job.
+        UnavailableError: If Kafka is unavailable for long.
+    """
     if not asked:
         return None
     key = asked.partition(":")[0]
@@ -384,7 +399,14 @@ def _made_by(store: JobStore, asked: str) -> JobRecord | None:
 
 
 def _change(store: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecord:
-    """Change settings first, then what is wanted; what cannot be done whole is not begun."""
+    """Change settings first, then what is wanted; what cannot be done whole is not begun.
+
+    Raises:
+        NotFoundError: If there is no such job.
+        UserError: Naming the field that cannot be changed so.
+        ConflictError: If the job is at another revision, or somebody else wrote it meanwhile.
+        UnavailableError: If Kafka is unavailable for long.
+    """
     record = store.get(job)
     if patch.get("revision", record.revision) != record.revision:
         raise ConflictError(
@@ -411,13 +433,25 @@ def _change(store: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecor
 
 
 def _delete(store: JobStore, log: Log, job: str) -> None:
-    """Delete a job that runs no more, nor its machines."""
+    """Delete a job that runs no more, nor its machines.
+
+    Raises:
+        NotFoundError: If there is no such job.
+        ConflictError: If it is not stopped, or machines of it are not given back.
+        UnavailableError: If Kafka is unavailable for long.
+    """
     check_given_back(store.get(job), log)
     store.delete(job)
 
 
 def _purge(service: Service, job: str) -> RemainsAnswer:
-    """Make a name free, and remove what is left of its jobs."""
+    """Make a name free, and remove what is left of its jobs.
+
+    Raises:
+        NotFoundError: If there never was such a job.
+        ConflictError: If it is not stopped, or machines of it are not given back.
+        UnavailableError: If Kafka is unavailable.
+    """
     with closing(JobStore(service.log())) as store:
         record = store.read().get(job)
         if record is not None:

@@ -133,7 +133,12 @@ def _headers(record: JobRecord, kept: KeptModel) -> dict[str, str]:
 
 
 def _ask(service: Service, job: str, find: Callable[[Outside, Log, Tell], T]) -> T:
-    """Find a model."""
+    """Find a model.
+
+    Raises:
+        NotFoundError: If it is not kept.
+        OutsideError: If it cannot be read.
+    """
     log = _log.bind(job=job)
     try:
         return find(

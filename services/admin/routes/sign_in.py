@@ -77,7 +77,11 @@ async def sign_out(service: Answering) -> Response:
 
 
 def _issuer(service: Service) -> Issuer:
-    """Where people sign in."""
+    """Where people sign in.
+
+    Raises:
+        NotFoundError: If they do not.
+    """
     if service.issuer is None or not service.issuer.signs_in:
         raise NotFoundError("nobody signs in here: DOLL_OIDC_CLIENT_ID is not set")
     return service.issuer

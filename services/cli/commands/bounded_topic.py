@@ -54,6 +54,7 @@ class BoundedTopic:
 
     Raises:
         UnknownTopicError: If there is no such topic.
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(  # noqa: PLR0913 -- everything that it touches

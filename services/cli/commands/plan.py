@@ -207,7 +207,11 @@ def plan(  # noqa: PLR0913 -- the options of a command
 
 
 def _only(market: Path | None, **options: float | None) -> None:
-    """Refuse what a market file or recordings say themselves."""
+    """Refuse what a market file or recordings say themselves.
+
+    Raises:
+        UserError: Where an option says it, too.
+    """
     said = "--traces" if market is None else "--market"
     says = ("availability", "cycle") if market is None else tuple(options)
     for name in says:

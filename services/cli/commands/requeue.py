@@ -137,7 +137,11 @@ _OUTCOMES: dict[Outcome, str] = {
 
 
 def _named(offsets: list[int] | None, *, all_batches: bool) -> list[int] | None:
-    """The batches that a command names; None: all for which it is possible."""
+    """The batches that a command names; None: all for which it is possible.
+
+    Raises:
+        UserError: If it names some, and all.
+    """
     if offsets and all_batches:
         raise UserError("either --batch or --all, not both")
     return None if all_batches else offsets or []

@@ -138,6 +138,9 @@ def _start_kafka(
 
     Returns:
         The bootstrap address; empty: the built-in one has to do.
+
+    Raises:
+        DollError: If it was asked for, and cannot be had.
     """
     from common.embedded.kafka import KEPT_BYTES
 
@@ -165,7 +168,11 @@ def _start_kafka(
 
 
 def _tend(services: list[Service], ending: Ending, console: Console) -> None:
-    """Start again whatever ends, until this process is asked to end."""
+    """Start again whatever ends, until this process is asked to end.
+
+    Raises:
+        DollError: If one ends again and again.
+    """
     started = dict.fromkeys(services, time.monotonic())
     while not ending.asked:
         time.sleep(_LOOK_S)

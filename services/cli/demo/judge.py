@@ -25,6 +25,7 @@ def judge(demo: Demo, test: ModelTest) -> Summary:
     """Fold what Kafka holds, count every record, and hear how good the model is.
 
     Raises:
+        UnavailableError: If Kafka stops answering.
         DollError: If the model cannot be tested.
     """
     job, first = demo.record.id, demo.record.first

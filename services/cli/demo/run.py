@@ -326,7 +326,11 @@ class Demo:
         return drained and self._preemption.over and self._ready()
 
     def _over(self) -> bool:
-        """Whether the job ended by itself."""
+        """Whether the job ended by itself.
+
+        Raises:
+            UnavailableError: If it is too late for that.
+        """
         record = self._book.refresh(0.0).get(self.plan.name)
         if record is not None and record.wanted == "stopped":
             self.ended_by = record.reason

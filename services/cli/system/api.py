@@ -241,12 +241,21 @@ class ApiWatched:
 
 
 def _get(service: Connection, path: str, kind: type[T], **parameters: str | int) -> T:
-    """Ask for something, and read it."""
+    """Ask for something, and read it.
+
+    Raises:
+        UserError: If it is refused.
+        OutsideError: If the service cannot be reached, has a fault, or is none of ours.
+    """
     return _read(service, service.ask("GET", path, parameters=parameters), kind)
 
 
 def _read(service: Connection, answer: httpx2.Response, kind: type[T]) -> T:
-    """Read an answer."""
+    """Read an answer.
+
+    Raises:
+        OutsideError: If it is something else.
+    """
     try:
         return kind.model_validate_json(answer.content)
     except ValidationError as error:

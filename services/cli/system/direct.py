@@ -219,7 +219,11 @@ class Direct:
         return prices_answer(market, found, time.time())
 
     def _check(self, spec: JobSpec) -> None:
-        """Refuse a job that could not run."""
+        """Refuse a job that could not run.
+
+        Raises:
+            GivenError: By the field.
+        """
         settings = self._outside.settings
         check_submission(
             spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
@@ -235,6 +239,7 @@ def quarantine_of(log: Log, job: str) -> Quarantine:
 
     Raises:
         NotFoundError: If there is no such job; its topic alone would be an unknown one.
+        UnavailableError: If Kafka is unavailable.
     """
     return Quarantine(log, JobStore(log).get(job).id)
 
@@ -253,6 +258,7 @@ class DirectlyWatched:
 
     Raises:
         NotFoundError: If there is no such job.
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(

@@ -43,6 +43,7 @@ def begin_with(
     Raises:
         UserError: If there is no such job, no such checkpoint, no object storage or no PyTorch, or
             if the model is another.
+        FutureFormatError: If a newer program wrote a checkpoint of that job.
         UnavailableError: If Kafka or object storage is unavailable.
     """
     need_torch(f"--from {source}")
