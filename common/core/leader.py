@@ -209,6 +209,20 @@ class Leader:
         return not (len(self._rounds) or self._liveness.live or self._finishing)
 
     @property
+    def provided(self) -> bool:
+        """Whether claims and audit records can wait for a reply, or the next look at workers.
+
+        So it is while no round may begin, and the batches of the next one are here already. Where
+        workers hold the weights, they wait for audit records.
+        """
+        rounds, synchrony = self._rounds, self.mode.synchrony(len(self._liveness.live))
+        if self._settings.aggregation is not None or not len(rounds):
+            return False
+        enough = len(self._grouper) >= synchrony.group_size
+        full = not rounds.may_begin(synchrony.staleness, self._made.version)
+        return enough and full and all(round_.missing <= 0 for round_ in rounds)
+
+    @property
     def unheard(self) -> bool:
         """Whether a decision that it wrote does not come back: it must be read what is true."""
         return self._publisher.lost

@@ -95,9 +95,11 @@ class Leadership:
         wake: Callable[[], None],
     ) -> None:
         self._heard = deque[Heard]()
-        self._replies = deque[tuple[int, Reply]]()
+        self._replies = deque[tuple[int, list[Reply]]]()
         self._sound: SoundReplies | None = None
         self.number = 0  # what was heard for another one is not believed
+        # Whether records of the job's topics wake the actor; else it reads them with what does.
+        self.prompt = True
         self._record = record
         self._job = record.id
         self._replica = replica
@@ -127,10 +129,9 @@ class Leadership:
                 yield heard.news
         replies = list[Reply]()
         while self._replies:
-            leadership, reply = self._replies.popleft()
-            sound = self._sound(reply) if self._sound and leadership == self.number else None
-            if sound is not None:
-                replies.append(sound)
+            leadership, came = self._replies.popleft()
+            if self._sound and leadership == self.number:
+                replies += [sound for reply in came if (sound := self._sound(reply)) is not None]
         if replies:
             yield events.RepliesRead(tuple(replies))
         number = self.number
@@ -142,9 +143,14 @@ class Leadership:
     def _stream_lost(self, leadership: int, reason: str) -> None:
         self.hear(leadership, events.Trouble(reason))
 
-    def _hear_reply(self, leadership: int, reply: Reply) -> None:
-        self._replies.append((leadership, reply))
+    def _hear_replies(self, leadership: int, replies: list[Reply]) -> None:
+        self._replies.append((leadership, replies))
         self._wake()
+
+    def _hear_of_records(self) -> None:
+        """There is something to read in one of the job's topics."""
+        if self.prompt:
+            self._wake()
 
     # --- from what is found to what is listened to ---------------------------------------------
 
@@ -340,7 +346,7 @@ class Leadership:
         """
         self._follow(self._control, snapshot.control, decoded_claims)
         self._sound = SoundReplies(length, self._measuring.metrics, self._log)
-        self._replica.replies.follow(self._job, epoch, partial(self._hear_reply, self.number))
+        self._replica.replies.follow(self._job, epoch, partial(self._hear_replies, self.number))
         self._replica.streams.follow(
             self._job,
             epoch,
@@ -364,7 +370,7 @@ class Leadership:
         position: LogPosition,
         decode: Callable[[RawRecords, int], events.CoordinatorEvent],
     ) -> TopicTail:
-        tail = TopicTail(self._source, topic, position, decode, self._wake, self._log)
+        tail = TopicTail(self._source, topic, position, decode, self._hear_of_records, self._log)
         self._tails.append(tail)
         return tail
 

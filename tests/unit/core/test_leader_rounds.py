@@ -92,6 +92,32 @@ def test_with_s_0_no_round_begins_while_another_is_in_flight() -> None:
     assert of_kind(send(bench, A, 0), do.PostTrigger) == []
 
 
+def test_records_can_wait_while_a_round_is_in_flight_and_the_next_has_its_batches() -> None:
+    # K=2        a0 b1: round 1        a2        b3: round 2 is here        0, 1: round 2 begins
+    bench = leading(changed(STALE, staleness=0))
+    leader = bench.machine.leader
+    assert leader is not None
+    found = [leader.provided]
+    for worker in (A, B, A, B):
+        bench.announce(worker)
+        found.append(leader.provided)
+    send(bench, A, 0)
+    found.append(leader.provided)
+    send(bench, B, 1)
+    assert [*found, leader.provided] == [False, False, False, False, True, True, False]
+
+
+def test_records_cannot_wait_where_a_further_round_may_begin_or_one_lacks_a_batch() -> None:
+    stale = leading(STALE)
+    stale.announce(A, B, A, B)  # another worker may come, for which round 2 would begin
+    lacking = leading(changed(STALE, staleness=0, strikes=1))
+    lacking.announce(A, B)
+    fail(lacking, A, 0, "raised")
+    for bench in (stale, lacking):
+        assert bench.machine.leader is not None
+        assert not bench.machine.leader.provided
+
+
 def test_a_round_may_overtake_another_that_has_time_left_and_no_third() -> None:
     # s=1       round 1: a0 b1     round 2: a2 c3     of 2 all is there: J=1; then 1 must come first
     bench = leading(replace(STALE, bound=8), A, B, C)
