@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.checkpoints.snapshot_file import FoundSnapshot
 from common.core import events
-from common.core.messages import Reply, unused_number
+from common.core.messages import Gradient, Reply, unused_number
 from common.core.spans import LogPosition, Partition
+from common.core.vectors import numbers_in
 from common.errors import (
     CorruptError,
     ExpiredError,
@@ -62,6 +63,10 @@ class Stood(NamedTuple):
     replaced: bool  # an earlier one
 
 
+# Of a gradient: to add it takes less than to wake the actor for it; larger ones are added while
+# others are computed.
+SMALL_BYTES = 64 << 10
+
 # What another thread tells a job's actor: what happened, or why nobody knows.
 News: TypeAlias = "events.CoordinatorEvent | Stood | Exception"
 
@@ -98,8 +103,11 @@ class Leadership:
         self._replies = deque[tuple[int, list[Reply]]]()
         self._sound: SoundReplies | None = None
         self.number = 0  # what was heard for another one is not believed
-        # Whether records of the job's topics wake the actor; else it reads them with what does.
-        self.prompt = True
+        # Of how many batches gradients wake the actor, which then reads what came besides; 0: it is
+        # woken by whatever comes.
+        self._awaited = 0
+        # Batches of replies: the first is changed by who hears them only, the second by the actor.
+        self._heard_batches = self._read_batches = 0
         self._record = record
         self._job = record.id
         self._replica = replica
@@ -130,6 +138,7 @@ class Leadership:
         replies = list[Reply]()
         while self._replies:
             leadership, came = self._replies.popleft()
+            self._read_batches += _batches_of(came)
             if self._sound and leadership == self.number:
                 replies += [sound for reply in came if (sound := self._sound(reply)) is not None]
         if replies:
@@ -143,13 +152,25 @@ class Leadership:
     def _stream_lost(self, leadership: int, reason: str) -> None:
         self.hear(leadership, events.Trouble(reason))
 
+    def await_gradients(self, batches: int) -> bool:
+        """Wake the actor for gradients of so many batches; see `Leader.awaited`.
+
+        Returns:
+            Whether to look at once at what may have come while it was not woken.
+        """
+        before, self._awaited = self._awaited, batches
+        return before > 0 and self._heard_batches - self._read_batches >= batches
+
     def _hear_replies(self, leadership: int, replies: list[Reply]) -> None:
         self._replies.append((leadership, replies))
-        self._wake()
+        self._heard_batches += _batches_of(replies)
+        some_are_to_come = self._heard_batches - self._read_batches < self._awaited
+        if not (some_are_to_come and all(map(_can_wait, replies))):
+            self._wake()
 
     def _hear_of_records(self) -> None:
         """There is something to read in one of the job's topics."""
-        if self.prompt:
+        if not self._awaited:
             self._wake()
 
     # --- from what is found to what is listened to ---------------------------------------------
@@ -389,6 +410,17 @@ class Leadership:
             except UnknownTopicError:
                 return deleted(topic) if topic in own else missing(topic)
         return told
+
+
+def _batches_of(replies: Iterable[Reply]) -> int:
+    return sum(len(reply.batches) for reply in replies if isinstance(reply, Gradient))
+
+
+def _can_wait(reply: Reply) -> bool:
+    """Whether it says nothing to act upon, and is soon added once the others are there."""
+    if not isinstance(reply, Gradient):
+        return False
+    return reply.vector is None or numbers_in(reply.vector).nbytes <= SMALL_BYTES
 
 
 def _rank(snapshot: Snapshot) -> tuple[int, int, int]:

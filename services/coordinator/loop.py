@@ -106,7 +106,9 @@ class JobCoordinator:
             return None
         if self._wish.wanted == "stopped" and effects.stands_by and effects.unable:
             return None
-        return monotonic() if self._missed_records() or left else self._due()
+        leader = self._machine.leader
+        missed = effects.leadership.await_gradients(0 if leader is None else leader.awaited)
+        return monotonic() if missed or left else self._due()
 
     def close(self) -> None:
         """Give back the lease, and let go of everything."""
@@ -141,15 +143,6 @@ class JobCoordinator:
             note = window_note(self._record.spec, live)
             if self._changes("window", note) and note:
                 self._log.warning("window_too_small", reason=note)
-
-    def _missed_records(self) -> bool:
-        """Let records wake it, unless they can wait; whether some may have come while they could.
-
-        Those of a round in flight come one by one, and are read with the next reply.
-        """
-        leader, leadership = self._machine.leader, self._effects.leadership
-        before, leadership.prompt = leadership.prompt, leader is None or not leader.provided
-        return leadership.prompt and not before
 
     def _take_in(self) -> bool:
         """Feed the machine with what was heard; whether there was anything."""
