@@ -1,4 +1,4 @@
-"""Groups of `torch.distributed` over gloo (`common.ports.group`), made one by one, never global.
+"""Groups of `torch.distributed` (`common.ports.group`), made one by one, never global.
 
 Several live in a process side by side, so nothing of `init_process_group` is used. What gloo does
 not do itself, as measured with torch 2.13:
@@ -15,15 +15,28 @@ not do itself, as measured with torch 2.13:
 - No error says who is gone, as they pass from neighbour to neighbour. So every process listens on
   a port that does nothing else, and who raises tries those of the others.
 
-Wheels of torch have no TLS in gloo, and no authentication: see docs/howto/security.md.
+NCCL adds up in the memory of GPUs, one for each member; numbers are copied there and back, as
+weights are held and stepped in the machine's memory. What it does not do itself:
+
+- It may not notice a death at all, and no timeout of its calls can be relied on. So each is made in
+  a thread of its own, which is left behind where nobody waits for it any more, and where a call
+  takes long the others' ports are tried.
+- It connects in its first calls, and waits there, whatever is aborted, until its own time limit
+  (`TORCH_NCCL_NONBLOCKING_TIMEOUT`, s). So members first tell each other by the rendezvous that
+  they are there, and then add up one number.
+- torch watches over NCCL, and ends the process where a call takes too long; that is turned off.
+
+Neither has TLS or authentication in torch's wheels: see docs/howto/security.md.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import selectors
 import socket
 import threading
+from abc import ABC, abstractmethod
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -34,7 +47,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 from torch._C._distributed_c10d import Store
-from torch.distributed import DistStoreError, ProcessGroupGloo, Work
+from torch.distributed import DistStoreError, ProcessGroupGloo, Work, is_nccl_available
 
 from common.errors import GroupError, OutsideError, UserError
 from common.ports.group import TIMEOUT_S, Peer
@@ -43,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from common.core.messages import Vector
-    from common.ports.group import Rendezvous
+    from common.ports.group import Group, Rendezvous
 
 _THREADS = 2  # of gloo, in a group: one sends while one receives
 _LOOK_S = 0.02  # between looks whether a group that is being formed was aborted
@@ -51,14 +64,23 @@ _PATIENCE_S = 0.25  # with a group that is being formed, until others are tried;
 # Longer than the kernel waits until it asks again, so that one lost packet accuses nobody.
 _REACH_S = 1.5
 _NO_WAY = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
+_POLL_S = 0.0002  # between looks whether NCCL is done
+_SLOWEST = 50e6  # bytes/s: NCCL does not say whether a call goes on, so a long one may take longer
 _POISON_TAG = 77
 _PORTS = 65535
+_GPU = "cuda"
+_NCCL = {  # of torch; see above
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_NONBLOCKING_TIMEOUT": "5",
+}
 _ABORTED = "it was aborted"
 _LATE = "entries did not come"
 
 
-class _Gloo(Protocol):
-    """What is used of a `ProcessGroupGloo`, whose stubs lack most of it."""
+class _ProcessGroup(Protocol):
+    """What is used of torch's, whose stubs lack most of it."""
 
     def rank(self) -> int: ...
 
@@ -74,21 +96,26 @@ class _Gloo(Protocol):
 
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Work: ...
 
+    def abort(self) -> None: ...
 
-class GlooGroups:
+
+class TorchGroups:
     """A process's way into groups; shared between threads.
 
     Args:
         host: A numeric address of this machine, by which the others reach it.
         rendezvous: Where members find each other.
+        transport: What carries the numbers: `gloo`, or `nccl` between GPUs.
 
     Raises:
-        UserError: If this machine has no such address.
+        UserError: If this machine has no such address, or no GPU that NCCL needs.
     """
 
-    def __init__(self, host: str, rendezvous: Rendezvous) -> None:
+    def __init__(self, host: str, rendezvous: Rendezvous, transport: str = "gloo") -> None:
         self._host = host
         self._rendezvous = rendezvous
+        self._kind: type[_TorchGroup] = NcclGroup if transport == "nccl" else GlooGroup
+        self._kind.check()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._listener = socket.create_server((host, 0), family=family, backlog=1024)
@@ -101,9 +128,9 @@ class GlooGroups:
 
     def group(
         self, name: str, members: Sequence[Peer], rank: int, timeout_s: float = TIMEOUT_S
-    ) -> GlooGroup:
+    ) -> Group:
         """Make a member of a group that is still to be formed."""
-        return GlooGroup(self._host, self._rendezvous, name, members, rank, timeout_s)
+        return self._kind(self._host, self._rendezvous, name, members, rank, timeout_s)
 
     def close(self) -> None:
         """Be reached no more; groups that stand go on."""
@@ -119,7 +146,7 @@ class GlooGroups:
                 sleep(_LOOK_S)
 
 
-class GlooGroup:
+class _TorchGroup(ABC):
     """One member's part in a group; all but `abort` belong to one thread."""
 
     def __init__(
@@ -138,7 +165,42 @@ class GlooGroup:
         self._timeout_s = timeout_s
         self._over = threading.Event()
         self._store = _Store(rendezvous, name, timeout_s, self._over)
-        self._group: _Gloo | None = None
+        self._group: _ProcessGroup | None = None
+
+    @classmethod
+    def check(cls) -> None:
+        """See whether this machine has what it takes.
+
+        Raises:
+            UserError: If it has not.
+        """
+        del cls  # any machine has
+
+    @abstractmethod
+    def _connected(self) -> _ProcessGroup:
+        """Torch's group, all of whose members are connected; in a thread of its own."""
+
+    @staticmethod
+    @abstractmethod
+    def _close(group: _ProcessGroup) -> None:
+        """Close all connections of a group, whatever thread uses them."""
+
+    @staticmethod
+    @abstractmethod
+    def _tensor(vector: Vector) -> torch.Tensor:
+        """The numbers of a vector where they can be sent."""
+
+    @abstractmethod
+    def _done(
+        self, begin: Callable[[_ProcessGroup], list[Work]], group: _ProcessGroup, size: int
+    ) -> str:
+        """Do something together; returns why it cannot be ended, empty where it was.
+
+        Args:
+            begin: Begins it.
+            group: Torch's.
+            size: Of all that is sent, bytes.
+        """
 
     def form(self) -> None:
         """Connect to all the others.
@@ -147,7 +209,7 @@ class GlooGroup:
             GroupError: If that cannot be.
         """
         self._refuse_addresses()
-        formed = SimpleQueue[tuple[_Gloo | None, str]]()
+        formed = SimpleQueue[tuple[_ProcessGroup | None, str]]()
         threading.Thread(target=self._connect, args=(formed,)).start()
         deadline, patient_until = monotonic() + self._timeout_s, monotonic() + _PATIENCE_S
         why, unreachable = "", frozenset[str]()
@@ -170,26 +232,40 @@ class GlooGroup:
 
     def all_reduce(self, vector: Vector) -> None:
         """Sum the vectors of all members, in place."""
-        tensor = torch.from_numpy(vector)
-        self._call("add up", lambda group: [group.allreduce([tensor])])
+        tensor = self._tensor(vector)
+        self._call("add up", vector.nbytes, lambda group: [group.allreduce([tensor])])
+        _bring(tensor, vector)
 
     def exchange(
         self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
     ) -> None:
         """Send a part of a vector to each member, and get one from each."""
-        into, of, lengths = torch.from_numpy(incoming), torch.from_numpy(outgoing), list(received)
-        self._call("exchange", lambda group: [group.alltoall_base(into, of, lengths, list(sent))])
+        into, of, lengths = self._tensor(incoming), self._tensor(outgoing), list(received)
+        size = outgoing.nbytes + incoming.nbytes
+        self._call(
+            "exchange", size, lambda group: [group.alltoall_base(into, of, lengths, list(sent))]
+        )
+        _bring(into, incoming)
 
     def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
         """Let every member have the parts of all, in place."""
-        parts = torch.split(torch.from_numpy(vector), list(lengths))
+        tensor = self._tensor(vector)
+        parts = torch.split(tensor, list(lengths))
         ranks = [rank for rank, length in enumerate(lengths) if length]
-        self._call("gather", lambda group: [group.broadcast(parts[rank], rank) for rank in ranks])
+        self._call(
+            *("gather", vector.nbytes),
+            lambda group: [group.broadcast(parts[rank], rank) for rank in ranks],
+        )
+        _bring(tensor, vector)
 
     def copy(self, vectors: Sequence[Vector]) -> None:
         """Send rank 0's vectors to all others, and return when all have all of them."""
-        tensors = [torch.from_numpy(vector) for vector in vectors if len(vector)]
-        self._call("copy", lambda group: [group.broadcast(tensor, 0) for tensor in tensors])
+        full = [vector for vector in vectors if len(vector)]
+        tensors = [self._tensor(vector) for vector in full]
+        size = sum(vector.nbytes for vector in full)
+        self._call("copy", size, lambda group: [group.broadcast(each, 0) for each in tensors])
+        for tensor, vector in zip(tensors, full, strict=True) if self._rank else ():
+            _bring(tensor, vector)
         self.all_reduce(np.zeros(1, np.float32))  # who has sent it all may leave before it is read
 
     def abort(self) -> None:
@@ -197,9 +273,9 @@ class GlooGroup:
         self._over.set()
         group, self._group = self._group, None
         if group is not None:
-            _poison(group)
+            self._close(group)
 
-    def _call(self, what: str, begin: Callable[[_Gloo], list[Work]]) -> None:
+    def _call(self, what: str, size: int, begin: Callable[[_ProcessGroup], list[Work]]) -> None:
         """Do something together.
 
         Raises:
@@ -210,7 +286,7 @@ class GlooGroup:
             raise self._error(
                 what, _ABORTED if self._over.is_set() else "it was never formed", frozenset()
             )
-        why = _done(begin, group)
+        why = self._done(begin, group, size)
         del begin, group  # see the module's first point
         if why:
             aborted = self._over.is_set()
@@ -218,7 +294,7 @@ class GlooGroup:
             unreachable = frozenset[str]() if aborted else self._unreachable()
             raise self._error(what, _ABORTED if aborted else why, unreachable)
 
-    def _connect(self, formed: SimpleQueue[tuple[_Gloo | None, str]]) -> None:
+    def _connect(self, formed: SimpleQueue[tuple[_ProcessGroup | None, str]]) -> None:
         """Form it; whoever began this may have left."""
         try:
             group = self._connected()
@@ -227,16 +303,7 @@ class GlooGroup:
             return
         formed.put((group, ""))
         if self._over.is_set():
-            _poison(group)
-
-    def _connected(self) -> _Gloo:
-        kind: Any = ProcessGroupGloo  # whose stubs lack its options
-        options = kind._Options()  # noqa: SLF001 -- there is no other way to name the address
-        options._devices = [kind.create_device(hostname=self._host, lazy_init=False)]  # noqa: SLF001
-        options._timeout = timedelta(seconds=self._timeout_s)  # noqa: SLF001
-        options._threads = _THREADS  # noqa: SLF001
-        group: _Gloo = kind(self._store, self._rank, len(self._members), options)
-        return group
+            self._close(group)
 
     def _what_lacks(self) -> str:
         late = [each.name for n, each in enumerate(self._members) if n not in self._store.came]
@@ -273,8 +340,126 @@ class GlooGroup:
         return GroupError(f"group {self._name} cannot {what}: {why}{whom}", unreachable)
 
 
+class GlooGroup(_TorchGroup):
+    """Over TCP, from the machine's memory."""
+
+    def _connected(self) -> _ProcessGroup:
+        kind: Any = ProcessGroupGloo  # whose stubs lack its options
+        options = kind._Options()  # noqa: SLF001 -- there is no other way to name the address
+        options._devices = [kind.create_device(hostname=self._host, lazy_init=False)]  # noqa: SLF001
+        options._timeout = timedelta(seconds=self._timeout_s)  # noqa: SLF001
+        options._threads = _THREADS  # noqa: SLF001
+        group: _ProcessGroup = kind(self._store, self._rank, len(self._members), options)
+        return group
+
+    @staticmethod
+    def _close(group: _ProcessGroup) -> None:
+        for other in range(group.size()):  # from the dead nothing is received: closes no other
+            if other != group.rank():
+                with suppress(RuntimeError):  # which is the point
+                    receiving = group.recv([torch.empty(1)], other, _POISON_TAG)
+                    receiving.wait(timedelta(milliseconds=1))
+
+    @staticmethod
+    def _tensor(vector: Vector) -> torch.Tensor:
+        return torch.from_numpy(vector)
+
+    def _done(
+        self, begin: Callable[[_ProcessGroup], list[Work]], group: _ProcessGroup, size: int
+    ) -> str:
+        del size  # gloo's timeout is of pieces
+        try:
+            for work in begin(group):
+                work.wait()
+        except RuntimeError as error:
+            return _in_short(error)
+        return ""
+
+
+class NcclGroup(_TorchGroup):
+    """Between GPUs, each of another member."""
+
+    @classmethod
+    def check(cls) -> None:
+        """See whether this machine has what it takes.
+
+        Raises:
+            UserError: If it has not.
+        """
+        if not (torch.cuda.is_available() and is_nccl_available()):
+            raise UserError(
+                "aggregation.transport: nccl adds up in GPUs' memory, and torch finds none here:"
+                " take gloo, or run workers of this job on machines with a GPU each"
+            )
+        torch.zeros(1, device=_GPU)  # the first use takes a second, which no member shall wait
+
+    def _connected(self) -> _ProcessGroup:
+        from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 -- not in every wheel
+
+        self._store.set(_here(self._rank), b"")
+        self._store.wait([_here(rank) for rank in range(len(self._members))])
+        for name, value in _NCCL.items():
+            os.environ.setdefault(name, value)
+        kind: Any = ProcessGroupNCCL
+        options = kind.Options()
+        options.config.blocking = 0  # connecting comes to an end, whoever is gone
+        group: _ProcessGroup = kind(self._store, self._rank, len(self._members), options)
+        one = torch.zeros(1, device=_GPU)
+        why = self._done(lambda group: [group.allreduce([one])], group, one.nbytes)
+        if why:
+            self._close(group)
+            raise RuntimeError(why)
+        return group
+
+    @staticmethod
+    def _close(group: _ProcessGroup) -> None:
+        threading.Thread(target=group.abort).start()  # it may wait for a call that is beginning
+
+    @staticmethod
+    def _tensor(vector: Vector) -> torch.Tensor:
+        return torch.from_numpy(vector).to(_GPU)
+
+    def _done(
+        self, begin: Callable[[_ProcessGroup], list[Work]], group: _ProcessGroup, size: int
+    ) -> str:
+        ended = SimpleQueue[str]()
+        threading.Thread(target=self._run, args=(begin, group, ended)).start()
+        deadline = monotonic() + self._timeout_s + size / _SLOWEST
+        patient_until = monotonic() + _PATIENCE_S
+        while True:
+            with suppress(Empty):
+                return ended.get(timeout=_LOOK_S)
+            if self._over.is_set():
+                return _ABORTED
+            if monotonic() > deadline:
+                return "others did not take part in time"
+            if monotonic() > patient_until:
+                if self._unreachable(self._over.is_set):
+                    return "others are gone"
+                patient_until = monotonic() + _PATIENCE_S
+
+    def _run(
+        self,
+        begin: Callable[[_ProcessGroup], list[Work]],
+        group: _ProcessGroup,
+        ended: SimpleQueue[str],
+    ) -> None:
+        """Do something together, in a thread that is left behind where it is of no use any more."""
+        why = ""
+        try:
+            for work in begin(group):
+                while not (work.is_completed() or self._over.is_set()):
+                    sleep(_POLL_S)
+                if self._over.is_set():
+                    break
+                work.wait()  # what is done next on the GPU comes after it; an error is raised
+        except RuntimeError as error:
+            why = _in_short(error)
+        ended.put(_ABORTED if self._over.is_set() else why)
+
+
 class _Store(Store):
-    """What gloo keeps addresses in while a group forms; for one thread, a wait can be given up."""
+    """What torch keeps addresses in while a group forms; for one thread, a wait can be given up."""
 
     def __init__(
         self, rendezvous: Rendezvous, name: str, timeout_s: float, over: threading.Event
@@ -314,27 +499,8 @@ class _Store(Store):
                 if key in self._values:
                     raise DistStoreError("its name was used before")
                 self._values[key] = value
-                with suppress(ValueError):  # gloo's keys are 0/<rank>
+                with suppress(ValueError):  # gloo's keys are 0/<rank>, and ours of NCCL as well
                     self.came.add(int(key.rpartition("/")[2]))
-
-
-def _done(begin: Callable[[_Gloo], list[Work]], group: _Gloo) -> str:
-    """Do something together; returns why it cannot be ended, empty where it was."""
-    try:
-        for work in begin(group):
-            work.wait()
-    except RuntimeError as error:
-        return _in_short(error)
-    return ""
-
-
-def _poison(group: _Gloo) -> None:
-    """Close all connections of a group, whatever thread uses them."""
-    for other in range(group.size()):  # from the dead nothing is received: that closes no other
-        if other != group.rank():
-            with suppress(RuntimeError):  # which is the point
-                receiving = group.recv([torch.empty(1)], other, _POISON_TAG)
-                receiving.wait(timedelta(milliseconds=1))
 
 
 def _not_connected(peers: Iterable[Peer], given_up: Callable[[], bool]) -> list[Peer]:
@@ -359,6 +525,17 @@ def _not_connected(peers: Iterable[Peer], given_up: Callable[[], bool]) -> list[
                     refused.append(peer)
         refused += [key.data[1] for key in selector.get_map().values()]
     return [] if given_up() else refused
+
+
+def _here(rank: int) -> str:
+    """The key by which a member says that it comes."""
+    return f"here/{rank}"
+
+
+def _bring(tensor: torch.Tensor, vector: Vector) -> None:
+    """Copy numbers that lie elsewhere, as on a GPU, to where they are wanted."""
+    if tensor.device.type != "cpu":
+        torch.from_numpy(vector).copy_(tensor)
 
 
 def _host(address: str) -> IPv4Address | IPv6Address | None:

@@ -53,7 +53,8 @@ class AggregationSpec(Part):
     leave_s: Positive = 5.0
     """So long a worker that leaves may be needed for what it holds."""
     transport: Literal["gloo", "nccl"] = "gloo"
-    """Of `group`: what carries the numbers (`nccl`: not offered by this version yet)."""
+    """Of `group`: what carries the numbers: TCP between machines' memory, or NCCL between GPUs, one
+    for each worker. From one to the other a job changes by way of `board`."""
 
     @property
     def core(self) -> AggregationSettings:

@@ -5,14 +5,13 @@ A user may have folders `common` and `services` too, in the working directory or
 
 from __future__ import annotations
 
-import argparse
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Sequence
 
 _ROOT = str(Path(__file__).parents[2])  # where our packages lie, in a checkout or installed
@@ -106,6 +105,9 @@ def command_line(service: str, arguments: Sequence[str] | None = None) -> argpar
     Raises:
         SystemExit: If it asks for help, or makes no sense.
     """
+    import argparse  # noqa: PLC0415 -- `doll --help` needs the rest of this module alone
+    import socket  # noqa: PLC0415 -- likewise
+
     description, example, job, options = SERVICES[service]
     parser = argparse.ArgumentParser(
         prog=f"python -m services.{service}", description=description, epilog=f"example: {example}"

@@ -135,9 +135,7 @@ _PROPERTIES = {"kafka_properties": property_of, "schema_registry": registry_prop
 class Settings(BaseModel):
     """Everything that a process takes from its environment; `kafka` is DOLL_KAFKA there."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     kafka: Annotated[
         str,

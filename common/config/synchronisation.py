@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from common.config.descriptions import descriptions_of
 from common.core.messages import SynchronisationMode  # noqa: TC001 -- pydantic reads it when run
 from common.core.settings import Mode, Rule
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
 
 MOST = 2**31 - 1  # of whatever is counted: products of two of them still fit into 64 bits
 
@@ -32,8 +38,19 @@ class Part(BaseModel):
         extra="forbid",
         strict=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        for name, description in descriptions_of(cls).items():
+            shown = cls.model_fields[name].alias or name
+            if shown in properties:  # one that is excluded is not there
+                properties[shown]["description"] = description
+        return schema
 
 
 class ModeSpec(Part):

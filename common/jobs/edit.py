@@ -53,10 +53,17 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
     if isinstance(group_size, int) and "learning_rate" not in changed and spec.rate_by_group:
         tree["optimizer"]["learning_rate"] *= group_size / spec.group_size
     try:
-        return JobSpec.model_validate_json(json.dumps(tree))
+        made = JobSpec.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         told = complaint(error, name=_name, allowed=partial(field_names, JobSpec))
         raise UserError(f"change: {told}") from error
+    among, before = made.aggregation, spec.aggregation
+    if made.grouped and spec.grouped and among and before and among.transport != before.transport:
+        raise UserError(
+            f"change: aggregation.transport: a group that runs goes on with {before.transport}:"
+            f" change to aggregation: board first, then to {among.transport}"
+        )
+    return made
 
 
 def differences(old: JobSpec, new: JobSpec) -> dict[str, Value]:

@@ -956,10 +956,10 @@ class JobSpec(Part):
                 "aggregation.mode: workers of a group are told no changes, they make them: leave"
                 " compression out, or take mode: board"
             )
-        if among.transport == "nccl":
+        if among.transport == "nccl" and self.device == "cpu":
             raise ValueError(
-                "aggregation.transport: nccl is not offered by this version yet: take gloo, which"
-                " adds up in the machine's memory what a GPU has computed"
+                "aggregation.transport: nccl adds up in GPUs' memory, got device: cpu: take gloo,"
+                " or device: cuda"
             )
         return self
 

@@ -162,17 +162,17 @@ def open_boards(settings: Settings) -> Boards:
     return RedisBoards(settings.redis, access=_redis_access(settings))
 
 
-def open_groups(settings: Settings, rendezvous: Rendezvous) -> Groups:
+def open_groups(settings: Settings, rendezvous: Rendezvous, transport: str = "gloo") -> Groups:
     """Open this process's way into groups of a job's members, who find each other there.
 
     Raises:
         UserError: If the settings name a file that cannot be used, or an address by which nobody
-            else reaches this machine.
+            else reaches this machine; if NCCL is to carry the numbers, and there is no GPU.
         UnavailableError: If a name cannot be resolved now.
     """
-    from common.adapters.torch_group import GlooGroups  # noqa: PLC0415 -- see above
+    from common.adapters.torch_group import TorchGroups  # noqa: PLC0415 -- see above
 
-    return GlooGroups(advertised(settings), rendezvous)
+    return TorchGroups(advertised(settings), rendezvous, transport)
 
 
 def advertised(settings: Settings) -> str:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+    gc.disable()
+
 import sys
 import threading
 from logging import getLogger

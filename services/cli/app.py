@@ -6,7 +6,7 @@ command, write it in a file of its own and register it at the end of this one.
 
 from __future__ import annotations
 
-from importlib.metadata import version
+import gc
 from inspect import cleandoc
 from typing import Annotated, Any
 
@@ -51,6 +51,7 @@ class _Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- likewise
+        gc.enable()  # see `doll.distribution`
         try:
             return super().invoke(ctx)
         except DollError as error:
@@ -85,6 +86,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:  # noqa: FBT001 -- typer calls it
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"doll {version('doll')}")
         raise typer.Exit
 

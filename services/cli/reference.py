@@ -17,6 +17,7 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from common.config.descriptions import descriptions_of
 from common.config.settings import Settings
 from common.jobs.spec import JobSpec
 from services.cli.app import app
@@ -81,9 +82,10 @@ def _section(model: type[BaseModel], path: str) -> Iterator[str]:
     title = f"`{path.rstrip('.')}`" if path else "The job"
     yield from ("", f"## {title}", "", (model.__doc__ or "").partition("\n")[0], "")
     yield from ("| field | value | default | means |", "| --- | --- | --- | --- |")
+    described = descriptions_of(model)
     for name, field in model.model_fields.items():
-        shown = field.alias or name
-        yield f"| `{shown}` | {_value(field)} | {_default(field)} | {_cell(field.description)} |"
+        shown, means = field.alias or name, _cell(described[name])
+        yield f"| `{shown}` | {_value(field)} | {_default(field)} | {means} |"
     if model.model_config.get("extra") == "allow":
         yield "| any other | | | an option of the task |"
 
@@ -91,9 +93,10 @@ def _section(model: type[BaseModel], path: str) -> Iterator[str]:
 def _settings() -> Iterator[str]:
     yield _SETTINGS
     yield from ("", "| variable | value | default | means |", "| --- | --- | --- | --- |")
+    described = descriptions_of(Settings)
     for name, field in Settings.model_fields.items():
         variable = "DOLL_" + name.upper() + ("_*" if field.annotation == dict[str, str] else "")
-        yield f"| `{variable}` | {_value(field)} | {_default(field)} | {_cell(field.description)} |"
+        yield f"| `{variable}` | {_value(field)} | {_default(field)} | {_cell(described[name])} |"
 
 
 def _value(field: FieldInfo) -> str:

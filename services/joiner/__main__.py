@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+    gc.disable()
+
 import argparse
 import sys
 import time
@@ -14,7 +19,7 @@ import msgspec
 from common.errors import UnavailableError
 from common.joining.records import JoinSpec, Records
 from common.runtime.connect import open_log
-from common.runtime.service import freeze_imports, run
+from common.runtime.service import run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.joiner import JoinerMetrics
 from services.joiner.loop import Joiner, prepare
@@ -46,7 +51,6 @@ def _join(spec: JoinSpec, process: ServiceProcess) -> None:
     process.serve_metrics(metrics.meters)
     watchdog = process.watchdogs.begin("the loop of the join")
     outage = Outage(process.logger, "kafka")
-    freeze_imports()
     with ExitStack() as stack:
         log = stack.enter_context(closing(open_log(process.settings, process.name)))
         joiner: Joiner | None = None

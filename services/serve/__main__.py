@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+    gc.disable()
+
 import sys
 import threading
 from contextlib import ExitStack, closing, suppress
@@ -20,7 +25,7 @@ from common.jobs.build import codec_of
 from common.jobs.store import JobStore
 from common.runtime.connect import connect, open_registry
 from common.runtime.listen import listen, url_of
-from common.runtime.service import freeze_imports, run
+from common.runtime.service import keep_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.serve import ServeMetrics
 from common.topics.schemas import JobSchemas
@@ -110,7 +115,7 @@ def _open(
     )
     stack.callback(batches.close)
     process.serve_metrics(metrics.meters)
-    freeze_imports()
+    keep_imports()
     app: ASGIApp = ModelServer(job, model, inputs, batches, metrics, settings).app()
     followers = [
         Follower(record.id, each, outside, logger.bind(alias=str(each.alias))) for each in models

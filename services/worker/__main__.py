@@ -7,11 +7,15 @@ thread hears from Kafka and Redis which job this worker is for.
 from __future__ import annotations
 
 import gc
+
+if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+    gc.disable()
+
 import random
 import sys
 import threading
 from contextlib import closing, suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from common.checkpoints.store import CheckpointStore
@@ -29,7 +33,7 @@ from common.runtime.connect import (
     open_notices,
     open_tracer,
 )
-from common.runtime.service import freeze_imports, run
+from common.runtime.service import keep_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.worker import WorkerMetrics
 from services.worker.memory import keep_freed_memory
@@ -95,7 +99,6 @@ def _work(only: str, process: ServiceProcess) -> None:
         )
         thread.start()
         observers = _loaded(settings.threads or 1)(metrics, tracer, process.watchdogs, watchdog)
-        freeze_imports()
         while not process.stopping.is_set():
             watchdog.beat()
             job = selector.selected()
@@ -110,12 +113,15 @@ def _work(only: str, process: ServiceProcess) -> None:
             raise faults[0]
 
 
+@cache
 def _loaded(threads: int) -> type[Observers]:
     """Load what computes gradients, on so many threads; it is there at once the next time."""
+    gc.disable()
     import torch  # noqa: PLC0415 -- see above
 
     from services.worker.loop import Observers  # noqa: PLC0415 -- likewise
 
+    keep_imports()
     torch.set_num_threads(threads)
     return Observers
 
@@ -188,8 +194,9 @@ def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -
     from services.worker.group import GroupAccess  # noqa: PLC0415 -- see above
 
     origin, among = job.origin, spec.aggregation
+    transport = "gloo" if among is None else among.transport
     return GroupAccess(
-        open_groups(settings, boards.rendezvous(job.id)),
+        open_groups(settings, boards.rendezvous(job.id), transport),
         CheckpointStore(open_blobs(settings), job.id),
         "" if origin is None else origin.sha256,
         settings.leave_s if among is None else min(among.leave_s, settings.leave_s),

@@ -97,11 +97,16 @@ class _InMemory:
 
 
 class _InProcesses:
-    """Members that are processes, and meet in a Redis over gloo; one that was killed comes anew."""
+    """Members that are processes, and meet in a Redis; one that was killed comes anew.
 
-    def __init__(self, redis: str, folder: Path) -> None:
+    With NCCL all share one GPU. It refuses that of processes on one machine, so each names another
+    one, and they talk over TCP as machines would.
+    """
+
+    def __init__(self, redis: str, folder: Path, transport: str) -> None:
         self._redis = redis
         self._folder = folder
+        self._transport = transport
         self._children = dict[str, tuple[Child, str]]()  # with their sockets
         self._frozen = set[str]()
         self._cuts = set[frozenset[str]]()
@@ -109,10 +114,13 @@ class _InProcesses:
 
     def _member(self, name: str) -> tuple[Child, str]:
         if name not in self._children:
-            path = self._folder / str(next(self._numbers))
+            number = next(self._numbers)
+            path = self._folder / str(number)
             module = "tests.contract.group_member"
-            command = [sys.executable, "-P", "-m", module, str(path), self._redis]
-            child = Child(command, self._folder / "log", forks=True)
+            command = [sys.executable, "-P", "-m", module, str(path), self._redis, self._transport]
+            apart = {"NCCL_HOSTID": f"machine-{number}", "NCCL_SOCKET_IFNAME": "lo"}
+            environment = os.environ | apart if self._transport == "nccl" else None
+            child = Child(command, self._folder / "log", environment, forks=True)
             child.await_ready(path.with_suffix(".ready").exists, LONG_S)
             self._children[name] = child, str(path)
         return self._children[name]
@@ -160,21 +168,30 @@ class _InProcesses:
 
 
 @pytest.fixture(scope="module")
-def processes(embedded_redis: EmbeddedRedis) -> Iterator[_InProcesses]:
+def gloo_processes(embedded_redis: EmbeddedRedis) -> Iterator[_InProcesses]:
+    yield from _processes(embedded_redis, "gloo")
+
+
+@pytest.fixture(scope="module")
+def nccl_processes(embedded_redis: EmbeddedRedis) -> Iterator[_InProcesses]:
+    yield from _processes(embedded_redis, "nccl")
+
+
+def _processes(redis: EmbeddedRedis, transport: str) -> Iterator[_InProcesses]:
     with TemporaryDirectory(dir=short_folder()) as folder:
-        fleet = _InProcesses(embedded_redis.url, Path(folder))
+        fleet = _InProcesses(redis.url, Path(folder), transport)
         yield fleet
         fleet.close()
 
 
-@pytest.fixture(params=["memory", "gloo"])
+@pytest.fixture(params=["memory", "gloo", *(["nccl"] if Path("/dev/nvidiactl").exists() else [])])
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     if request.param == "memory":
         in_memory = _InMemory()
         yield in_memory
         in_memory.close()
     else:
-        in_processes: _InProcesses = request.getfixturevalue("processes")
+        in_processes: _InProcesses = request.getfixturevalue(f"{request.param}_processes")
         yield in_processes
         in_processes.mend()
 

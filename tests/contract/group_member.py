@@ -1,6 +1,6 @@
 """A member of groups that does what it is asked: in a thread, or in a process of its own.
 
-    python -m tests.contract.group_member SOCKET REDIS
+    python -m tests.contract.group_member SOCKET REDIS gloo|nccl
 
 listens on a socket; each connection asks for one thing and is told what came of it.
 """
@@ -95,14 +95,20 @@ class Lossy:
     def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
         """Those that are not lost."""
         found = self._rendezvous.entries(name, after, timeout_s)
-        return [each for each in found if int(each[1].rpartition("/")[2]) not in self.lost]
+        return [each for each in found if _rank(each[1]) not in self.lost]
 
 
-def _serve(socket: str, redis: str) -> None:
-    from common.adapters.torch_group import GlooGroups  # noqa: PLC0415 -- memory needs no torch
+def _rank(key: str) -> int | None:
+    """Whose entry it is, where torch's key ends in that."""
+    last = key.rpartition("/")[2]
+    return int(last) if last.isdigit() else None
+
+
+def _serve(socket: str, redis: str, transport: str) -> None:
+    from common.adapters.torch_group import TorchGroups  # noqa: PLC0415 -- memory needs no torch
 
     link = Lossy(RedisBoards(redis).rendezvous("job"))
-    member = Member(GlooGroups("127.0.0.1", link), link)
+    member = Member(TorchGroups("127.0.0.1", link, transport), link)
     with Listener(socket, backlog=16) as listener:
         Path(socket + ".ready").touch()  # the socket itself is there a moment too early
         while True:

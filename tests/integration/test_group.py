@@ -131,6 +131,25 @@ def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
     assert np.flatnonzero(weights != -1.0).tolist() == []
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_members_add_up_in_the_memory_of_a_gpu_and_one_is_killed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # They share a GPU, which NCCL refuses of processes on one machine.
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    nccl = GROUP.replace("group}", "group, transport: nccl}")
+    cluster = started(make, "nccl", 2000, "c1", group=nccl)
+    for name in ("w1", "w2", "w3"):
+        monkeypatch.setenv("NCCL_HOSTID", name)
+        cluster.start("worker", name)
+    await_updates(cluster, 10)
+    cluster.kill("w3")
+    await_updates(cluster, 10)
+    cluster.start("worker", "w3")
+    assert_each_record_counts_once(cluster, 2000)
+    assert cluster.audit().taken_back == 0
+
+
 def test_weights_are_those_that_one_process_finds_of_the_same_batches(
     settings: Settings, tmp_path: Path
 ) -> None:

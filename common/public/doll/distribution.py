@@ -6,6 +6,7 @@ this package, or in a checkout two folders above it; there they are looked for f
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -45,4 +46,5 @@ def load(module: str) -> ModuleType:
 
 def main() -> None:
     """Run the command `doll`."""
+    gc.disable()  # there is no garbage in imports, nor in help; a command that runs enables it
     load("services.cli.__main__").main()

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
-from common.adapters.torch_group import GlooGroups
+from common.adapters.torch_group import TorchGroups
+from common.config.settings import Settings
 from common.errors import GroupError, UserError
 from common.ports.group import Peer
+from common.runtime.connect import open_groups
 from common.testing.board import MemoryBoards, MemoryRedis
 
 if TYPE_CHECKING:
@@ -18,15 +21,15 @@ NEAR, FAR = Peer("near", "127.0.0.1:4000"), Peer("far", "10.0.0.3:4000")
 
 
 @pytest.fixture
-def groups() -> Iterator[GlooGroups]:
-    groups = GlooGroups("127.0.0.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
+def groups() -> Iterator[TorchGroups]:
+    groups = TorchGroups("127.0.0.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
     yield groups
     groups.close()
 
 
 @pytest.mark.parametrize(("rank", "named"), [(0, []), (1, ["near"])])
 def test_a_loopback_address_among_others_is_refused_in_words(
-    groups: GlooGroups, rank: int, named: list[str]
+    groups: TorchGroups, rank: int, named: list[str]
 ) -> None:
     with pytest.raises(GroupError) as caught:
         groups.group("view-1", [NEAR, FAR], rank).form()
@@ -39,7 +42,7 @@ def test_a_loopback_address_among_others_is_refused_in_words(
 @pytest.mark.parametrize(
     "address", ["", "127.0.0.1", "here:4000", "127.0.0.1:here", "10.0.0.3:70000"]
 )
-def test_what_is_no_address_is_refused_in_words(groups: GlooGroups, address: str) -> None:
+def test_what_is_no_address_is_refused_in_words(groups: TorchGroups, address: str) -> None:
     members = [Peer("whole", groups.address), Peer("odd", address)]
 
     with pytest.raises(GroupError, match="no address for others is told by odd") as caught:
@@ -50,11 +53,19 @@ def test_what_is_no_address_is_refused_in_words(groups: GlooGroups, address: str
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(UserError, match=r"DOLL_ADVERTISE: 192.0.2.1 is no address of this machine"):
-        GlooGroups("192.0.2.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
+        TorchGroups("192.0.2.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
 
 
-def test_whoever_is_closed_is_reached_no_more(groups: GlooGroups) -> None:
-    other = GlooGroups("127.0.0.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_nccl_needs_one_in_words() -> None:
+    rendezvous = MemoryBoards(MemoryRedis()).rendezvous("job")
+
+    with pytest.raises(UserError, match=r"nccl adds up in .* take gloo, or run workers"):
+        open_groups(Settings(advertise="127.0.0.1"), rendezvous, "nccl")
+
+
+def test_whoever_is_closed_is_reached_no_more(groups: TorchGroups) -> None:
+    other = TorchGroups("127.0.0.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
     members = [Peer("a", groups.address), Peer("b", other.address)]
     other.close()
 

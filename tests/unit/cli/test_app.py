@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -89,6 +90,15 @@ def test_no_help_loads_what_only_commands_and_services_need() -> None:
     )
 
     assert answered.stdout.splitlines() == [f"{command} []" for command in commands]
+
+
+def test_a_command_that_runs_collects_garbage(world: World) -> None:
+    gc.disable()  # as `doll` does while it imports
+    try:
+        world.run("job", "list")
+        assert gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_the_version_is_told(world: World) -> None:

@@ -36,6 +36,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition, Span
+from common.errors import UserError
 from common.jobs.edit import changed_spec
 from common.jobs.progress import QUIET_S, RECENT_RECORDS, WORDS, Columns, JobProgress, Look
 from common.jobs.spec import ScheduleSpec
@@ -287,6 +288,18 @@ def aggregated(block: dict[str, str] | None) -> JobRecord:
     checkpoint = record.spec.checkpoint.model_copy(update={"every_updates": 5})
     spec = record.spec.model_copy(update={"checkpoint": checkpoint})
     return record._replace(spec=changed_spec(spec, {"aggregation": block}))
+
+
+def test_a_group_that_runs_keeps_what_carries_its_numbers() -> None:
+    running, nccl = aggregated({"mode": "group"}).spec, {"mode": "group", "transport": "nccl"}
+
+    with pytest.raises(UserError, match=r"a group that runs goes on with gloo: change to aggreg"):
+        changed_spec(running, {"aggregation": nccl})
+
+    on_the_board = changed_spec(running, {"aggregation": None})
+    among = changed_spec(on_the_board, {"aggregation": nccl}).aggregation
+    assert among is not None
+    assert among.transport == "nccl"
 
 
 @pytest.mark.parametrize("holds", [UNSET, 0, 32], ids=["the board", "replicas", "slices"])

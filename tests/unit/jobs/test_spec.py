@@ -118,8 +118,8 @@ def test_a_worker_that_is_never_asked_for_several_batches_cannot_walk() -> None:
         ),
         (
             {"mode": "group", "transport": "nccl"},
-            {},
-            "aggregation.transport: nccl is not offered by this version yet",
+            {"device": "cpu"},
+            "aggregation.transport: nccl adds up in GPUs' memory, got device: cpu",
         ),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from math import inf
 from typing import TYPE_CHECKING
@@ -68,6 +69,15 @@ def test_a_process_that_was_told_to_end_ends_well() -> None:
 
 def test_work_may_say_how_it_ended() -> None:
     assert run("admin", "a1", lambda _: 7) == 7
+
+
+def test_garbage_is_collected_but_not_looked_for_in_what_was_imported() -> None:
+    gc.disable()  # as a process of ours begins
+    try:
+        kept = run("worker", "w1", lambda _: gc.get_freeze_count() if gc.isenabled() else 0)
+        assert kept > len(sys.modules)
+    finally:
+        gc.enable()
 
 
 def test_settings_that_make_no_sense_are_told_in_a_line(

@@ -1,0 +1,52 @@
+"""Docstrings of a model's fields are its descriptions, in the JSON schema too."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from common.config.descriptions import descriptions_of
+from common.config.synchronisation import Part
+
+
+class _Base(Part):
+    first: int
+    """Of the base,
+    on two lines."""
+    again: int
+    """Said anew below."""
+
+
+class _Derived(_Base):
+    silent: int
+    again: int
+    """Here."""
+    aliased: Annotated[int, Field(alias="shown")]
+    """By another name."""
+    hidden: int = Field(default=0, exclude=True)
+    """Never written."""
+    not_a_field: ClassVar = 1
+    """Nor told."""
+
+
+def test_a_field_is_described_where_it_is_declared_last() -> None:
+    assert descriptions_of(_Derived) == {
+        "first": "Of the base,\non two lines.",
+        "again": "Here.",
+        "aliased": "By another name.",
+        "hidden": "Never written.",
+    }
+
+
+def test_the_json_schema_has_them_by_the_names_that_it_shows() -> None:
+    read = _Derived.model_json_schema(mode="validation")["properties"]
+    written = _Derived.model_json_schema(mode="serialization")["properties"]
+
+    assert {name for name, each in read.items() if "description" in each} == {
+        *("first", "again", "shown", "hidden")
+    }
+    assert {name for name, each in written.items() if "description" in each} == {
+        *("first", "again", "shown")
+    }
+    assert read["again"]["description"] == "Here."
