@@ -73,7 +73,7 @@ paper: $(INSTALLED)  ## section V of the paper, reproduced by simulation: some m
 nightly: simulate chaos  ## what takes too long for every change: 10,000 schedules, five minutes of chaos
 	! command -v go >/dev/null || $(MAKE) .tools/helm
 	TEST_SINCE= $(TESTS) -n 2 --hypothesis-profile=nightly tests/system tests/unit
-	$(TESTS) -rs -m nightly tests/integration
+	TEST_SINCE=HEAD $(TESTS) -rs -m nightly tests/integration  # so what waits for a change, too
 
 .tools/helm:  # for the tests of the chart
 	GOBIN=$(CURDIR)/.tools CGO_ENABLED=0 go install -ldflags='-s -w' helm.sh/helm/v3/cmd/helm@v3.18.6

@@ -34,6 +34,11 @@ def once_changed(*paths: str) -> Callable[[_Test], _Test]:
     return pytest.mark.nightly
 
 
+def marks_of(*paths: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Likewise, for one parameter of a test."""
+    return () if has_changed(*paths) else (pytest.mark.nightly,)
+
+
 def changed_files() -> frozenset[str] | None:
     """Files that changed since TEST_SINCE; None where that cannot be told."""
     return _changed(os.environ.get("TEST_SINCE", ""))

@@ -34,7 +34,10 @@ def embedded_kafka() -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture(scope="session")
 def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
-    with ApacheKafka(kafka_jars(), tmp_path_factory.mktemp("apache-kafka")) as kafka:
+    # Indexes of a full segment's size, of hundreds of topics, take longer to recover than to start.
+    small = "log.index.size.max.bytes=65536\n"
+    folder = tmp_path_factory.mktemp("apache-kafka")
+    with ApacheKafka(kafka_jars(), folder, properties=small) as kafka:
         yield kafka
 
 

@@ -6,7 +6,9 @@ not do itself, as measured with torch 2.13:
 - After a death only the neighbours of the dead raise. The others do when those let go of their
   group, with everything that refers to it: an exception's traceback is enough to keep it. So no
   error of ours is raised from one of gloo's.
-- gloo's own `abort` does nothing. A receive that may take a millisecond closes all connections.
+- gloo's own `abort` does nothing. A receive that may take a millisecond closes all connections, one
+  after the other: each waits for its loop, 10 ms. So a thread of its own does that, and whoever
+  left can say so, form the next group, compute.
 - Forming cannot be ended, and takes up to five timeouts: it is done in a thread of its own, which
   is left behind where nobody waits for it any more. The process ends no sooner than that thread:
   torch aborts one that does.
@@ -32,6 +34,7 @@ Neither has TLS or authentication in torch's wheels: see docs/howto/security.md.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import selectors
 import socket
@@ -63,9 +66,11 @@ _LOOK_S = 0.02  # between looks whether a group that is being formed was aborted
 _PATIENCE_S = 0.25  # with a group that is being formed, until others are tried; 20 take 0.2 s
 # Longer than the kernel waits until it asks again, so that one lost packet accuses nobody.
 _REACH_S = 1.5
+_AGAIN_S = 0.005  # between looks for who is gone, after a call that failed
 _NO_WAY = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 _POLL_S = 0.0002  # between looks whether NCCL is done
 _SLOWEST = 50e6  # bytes/s: NCCL does not say whether a call goes on, so a long one may take longer
+_HIGH = 512  # above the descriptors of connections, and below what a process may have open
 _POISON_TAG = 77
 _PORTS = 65535
 _GPU = "cuda"
@@ -123,6 +128,7 @@ class TorchGroups:
             raise UserError(
                 f"DOLL_ADVERTISE: {host} is no address of this machine: {error.strerror}"
             ) from error
+        self._listener = _closed_first(self._listener)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._answer, name="group-probes", daemon=True).start()
 
@@ -270,10 +276,17 @@ class _TorchGroup(ABC):
 
     def abort(self) -> None:
         """Leave the group, from any thread and at any time; whoever is in a call of it raises."""
+        self._leave()
+
+    def _leave(self) -> threading.Thread | None:
+        """Likewise; returns what closes the connections, unless there are none."""
         self._over.set()
         group, self._group = self._group, None
-        if group is not None:
-            self._close(group)
+        if group is None:
+            return None
+        closing = threading.Thread(target=self._close, args=(group,), name="group-close")
+        closing.start()
+        return closing
 
     def _call(self, what: str, size: int, begin: Callable[[_ProcessGroup], list[Work]]) -> None:
         """Do something together.
@@ -290,9 +303,21 @@ class _TorchGroup(ABC):
         del begin, group  # see the module's first point
         if why:
             aborted = self._over.is_set()
-            self.abort()
-            unreachable = frozenset[str]() if aborted else self._unreachable()
+            closing = self._leave()
+            unreachable = frozenset[str]() if aborted else self._gone(closing)
             raise self._error(what, _ABORTED if aborted else why, unreachable)
+
+    def _gone(self, closing: threading.Thread | None) -> frozenset[str]:
+        """Which of the others are, once it shows or our connections are closed.
+
+        The port of a process that dies may close a moment later than the connection that told.
+        """
+        while True:
+            waited = closing is None or not closing.is_alive()
+            unreachable = self._unreachable()
+            if unreachable or waited or closing is None:
+                return unreachable
+            closing.join(_AGAIN_S)
 
     def _connect(self, formed: SimpleQueue[tuple[_ProcessGroup | None, str]]) -> None:
         """Form it; whoever began this may have left."""
@@ -501,6 +526,18 @@ class _Store(Store):
                 self._values[key] = value
                 with suppress(ValueError):  # gloo's keys are 0/<rank>, and ours of NCCL as well
                     self.came.add(int(key.rpartition("/")[2]))
+
+
+def _closed_first(listener: socket.socket) -> socket.socket:
+    """The same by a descriptor that is closed before those of connections, where its process dies.
+
+    Linux closes the highest first. So whoever sees a connection end finds the port closed, too.
+    """
+    with suppress(OSError):  # few may be open: whoever looks has to look twice
+        high = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
+        listener.close()
+        return socket.socket(fileno=high)
+    return listener
 
 
 def _not_connected(peers: Iterable[Peer], given_up: Callable[[], bool]) -> list[Peer]:

@@ -119,6 +119,8 @@ class Leadership:
         self._updates = Partition(updates_topic(self._job), 0)
         self._control = Partition(control_topic(self._job), 0)
         self._tails = list[TopicTail]()
+        # Of the control topic, and where it began; read once this replica leads.
+        self._claims: tuple[LogPosition, TopicTail] | None = None
         self._found = dict[tuple[int, int, int], FoundSnapshot]()  # by rank
         self._found_in: events.Source = "hot"
 
@@ -200,7 +202,9 @@ class Leadership:
             lossy = pool.submit(self._look_at_settings)
             found = self._snapshots(source)
             begin = _begin(source, [stored.snapshot for stored in found])
-            tail = self._follow(self._updates, begin, decoded_updates) if begin else None
+            tail = self._follow_updates(begin) if begin else None
+            if found and source != "genesis":  # which has no claims to be replayed
+                self._fetch_claims(max((each.snapshot for each in found), key=_rank).control)
             topics = self._source.describe([self._updates.topic, self._control.topic])
             # After the snapshots: of what they contain, nothing may be above the ends.
             ends = self._ends(topics)
@@ -214,7 +218,7 @@ class Leadership:
         read_from = read_from._replace(topic_id=updates_id or read_from.topic_id)
         if tail is None or read_from != begin:  # which is seldom
             self._close_tails()
-            tail = self._follow(self._updates, read_from, decoded_updates)
+            tail = self._follow_updates(read_from)
         updates = decoded_updates(tail.read_up_to(end)).records
         self._found = {stored.snapshot.rank: stored for stored in found}
         self._found_in = source
@@ -365,7 +369,7 @@ class Leadership:
             snapshot: What it starts from.
             length: P + B, numbers in a well-formed vector.
         """
-        self._follow(self._control, snapshot.control, decoded_claims)
+        self._tails.append(self._fetch_claims(snapshot.control))
         self._sound = SoundReplies(length, self._measuring.metrics, self._log)
         self._replica.replies.follow(self._job, epoch, partial(self._hear_replies, self.number))
         self._replica.streams.follow(
@@ -385,20 +389,39 @@ class Leadership:
         self._close_tails()
         self._sound = None
 
-    def _follow(
+    def _follow_updates(self, position: LogPosition) -> TopicTail:
+        tail = self._tail(self._updates, position, decoded_updates)
+        self._tails.append(tail)
+        return tail
+
+    def _fetch_claims(self, position: LogPosition) -> TopicTail:
+        """Have claims fetched, or go on with what is fetched from there already.
+
+        A candidate does so with its first request: what is opened beside a reader that waits for
+        news waits for it, for some 0.2 s, and members are given no order until the claims of what
+        updates used are replayed.
+        """
+        if self._claims is None or self._claims[0] != position:
+            if self._claims is not None:
+                self._claims[1].close()
+            self._claims = position, self._tail(self._control, position, decoded_claims)
+        return self._claims[1]
+
+    def _tail(
         self,
         topic: Partition,
         position: LogPosition,
         decode: Callable[[RawRecords, int], events.CoordinatorEvent],
     ) -> TopicTail:
-        tail = TopicTail(self._source, topic, position, decode, self._hear_of_records, self._log)
-        self._tails.append(tail)
-        return tail
+        return TopicTail(self._source, topic, position, decode, self._hear_of_records, self._log)
 
     def _close_tails(self) -> None:
         for tail in self._tails:
             tail.close()
         self._tails = []
+        if self._claims is not None:
+            self._claims[1].close()
+            self._claims = None
 
     def _missing(self, told: str) -> str:
         """Which topic of the job is not there; what was told, where all are."""

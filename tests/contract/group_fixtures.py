@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import pytest
 
 from common.adapters.redis.exchange import RedisBoards
+from common.embedded.fork_server import prepare
 from common.embedded.process import Child, short_folder
 from common.ports.group import Peer
 from common.testing.group import MemoryNetwork
@@ -178,6 +179,7 @@ def nccl_processes(embedded_redis: EmbeddedRedis) -> Iterator[_InProcesses]:
 
 
 def _processes(redis: EmbeddedRedis, transport: str) -> Iterator[_InProcesses]:
+    prepare("worker")  # which brings torch: else each member that is forked would load its own
     with TemporaryDirectory(dir=short_folder()) as folder:
         fleet = _InProcesses(redis.url, Path(folder), transport)
         yield fleet

@@ -1,4 +1,7 @@
-"""What docker-compose.yml says makes our services run, and its guide's commands train a model."""
+"""What docker-compose.yml says makes our services run, and its guide's commands train a model.
+
+That services understand its variables is tested on every change in tests/unit/deploy.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from moto.server import ThreadedMotoServer
 from common.embedded.process import Child, free_port
 from common.embedded.redis import find_redis_server
 from tests import compose
+from tests.changes import once_changed
 from tests.compose import ROOT
 from tests.integration.cluster import await_condition
 from tests.integration.composed import ComposedKafka, Servers, Stack, compose_program
@@ -136,6 +140,10 @@ def stack(
         running.kill()
 
 
+@once_changed(
+    *("docker-compose.yml", "deploy/compose/", "docs/start/compose.md", "common/config/settings"),
+    *("tests/compose.py", "tests/integration/test_compose.py", "tests/integration/composed.py"),
+)
 def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
     stack: Stack,
     kafka: tuple[str, str],

@@ -1,4 +1,8 @@
-"""Every query of every panel gives a number: of a small demo that a real Prometheus scrapes."""
+"""Every query of every panel gives a number: of a small demo that a real Prometheus scrapes.
+
+That services tell every metric is tested on every change in test_metrics.py, and that queries are
+made of those in tests/unit/deploy.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from common.telemetry.metrics import catalogue
 from deploy.grafana.__main__ import DASHBOARDS
 from load.monitoring.prometheus import filled, finite
 from load.monitoring.watched import watched_demo
+from tests.changes import once_changed
 from tests.integration.cluster import await_condition
 from tests.servers import lacking
 
@@ -37,6 +42,10 @@ def queries() -> dict[str, str]:
     }
 
 
+@once_changed(
+    *("deploy/grafana/", "deploy/prometheus/", "common/telemetry/", "load/monitoring/"),
+    "tests/integration/test_dashboards.py",
+)
 def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged(
     tmp_path: Path,
 ) -> None:

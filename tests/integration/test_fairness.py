@@ -1,4 +1,8 @@
-"""A backlog in two streams is learned about as well as the same rows shuffled into one topic."""
+"""A backlog in two streams is learned about as well as the same rows shuffled into one topic.
+
+That updates take from all streams alike is tested on every change in
+tests/unit/core/test_grouping.py.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not DATA.exists(), reason=f"needs {DATA}")
 def test_two_streams_teach_what_one_shuffled_topic_teaches(tmp_path: Path) -> None:
     found = tmp_path / "fairness.json"

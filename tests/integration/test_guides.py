@@ -1,4 +1,8 @@
-"""What the guides say is so: their commands are run, their examples can be read."""
+"""What the guides say is so: their commands are run, their examples can be read.
+
+On every change the guides that everybody begins with are run. Commands are tested one by one in
+tests/unit/cli, so the others wait until they, or the commands, are changed.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,14 @@ from common.wire.plans import decode_plan
 from doll.yaml_file import as_json, load_text
 from services.admin.app import create_app
 from services.cli.commands import sources
+from tests.changes import marks_of
 from tests.integration.guides import DOCS, blocks, commands, programs, what_goes_wrong
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from _pytest.mark.structures import ParameterSet
 
 pytest_plugins = ["tests.forked_doll"]
 
@@ -47,6 +54,14 @@ WITH_A_STACK = (
     ("reference/api.md", "examples/follow.ipynb"),
     ("start/your-topics.md",),
 )
+ALWAYS = {"howto/security.md", "start/your-task.md", "start/your-topics.md"}
+COMMANDS = ("services/cli/", "common/api/", "common/planning/", "common/public/", "docs/examples/")
+
+
+def case(*guides: str) -> ParameterSet:
+    """Guides that are run one after the other; at night where neither they nor commands changed."""
+    marks = marks_of(*COMMANDS, *(f"docs/{guide}" for guide in guides))
+    return pytest.param(guides, id=guides[0], marks=marks if ALWAYS.isdisjoint(guides) else ())
 
 
 @pytest.fixture
@@ -101,12 +116,12 @@ def desk(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("guide", ALONE)
+@pytest.mark.parametrize("guides", [case(guide) for guide in ALONE])
 def test_commands_that_need_no_server_answer_as_the_guide_says(
-    guide: str, desk: Path, doll_program: Path, tmp_path: Path
+    guides: tuple[str, ...], desk: Path, doll_program: Path, tmp_path: Path
 ) -> None:
     environment = environment_of(Settings()) | {"PATH": programs(tmp_path / "bin", doll_program)}
-    wrong = what_goes_wrong([guide], desk, environment, LONG_S)
+    wrong = what_goes_wrong(guides, desk, environment, LONG_S)
     assert not wrong, wrong
 
 
@@ -119,7 +134,7 @@ def test_commands_of_a_guide_that_starts_the_services_answer_as_it_says(
 
 
 @pytest.mark.usefixtures("services")
-@pytest.mark.parametrize("guides", WITH_A_STACK, ids=lambda guides: guides[0])
+@pytest.mark.parametrize("guides", [case(*guides) for guides in WITH_A_STACK])
 def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
     guides: tuple[str, ...], desk: Path, reader: dict[str, str]
 ) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.changes import marks_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -48,8 +50,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("installed")
     venv.create(root, symlinks=True)
     (site,) = root.glob("lib/python3.*/site-packages")
-    left_out = shutil.ignore_patterns("__pycache__", "public")
-    for package in ("common", "services", "common/public/doll"):
+    for package in ("common", "services", "common/public/doll"):  # compiled, as pip leaves them
+        left_out = shutil.ignore_patterns("public")
         shutil.copytree(ROOT / package, site / Path(package).name, ignore=left_out)
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
@@ -57,7 +59,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "bin"
 
 
-@pytest.fixture(params=["in the working directory", "on PYTHONPATH"])
+# Of two places one is tried where nothing changed that says where packages are looked for.
+ONCE = marks_of(
+    *("common/config/program", "common/embedded/", "common/public/", "services/cli/__main__"),
+    "tests/integration/test_names_of_ours.py",
+)
+
+
+@pytest.fixture(
+    params=[
+        "in the working directory",
+        pytest.param("on PYTHONPATH", marks=ONCE),
+    ]
+)
 def place(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

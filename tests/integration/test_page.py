@@ -1,4 +1,8 @@
-"""The live page in a real Chromium, before the real service on servers in memory."""
+"""The live page in a real Chromium, before the real service on servers in memory.
+
+A browser takes seconds of a processor to load Plotly. On every change it opens the page that has
+all charts, and does what people do most; what else there is to see waits for a change of it.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,7 @@ from common.topics.dead_letters import letter_of
 from load.page.pictures import browser, chromium
 from load.page.service import PageService, served
 from load.page.world import AGE_S, World, make_record, make_world
+from tests.changes import once_changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
 
     from common.core.messages import AuditRecord
 
+SEEN = once_changed(  # what there is to see comes to the same where nothing of this changed
+    *("services/admin/page/", "common/api/", "load/page/", "tests/integration/test_page.py"),
+)
 SOON_MS = 60_000.0
 HOSTILE = '<img src=x onerror="window.harmed = 1"><script>window.harmed = 1</script>&lt;b&gt; $&'
 LAPTOP, PHONE = (1280, 800), (390, 844)
@@ -197,6 +205,7 @@ def test_the_list_shows_how_every_job_is(site: Site) -> None:
     expect(paused.locator('[data-name="State"]')).to_contain_text("paused")
 
 
+@SEEN
 def test_a_job_that_is_held_shows_why_and_the_commands_that_go_on(site: Site) -> None:
     page = site.open("/jobs/orders")
     grave, quarantine = page.locator(".banner.grave"), page.locator(".banner:not(.grave)")
@@ -218,6 +227,7 @@ def test_a_job_that_is_held_shows_why_and_the_commands_that_go_on(site: Site) ->
     expect(row.locator('[data-name="State"]')).to_contain_text("held")
 
 
+@SEEN
 def test_a_job_shows_the_numbers_that_the_api_gives(site: Site) -> None:
     page = site.open("/jobs/fraud")
     told = site.get("/v1/jobs/fraud/provisioning")
@@ -237,6 +247,7 @@ def test_a_job_shows_the_numbers_that_the_api_gives(site: Site) -> None:
     expect(estimate).to_contain_text("92.1 % to 93.3 %")
 
 
+@SEEN
 def test_curves_reach_as_far_as_the_job_and_show_the_line_at_one(site: Site) -> None:
     page = site.open("/jobs/fraud")
     told = site.get("/v1/jobs/fraud/curves")
@@ -257,6 +268,7 @@ def test_curves_reach_as_far_as_the_job_and_show_the_line_at_one(site: Site) -> 
     }
 
 
+@SEEN
 def test_what_an_evaluator_told_is_drawn_beside_what_was_predicted(site: Site) -> None:
     page = site.open("/jobs/fraud")
     told = site.get("/v1/jobs/fraud/curves")["evaluation"]
@@ -273,6 +285,7 @@ def test_what_an_evaluator_told_is_drawn_beside_what_was_predicted(site: Site) -
     expect(happened).to_contain_text("errors rose from 0.041 to 0.118, at version 3,200")
 
 
+@SEEN
 def test_the_timeline_marks_preemptions_by_a_shape(site: Site) -> None:
     page = site.open("/jobs/fraud")
     lives = site.get("/v1/jobs/fraud/curves")["lives"]
@@ -307,6 +320,7 @@ def test_an_update_changes_the_page_at_once_and_without_a_reload(site: Site) -> 
     assert page.evaluate("window.marked") == 1
 
 
+@SEEN
 def test_a_switch_of_synchronisation_is_seen_with_what_is_in_force(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.locator("#pulse")).to_have_text("Live")
@@ -359,6 +373,7 @@ def test_texts_from_jobs_are_never_read_as_html(site: Site) -> None:
     assert page.evaluate("window.harmed") is None
 
 
+@SEEN
 def test_a_phone_never_scrolls_sideways(site: Site) -> None:
     page = site.open("/", PHONE)
     page.get_by_role("link", name="fraud").wait_for()
@@ -382,6 +397,7 @@ def test_a_phone_never_scrolls_sideways(site: Site) -> None:
     assert all(found == [PHONE[0]] * 3 for found in widths.values()), widths
 
 
+@SEEN
 def test_times_are_those_of_the_viewers_zone(site: Site) -> None:
     page = site.open("/jobs/fraud", timezone="Asia/Tokyo")
     assert drawn(page, ".chart.lanes")
@@ -398,6 +414,7 @@ def test_times_are_those_of_the_viewers_zone(site: Site) -> None:
     expect(page.get_by_text("Times in Asia/Tokyo.")).to_be_visible()
 
 
+@SEEN
 def test_a_wrong_key_is_told_what_to_do(site: Site) -> None:
     page = site.open("/jobs/fraud", key="doll_wrong")
 
@@ -417,6 +434,7 @@ def test_a_key_that_is_revoked_meanwhile_is_told_what_to_do(site: Site) -> None:
     expect(page.locator("#pulse")).to_have_text("Stopped")
 
 
+@SEEN
 def test_what_is_not_there_is_a_plain_sentence(site: Site) -> None:
     page = site.open("/jobs/never%20was")
     expect(page.get_by_role("heading", name="There is no job named never was")).to_be_visible()
@@ -428,6 +446,7 @@ def test_what_is_not_there_is_a_plain_sentence(site: Site) -> None:
         expect(page.get_by_role("heading", name=name, exact=True)).to_be_hidden()
 
 
+@SEEN
 def test_without_any_job_the_page_says_how_to_submit_one(empty_site: Site) -> None:
     page = empty_site.open()
 
@@ -436,6 +455,7 @@ def test_without_any_job_the_page_says_how_to_submit_one(empty_site: Site) -> No
     expect(page.locator("pre")).to_contain_text(empty_site.address)
 
 
+@SEEN
 def test_a_page_that_loses_its_service_says_so_and_comes_back(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.locator("#pulse")).to_have_text("Live")
@@ -450,6 +470,7 @@ def test_a_page_that_loses_its_service_says_so_and_comes_back(site: Site) -> Non
     expect(page.locator(".trouble")).to_be_hidden()
 
 
+@SEEN
 def test_the_page_can_be_used_by_keyboard_alone(site: Site) -> None:
     page = site.open()
     page.get_by_role("link", name="fraud").wait_for()
@@ -470,6 +491,7 @@ def test_the_page_can_be_used_by_keyboard_alone(site: Site) -> None:
     expect(chart).to_have_attribute("aria-label", re.compile("Loss over time"))
 
 
+@SEEN
 def test_running_jobs_come_first_and_the_list_is_sorted_and_filtered_as_one_likes(
     site: Site,
 ) -> None:
@@ -489,6 +511,7 @@ def test_running_jobs_come_first_and_the_list_is_sorted_and_filtered_as_one_like
     expect(rows).to_have_text(["clicks"])
 
 
+@SEEN
 def test_the_time_axis_of_a_job_that_is_over_ends_with_it(site: Site) -> None:
     page = site.open("/jobs/spam")
     drawn(page, ".chart.loss")
@@ -501,6 +524,7 @@ def test_the_time_axis_of_a_job_that_is_over_ends_with_it(site: Site) -> None:
     )
 
 
+@SEEN
 def test_pictures_of_the_whole_page_and_paper_have_every_chart(site: Site) -> None:
     page = site.open("/jobs/fraud")
     page.wait_for_function(
@@ -517,6 +541,7 @@ def test_pictures_of_the_whole_page_and_paper_have_every_chart(site: Site) -> No
     assert plans.evaluate("box => box.scrollHeight <= box.clientHeight")
 
 
+@SEEN
 def test_times_of_which_nothing_is_known_are_gaps(site: Site) -> None:
     page = site.open("/jobs/fraud")
     times = [*range(100), *range(400, 500)]
@@ -534,6 +559,7 @@ def test_times_of_which_nothing_is_known_are_gaps(site: Site) -> None:
     assert len(shown["x"]) == len(times) + 1
 
 
+@SEEN
 def test_labels_of_drifts_cover_neither_each_other_nor_the_edge(site: Site) -> None:
     page = site.open("/jobs/fraud")
     found = page.evaluate(
@@ -601,6 +627,7 @@ def test_an_operator_submits_changes_and_stops_a_job(site: Site) -> None:
     assert "letters" not in [each["id"] for each in site.get("/v1/jobs")["jobs"]]
 
 
+@SEEN
 def test_dead_letters_are_told_by_reason(site: Site) -> None:
     for offset, reason in ((17, HOSTILE), (18, "too short"), (19, "too short")):
         skipped = Skipped("payments-eu", 0, offset, reason)
@@ -615,6 +642,7 @@ def test_dead_letters_are_told_by_reason(site: Site) -> None:
     expect(rows.nth(1)).to_contain_text(HOSTILE)
 
 
+@SEEN
 def test_a_model_is_downloaded(site: Site) -> None:
     site.service.leave_model("fraud")
     page = site.open("/jobs/fraud")
@@ -626,6 +654,7 @@ def test_a_model_is_downloaded(site: Site) -> None:
     assert weights
 
 
+@SEEN
 def test_a_viewer_is_offered_no_change(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.get_by_role("link", name="newest")).to_be_visible()

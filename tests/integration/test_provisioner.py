@@ -1,4 +1,8 @@
-"""The provisioner on processes and servers: no machine twice, whoever is in charge."""
+"""The provisioner on processes and servers: no machine twice, whoever is in charge.
+
+Spares, bids and bills are decided without processes: that is tested on every change in
+tests/unit/provisioning, tests/unit/policies and tests/system.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,7 @@ from common.wire.plans import decode_plan
 from load.paper.live import bill_usd, plans_of
 from services.provisioner.__main__ import openers
 from services.provisioner.loop import JobProvisioner, Replica
+from tests.changes import once_changed
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:
@@ -53,6 +58,10 @@ process: {availability: 1.0}
 """
 OPTIONS = "provisioning: {workers: 2, policy: adaptive, review_s: 1}"
 HOLDS = "provisioning: {workers: 2}\non_preemption: hold"
+ONCE = once_changed(
+    *("common/adapters/local/", "common/policies/bid", "common/provisioning/"),
+    *("services/provisioner/", "tests/integration/test_provisioner.py"),
+)
 
 
 @pytest.fixture
@@ -204,6 +213,7 @@ def seats_of(cluster: Cluster) -> dict[int | None, int]:
     return {machine.slot: machine.launch for machine in ledger_of(cluster).running}
 
 
+@ONCE
 @pytest.mark.parametrize("cluster", [HOLDS], indirect=True)
 def test_the_stream_of_a_machine_that_is_killed_is_read_on_by_a_spare(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
@@ -280,6 +290,7 @@ class UnderBids:
         return at_s if dear else float("inf")
 
 
+@ONCE
 @pytest.mark.parametrize("cluster", [BIDS], indirect=True)
 def test_machines_under_bids_are_evicted_by_price_renewed_by_the_hour_and_billed_to_the_cent(
     cluster: Cluster,

@@ -1,4 +1,7 @@
-"""The benchmark of recoveries measures something; how much is for a quiet machine to say."""
+"""The benchmark of recoveries measures something; how much is for a quiet machine to say.
+
+That training goes on after a kill is tested on every change in test_training.py.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 200.0
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_is_measured(tmp_path: Path) -> None:
     found = tmp_path / "recovery.json"
     command = [sys.executable, str(ROOT / "load" / "recovery.py"), "--kafka", "embedded"]

@@ -96,7 +96,7 @@ def test_a_seed_tells_the_same_story_every_time() -> None:
         cluster = Cluster(from_seed(seed), lambda now, text: lines.append(f"{now} {text}"))
         return cluster.run(), lines
 
-    for seed in FEW_SEEDS:
+    for seed in FEW_SEEDS[:8]:
         outcome, lines = story(seed)
         assert (outcome, lines) == story(seed)
         assert outcome == run_seed(seed)  # whether somebody listens or not

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import changes
-from tests.changes import changed_files, has_changed, once_changed
+from tests.changes import changed_files, has_changed, marks_of, once_changed
 
 
 @pytest.mark.parametrize("since", ["", "no-such-commit"])
@@ -32,3 +32,4 @@ def test_a_test_waits_until_something_changes_that_it_looks_at(
 
     marks = [mark.name for mark in getattr(looked_at, "pytestmark", ())]
     assert marks == ["nightly"] * waits
+    assert [each.name for each in marks_of("common/core/", "common/policies/")] == marks

@@ -3,6 +3,7 @@
     all have finished, with one digest            it counts
     who has finished owns too few slices          it is over: some of the next state died with them
     some broke off, enough others have finished   it counts; who broke off copies the result
+    one died, and too few can have finished       it is over, and tried anew by all who live
     nobody answers any more, or too few have it   it is over, and tried anew without the silent
 
 Whoever has finished holds a result that no audit record may ever name: it is applied only if one
@@ -116,21 +117,25 @@ class Attempt:
         """
         if self._diverged:
             return "diverged"
-        if self.silent(there) and now < self._deadline:
-            return "open"
-        there = frozenset(there).intersection(self.members)
+        there, silent = frozenset(there).intersection(self.members), self.silent(there)
         has_it = self.finished.keys() & there
-        enough = min(copies, len(there))
+        # Where nobody is known to have died, somebody is about to be: it must not enter again.
+        hopeless = len(there) < len(self.members) and not self._is_enough(
+            has_it | silent, there, copies
+        )
+        if silent and now < self._deadline and not hopeless:
+            return "open"
         digests = {self.finished[member] for member in has_it}
         if len(digests) > 1:
             return "different"
-        whole = digests and len(has_it) >= enough
-        return "whole" if whole and self._has_slices(has_it, there, copies) else "over"
+        return "whole" if digests and self._is_enough(has_it, there, copies) else "over"
 
-    def _has_slices(
+    def _is_enough(
         self, has_it: AbstractSet[Member], there: AbstractSet[Member], copies: int
     ) -> bool:
-        """Whether enough owners of each slice have finished, of those who live."""
+        """Whether so many have finished, of those who live, and so many owners of each slice."""
+        if len(has_it) < min(copies, len(there)):
+            return False
         for ranks in self.membership.owners or ():
             owners = {self.members[rank] for rank in ranks}
             if len(owners & has_it) < max(1, min(copies, len(owners & there))):

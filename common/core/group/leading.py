@@ -292,7 +292,8 @@ class GroupAggregation:
         if self._verdict == "whole":
             self._times.observe(now - attempt.begun)
         elif self._verdict == "over":
-            self._reports.forget(member.worker for member in attempt.silent(there))
+            if now >= attempt.due:  # else some were not waited for
+                self._reports.forget(member.worker for member in attempt.silent(there))
             self._end_attempt()
 
     def _end_attempt(self) -> None:

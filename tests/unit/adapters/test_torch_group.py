@@ -1,13 +1,15 @@
-"""Addresses that nobody else could use are refused, with what to do about them."""
+"""Addresses that nobody else could use are refused; who leaves a group waits for no connection."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
-from common.adapters.torch_group import TorchGroups
+from common.adapters.torch_group import GlooGroup, TorchGroups
 from common.config.settings import Settings
 from common.errors import GroupError, UserError
 from common.ports.group import Peer
@@ -17,6 +19,7 @@ from common.testing.board import MemoryBoards, MemoryRedis
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LONG_S = 60.0
 NEAR, FAR = Peer("near", "127.0.0.1:4000"), Peer("far", "10.0.0.3:4000")
 
 
@@ -74,3 +77,37 @@ def test_whoever_is_closed_is_reached_no_more(groups: TorchGroups) -> None:
 
     assert caught.value.unreachable == {"b"}
     assert "b did not come; cannot reach b at 127.0.0.1:" in str(caught.value)
+
+
+class SlowToClose(GlooGroup):
+    """One whose connections are closed once a test lets them."""
+
+    may_close = threading.Event()
+
+    @staticmethod
+    def _close(group: Any) -> None:  # noqa: ANN401 -- torch has no stubs of it
+        SlowToClose.may_close.wait(LONG_S)
+        GlooGroup._close(group)  # noqa: SLF001 -- as its own
+
+
+def test_who_leaves_a_group_does_not_wait_until_its_connections_are_closed() -> None:
+    # Each takes gloo 10 ms: a member must say meanwhile that it left, and form the next group.
+    rendezvous = MemoryBoards(MemoryRedis()).rendezvous("job")
+    both = [TorchGroups("127.0.0.1", rendezvous) for _ in range(2)]
+    members = [Peer(name, groups.address) for name, groups in zip("ab", both, strict=True)]
+    a, b = [SlowToClose("127.0.0.1", rendezvous, "view-1", members, n, LONG_S) for n in range(2)]
+    forming = threading.Thread(target=a.form)
+    forming.start()
+    b.form()
+    forming.join(LONG_S)
+
+    leaving = threading.Thread(target=a.abort)
+    leaving.start()
+    leaving.join(LONG_S / 2)
+
+    assert not leaving.is_alive()
+    SlowToClose.may_close.set()
+    with pytest.raises(GroupError):
+        b.all_reduce(np.zeros(1, np.float32))
+    for groups in both:
+        groups.close()

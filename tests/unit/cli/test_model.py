@@ -29,6 +29,7 @@ from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
 from common.wire.messages import encode_audit, frame
 from services.cli import exits
+from tests.changes import once_changed
 from tests.unit.cli.test_audit import LEAD, batch, update
 from tests.unit.cli.test_job import JOB, submitted
 
@@ -200,6 +201,8 @@ def test_versions_that_count_are_listed_with_where_they_are_kept(led: World) -> 
     assert "checkpoint" in rows[1]
 
 
+# What is in the file is tested in learning/test_export.py; it loads a compiler twice.
+@once_changed("common/jobs/export", "common/learning/", "services/cli/commands/model")
 def test_a_model_is_exported_by_a_process_of_its_own(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     output = tmp_path / "digits.pt2"

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 GROUP = changed(aggregation=AggregationSettings(), group_size=3)
 DIGEST = 7
+D = WorkerId("d")
 
 
 class _Process:
@@ -265,6 +266,41 @@ def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() ->
     group.finish(A, B)
     group.read_back()
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2)}
+
+
+def test_nobody_is_waited_for_where_too_few_can_have_the_result_any_more() -> None:
+    # D hangs: it is no neighbour of the dead, and those have not closed its connections yet.
+    group = begun(A, B, C, D)
+    group.kill(C)
+    group.break_off(A, B)
+    group.settle()
+    assert list(group.computed) == [0, 1, 2]  # C may live, and have it with D
+
+    group.see()
+    group.settle()
+    assert list(group.computed) == [0, 1, 2, 2]
+
+    group.finish(A, B, D)  # D did nothing wrong, and is a member still
+    group.read_back()
+    assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), D: (0, 1, 2)}
+    assert group.updates[0].copies == 3
+
+
+def test_what_a_member_says_too_late_of_an_attempt_that_is_over_changes_nothing() -> None:
+    group = begun(A, B, C, D)
+    late = group.of[D].entered
+    group.kill(C)
+    group.break_off(A, B)
+    group.see()
+    assert late is not None
+    said = group.of[D].replica.finished(late.reduce.attempt, DIGEST)  # before it hears of it
+    group.tell(group.of[D], said)
+    group.settle()
+    assert group.updates == []
+
+    group.finish(A, B, D)
+    group.read_back()
+    assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), D: (0, 1, 2)}
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -90,6 +90,7 @@ def test_it_is_tried_when_each_alert_fires() -> None:
     assert untried == []
 
 
-@once_changed("deploy/prometheus/", "tests/unit/deploy/")  # it takes Prometheus seconds
+# It takes Prometheus seconds.
+@once_changed("deploy/prometheus/", "tests/unit/deploy/test_alerts.py")
 def test_every_alert_fires_when_it_should_and_not_before() -> None:
     assert promtool("test", "rules", "alerts_test.yml", folder=FOLDER) == ""

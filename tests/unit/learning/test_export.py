@@ -18,6 +18,7 @@ from common.learning.export import ABOUT, export
 from common.learning.fields import Field
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model, make_task
+from tests.changes import marks_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,11 @@ def weights(module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:
     return named_weights(layout_of(module), FlatModel(module).vector)
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+# The exporter to ONNX takes seconds to load.
+ONCE = marks_of("common/learning/", "tests/unit/learning/test_export.py")
+
+
+@pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=ONCE)])
 def test_held_out_digits_are_told_apart_as_by_torch_however_many_there_are(
     digits: tuple[Task, nn.Module], tmp_path: Path, suffix: str
 ) -> None:

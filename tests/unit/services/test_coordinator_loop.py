@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -12,6 +12,7 @@ from common.checkpoints.snapshot_file import from_bytes
 from common.core.messages import WorkerId
 from common.core.schedule import Schedule
 from common.core.spans import LogPosition, Partition
+from common.errors import UnknownTopicError
 from common.jobs.spec import ScheduleSpec, parse_job
 from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
     from common.testing.log import MemoryTail
 
 NAME = "digits"
+UPDATES = Partition(updates_topic(NAME), 0)
+
+
+class Begun(NamedTuple):
+    """A reader of a partition was made."""
+
+    place: Partition
+    offset: int  # from which on
+    updates: int  # in the job's updates topic by then
 
 
 class RecordingLog(MemoryLog):
@@ -35,7 +45,7 @@ class RecordingLog(MemoryLog):
 
     def __init__(self) -> None:
         super().__init__()
-        self.begun = list[tuple[Partition, int]]()
+        self.begun = list[Begun]()
 
     def tail(
         self,
@@ -46,7 +56,9 @@ class RecordingLog(MemoryLog):
         prompt: bool = False,
     ) -> MemoryTail:
         """See the port."""
-        self.begun.append((partition, LogPosition.of(position).offset))
+        with suppress(UnknownTopicError):  # no job yet
+            end = self.bounds(UPDATES).end
+            self.begun.append(Begun(partition, LogPosition.of(position).offset, end))
         return super().tail(partition, position, on_ready, prompt=prompt)
 
 
@@ -113,8 +125,7 @@ def test_who_ends_gives_the_lease_back_at_once(bench: Bench) -> None:
 
 
 def test_a_candidate_reads_no_further_back_than_the_last_leaders_snapshot(bench: Bench) -> None:
-    updates = Partition(updates_topic(NAME), 0)
-    end = bench.log.bounds(updates).end  # after the Lead of the first
+    end = bench.log.bounds(UPDATES).end  # after the Lead of the first
     until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
     bench.leader.close()
     until(lambda: len(bench.board.snapshots()) == 2, "the next one, too")
@@ -122,7 +133,17 @@ def test_a_candidate_reads_no_further_back_than_the_last_leaders_snapshot(bench:
     bench.later.append(MemoryReplica(bench.log, bench.redis, "c3"))
     bench.other.close()
     bench.later[0].look_until(lambda: bench.later[0].leads(NAME), "the last one leads")
-    assert min(begun for place, begun in bench.log.begun if place == updates) > end
+    assert min(each.offset for each in bench.log.begun if each.place == UPDATES) > end
+
+
+def test_claims_are_fetched_once_and_while_a_candidates_lead_is_on_its_way(bench: Bench) -> None:
+    until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
+    lead = bench.log.bounds(UPDATES).end
+    bench.log.begun.clear()
+    bench.leader.close()
+    until(lambda: len(bench.board.snapshots()) == 2, "the next one leads")
+    claims = Partition(control_topic(NAME), 0)
+    assert [each for each in bench.log.begun if each.place == claims] == [Begun(claims, 0, lead)]
 
 
 def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
@@ -186,7 +207,7 @@ def test_a_leader_whose_lease_was_lost_with_the_board_takes_it_again(bench: Benc
 def test_where_kafka_lost_a_jobs_own_records_its_owner_decides_how_it_goes_on(bench: Bench) -> None:
     # updates   0: Lead   lost; the only snapshot contains it, so version 0 alone is covered
     bench.other.close()
-    bench.log.cut(Partition(updates_topic(NAME), 0), 0)
+    bench.log.cut(UPDATES, 0)
     bench.leader.look_until(lambda: bench.book.get(NAME).held, "its tail is short")
     assert f"`doll job resume {NAME} --after-loss` goes on" in bench.book.get(NAME).reason
 
@@ -201,7 +222,7 @@ def test_where_kafka_lost_a_jobs_own_records_its_owner_decides_how_it_goes_on(be
     assert (record.after_loss, record.wanted) == (2, "running")
 
 
-OWN = Partition(updates_topic(NAME), 0), Partition(control_topic(NAME), 0)
+OWN = UPDATES, Partition(control_topic(NAME), 0)
 
 
 def litter(log: MemoryLog, place: Partition, count: int) -> None:

@@ -54,7 +54,7 @@ def an_experiment(**changes: Any) -> Experiment:  # noqa: ANN401 -- fields of a 
 def test_the_update_process_alone_comes_to_what_the_whole_protocol_comes_to(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    for seed in range(3):
+    for seed in range(2):
         (alone,) = simulate(an_experiment(**changes), tmp_path, 1, seed)
         (whole,) = simulate(an_experiment(mode="protocol", **changes), tmp_path, 1, seed)
 
