@@ -201,6 +201,21 @@ class Leader:
         return not (len(self._rounds) or self._liveness.live or self._finishing)
 
     @property
+    def awaited(self) -> int:
+        """Of how many batches gradients are to come before there is something to decide.
+
+        Till then claims and audit records can wait, for the next look at the workers at most: no
+        round may begin, and the batches of the next one are here. 0 where something may be decided
+        at once. Where workers hold the weights, they wait for audit records.
+        """
+        rounds, synchrony = self._rounds, self.mode.synchrony(len(self._liveness.live))
+        if self._settings.aggregation is not None or not len(rounds):
+            return 0
+        if len(self._grouper) < synchrony.group_size or any(each.missing > 0 for each in rounds):
+            return 0
+        return 0 if rounds.may_begin(synchrony.staleness, self._made.version) else rounds.awaited
+
+    @property
     def unheard(self) -> bool:
         """Whether a decision that it wrote does not come back: it must be read what is true."""
         return self._publisher.lost

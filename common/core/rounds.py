@@ -394,6 +394,16 @@ class Rounds:
         """The oldest version at which a gradient is still waited for."""
         return min([hand.version for hand in self._hands if not hand.late], default=version)
 
+    @property
+    def awaited(self) -> int:
+        """Of how many batches gradients are to come, where nobody else can be asked for one.
+
+        0 where some batch is in nobody's hands, or its worker is late.
+        """
+        todo = sum([len(round_.todo) for round_ in self._rounds.values()])
+        given = sum([len(hand.offsets) for hand in self._hands])
+        return todo if todo == given and not any(hand.late for hand in self._hands) else 0
+
     def oldest_asked(self, version: int) -> int:
         """The oldest version at which somebody may still compute, waited for or not."""
         return min((hand.version for hand in self._hands), default=version)

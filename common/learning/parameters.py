@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -227,8 +228,8 @@ def is_finite(vector: Vector) -> bool:
     A sum is not finite where one of its numbers is not; where they alone are too large together,
     each is looked at.
     """
-    total = torch.from_numpy(vector).sum()
-    return bool(total.isfinite()) or bool(np.isfinite(vector).all())
+    total = torch.from_numpy(vector).sum().item()
+    return isfinite(total) or bool(np.isfinite(vector).all())
 
 
 def _rows(gradient: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.checkpoints.snapshot_file import FoundSnapshot
 from common.core import events
-from common.core.messages import Reply, unused_number
+from common.core.messages import Gradient, Reply, unused_number
 from common.core.spans import LogPosition, Partition
+from common.core.vectors import numbers_in
 from common.errors import (
     CorruptError,
     ExpiredError,
@@ -62,6 +63,10 @@ class Stood(NamedTuple):
     replaced: bool  # an earlier one
 
 
+# Of a gradient: to add it takes less than to wake the actor for it; larger ones are added while
+# others are computed.
+SMALL_BYTES = 64 << 10
+
 # What another thread tells a job's actor: what happened, or why nobody knows.
 News: TypeAlias = "events.CoordinatorEvent | Stood | Exception"
 
@@ -95,9 +100,14 @@ class Leadership:
         wake: Callable[[], None],
     ) -> None:
         self._heard = deque[Heard]()
-        self._replies = deque[tuple[int, Reply]]()
+        self._replies = deque[tuple[int, list[Reply]]]()
         self._sound: SoundReplies | None = None
         self.number = 0  # what was heard for another one is not believed
+        # Of how many batches gradients wake the actor, which then reads what came besides; 0: it is
+        # woken by whatever comes.
+        self._awaited = 0
+        # Batches of replies: the first is changed by who hears them only, the second by the actor.
+        self._heard_batches = self._read_batches = 0
         self._record = record
         self._job = record.id
         self._replica = replica
@@ -129,10 +139,10 @@ class Leadership:
                 yield heard.news
         replies = list[Reply]()
         while self._replies:
-            leadership, reply = self._replies.popleft()
-            sound = self._sound(reply) if self._sound and leadership == self.number else None
-            if sound is not None:
-                replies.append(sound)
+            leadership, came = self._replies.popleft()
+            self._read_batches += _batches_of(came)
+            if self._sound and leadership == self.number:
+                replies += [sound for reply in came if (sound := self._sound(reply)) is not None]
         if replies:
             yield events.RepliesRead(tuple(replies))
         number = self.number
@@ -144,9 +154,26 @@ class Leadership:
     def _stream_lost(self, leadership: int, reason: str) -> None:
         self.hear(leadership, events.Trouble(reason))
 
-    def _hear_reply(self, leadership: int, reply: Reply) -> None:
-        self._replies.append((leadership, reply))
-        self._wake()
+    def await_gradients(self, batches: int) -> bool:
+        """Wake the actor for gradients of so many batches; see `Leader.awaited`.
+
+        Returns:
+            Whether to look at once at what may have come while it was not woken.
+        """
+        before, self._awaited = self._awaited, batches
+        return before > 0 and self._heard_batches - self._read_batches >= batches
+
+    def _hear_replies(self, leadership: int, replies: list[Reply]) -> None:
+        self._replies.append((leadership, replies))
+        self._heard_batches += _batches_of(replies)
+        some_are_to_come = self._heard_batches - self._read_batches < self._awaited
+        if not (some_are_to_come and all(map(_can_wait, replies))):
+            self._wake()
+
+    def _hear_of_records(self) -> None:
+        """There is something to read in one of the job's topics."""
+        if not self._awaited:
+            self._wake()
 
     # --- from what is found to what is listened to ---------------------------------------------
 
@@ -344,7 +371,7 @@ class Leadership:
         """
         self._tails.append(self._fetch_claims(snapshot.control))
         self._sound = SoundReplies(length, self._measuring.metrics, self._log)
-        self._replica.replies.follow(self._job, epoch, partial(self._hear_reply, self.number))
+        self._replica.replies.follow(self._job, epoch, partial(self._hear_replies, self.number))
         self._replica.streams.follow(
             self._job,
             epoch,
@@ -386,7 +413,7 @@ class Leadership:
         position: LogPosition,
         decode: Callable[[RawRecords, int], events.CoordinatorEvent],
     ) -> TopicTail:
-        return TopicTail(self._source, topic, position, decode, self._wake, self._log)
+        return TopicTail(self._source, topic, position, decode, self._hear_of_records, self._log)
 
     def _close_tails(self) -> None:
         for tail in self._tails:
@@ -406,6 +433,17 @@ class Leadership:
             except UnknownTopicError:
                 return deleted(topic) if topic in own else missing(topic)
         return told
+
+
+def _batches_of(replies: Iterable[Reply]) -> int:
+    return sum(len(reply.batches) for reply in replies if isinstance(reply, Gradient))
+
+
+def _can_wait(reply: Reply) -> bool:
+    """Whether it says nothing to act upon, and is soon added once the others are there."""
+    if not isinstance(reply, Gradient):
+        return False
+    return reply.vector is None or numbers_in(reply.vector).nbytes <= SMALL_BYTES
 
 
 def _rank(snapshot: Snapshot) -> tuple[int, int, int]:

@@ -106,7 +106,9 @@ class JobCoordinator:
             return None
         if self._wish.wanted == "stopped" and effects.stands_by and effects.unable:
             return None
-        return monotonic() if left else self._due()
+        leader = self._machine.leader
+        missed = effects.leadership.await_gradients(0 if leader is None else leader.awaited)
+        return monotonic() if missed or left else self._due()
 
     def close(self) -> None:
         """Give back the lease, and let go of everything."""

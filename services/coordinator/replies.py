@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.core.messages import Failed, Gradient
+from common.core.messages import Failed, Gradient, Reply
 from common.core.vectors import numbers_in
 from common.errors import UnavailableError
 from common.telemetry.logging import Outage
@@ -16,7 +16,6 @@ from common.telemetry.logging import Outage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.core.messages import Reply
     from common.ports.servers import Replies
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.leading import JobMetrics
@@ -33,10 +32,13 @@ class ReplyReader:
         self._replies = replies
         self._outage = Outage(logger, "replies")
         self._lock = threading.Lock()
-        self._led: dict[str, tuple[int, Callable[[Reply], None]]] = {}
+        self._led: dict[str, tuple[int, Callable[[list[Reply]], None]]] = {}
 
-    def follow(self, job: str, epoch: int, hear: Callable[[Reply], None]) -> None:
-        """Hand replies to this epoch's leader of a job to `hear`; those to others are dropped."""
+    def follow(self, job: str, epoch: int, hear: Callable[[list[Reply]], None]) -> None:
+        """Hand replies to this epoch's leader of a job to `hear`; those to others are dropped.
+
+        What came together it gets together: each time its actor is woken, in another thread.
+        """
         with self._lock:
             self._led[job] = (epoch, hear)
 
@@ -48,11 +50,15 @@ class ReplyReader:
     def turn(self) -> float:
         """Wait for replies, for a while."""
         try:
+            came = dict[str, list[Reply]]()
             for job, reply in self._replies.pop(AT_ONCE, WAIT_S):
+                came.setdefault(job, []).append(reply)
+            for job, replies in came.items():
                 with self._lock:
                     epoch, hear = self._led.get(job, (-1, None))
-                if hear is not None and reply.model.epoch == epoch:
-                    hear(reply)
+                own = [reply for reply in replies if reply.model.epoch == epoch]
+                if hear is not None and own:
+                    hear(own)
             self._outage.over()
         except UnavailableError as error:
             self._outage.met(error)

@@ -17,7 +17,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.batching import Run
 from common.core.liveness import ALIVE, WAITING
-from common.core.messages import BatchReady, Skipped
+from common.core.messages import BatchReady, Claim, Skipped
 from common.core.spans import Partition
 from common.core.worker import Worker
 from common.errors import UnavailableError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from common.core.commands import WorkerCommand
-    from common.core.messages import Claim, TriggerStream, Unsettled, WorkerId
+    from common.core.messages import TriggerStream, Unsettled, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Span
     from common.learning.codecs import Codec
@@ -108,6 +108,7 @@ class Stream:
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "board", clock)
         self._delivered = list[tuple[int, int | None]]()
+        self._unsent = list[tuple[int, Claim]]()  # by number: announced in this turn
         self._heard = deque[events.RoundBegan]()  # from another thread
         self._woken = threading.Event()  # by what was heard
         self._reading = False
@@ -143,6 +144,7 @@ class Stream:
             self._feed(self._heard.popleft())
         if self._clock() >= self._machine.due():
             self._feed(events.Tick())
+            self._send_claims()
         wait_s = min(max(self._machine.due() - self._clock(), 0.0), POLL_S)
         room = min(self._machine.room, POLL_RECORDS) if self._reading and not self._held else 0
         try:
@@ -158,6 +160,7 @@ class Stream:
             self._take(event)
         while self._held and self._is_ready(self._held[0]):
             self._come(self._held.popleft())
+        self._send_claims()
         if not room and not happened:
             self._woken.wait(wait_s)  # for room
         self._report_deliveries()
@@ -168,6 +171,7 @@ class Stream:
         """Announce batches of `batch_size`, for groups of K, from now on; up to `bound` wait."""
         self._log.info("batches_resized", batch_size=batch_size, bound=bound)
         self._feed(events.SizesChanged(batch_size, bound, group_size))
+        self._send_claims()
 
     def leave(self) -> None:
         """Stop reading and say so; the group is left with `close`."""
@@ -295,7 +299,7 @@ class Stream:
                 if isinstance(claim, BatchReady) and claim.samples:
                     self._cache.put(claim.address, self._arrived.take(claim.address, counts))
                 self._measures.announced(claim, counts)
-                self._announce(number, claim)
+                self._unsent.append((number, claim))
             case do.Place(positions):
                 placed = ",".join(f"{p}@{position.offset}" for p, position in positions.items())
                 self._log.info("reading_from", positions=placed)
@@ -327,6 +331,16 @@ class Stream:
         if status == ALIVE and self._schemas is not None and self._schemas.away:
             status = WAITING
         self._board.beat(self._id, status, HEARTBEAT_TTL_S)
+
+    def _send_claims(self) -> None:
+        """Announce all that a turn made at once.
+
+        One by one they would go in as many requests as the turn takes lingers of the client, each
+        of which costs the broker and whoever reads them as much as one with all.
+        """
+        unsent, self._unsent = self._unsent, []
+        for number, claim in unsent:
+            self._announce(number, claim)
 
     def _announce(self, number: int, claim: Claim) -> None:
         arrived = self._traces.announced(claim)

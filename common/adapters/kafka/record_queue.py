@@ -19,15 +19,17 @@ class RecordQueue:
     def __init__(self) -> None:
         self._chunks: deque[list[Record]] = deque()
         self._taken = 0  # of the first chunk
+        self._count = 0
         self.size_bytes = 0
 
     def __len__(self) -> int:
         """How many records it holds."""
-        return sum(map(len, self._chunks)) - self._taken
+        return self._count
 
     def put(self, records: list[Record]) -> None:
         """Add records, which continue those that are there; at least one."""
         self._chunks.append(records)
+        self._count += len(records)
         self.size_bytes += _size_of(records)
 
     def first_offset(self) -> int | None:
@@ -46,6 +48,7 @@ class RecordQueue:
             else:
                 self._chunks.popleft()
                 self._taken = 0
+        self._count -= len(taken)
         self.size_bytes -= _size_of(taken)
         return taken
 

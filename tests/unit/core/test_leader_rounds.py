@@ -23,6 +23,7 @@ from common.core.messages import (
     Synchrony,
     UpdateApplied,
     WorkerId,
+    WorkerLeaving,
 )
 from tests.unit.core.bench import Bench, changed
 from tests.unit.core.examples import A, B, C, answer, batch, gradient, of_kind, the
@@ -90,6 +91,42 @@ def test_with_s_0_no_round_begins_while_another_is_in_flight() -> None:
     bench = leading(changed(STALE, staleness=0))
     bench.announce(A, B, A, B)
     assert of_kind(send(bench, A, 0), do.PostTrigger) == []
+
+
+def test_all_else_can_wait_for_the_gradients_of_a_round_once_the_next_has_its_batches() -> None:
+    # K=2        a0 b1: round 1        a2        b3: round 2 is here        0, 1: round 2 begins
+    bench = leading(changed(STALE, staleness=0))
+    leader = bench.machine.leader
+    assert leader is not None
+    found = [leader.awaited]
+    for worker in (A, B, A, B):
+        bench.announce(worker)
+        found.append(leader.awaited)
+    send(bench, A, 0)
+    found.append(leader.awaited)
+    send(bench, B, 1)
+    assert [*found, leader.awaited] == [0, 0, 0, 0, 2, 1, 0]
+
+
+def test_nothing_can_wait_where_a_further_round_may_begin() -> None:
+    bench = leading(STALE)
+    bench.announce(A, B, A, B)  # should another worker come, round 2 begins
+    assert bench.machine.leader is not None
+    assert bench.machine.leader.awaited == 0
+
+
+def test_nothing_can_wait_while_a_batch_is_in_nobodys_hands_or_late() -> None:
+    bench = leading(changed(STALE, staleness=0))
+    leader = bench.machine.leader
+    assert leader is not None
+    bench.announce(A, B, A, B)
+    late_at = leader.rounds.due()
+    assert late_at is not None
+    found = [leader.awaited]
+    bench.tick(late_at)
+    found.append(leader.awaited)
+    bench.feed(events.RepliesRead((WorkerLeaving(A, bench.model), WorkerLeaving(B, bench.model))))
+    assert [*found, leader.awaited] == [2, 0, 0]
 
 
 def test_a_round_may_overtake_another_that_has_time_left_and_no_third() -> None:

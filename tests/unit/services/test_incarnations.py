@@ -104,7 +104,7 @@ def test_what_a_worker_of_the_first_job_says_is_not_heard_by_the_leader_of_the_n
 ) -> None:
     boards, heard = MemoryBoards(lives.redis), list[Reply]()
     reader = ReplyReader(boards.replies("fresh"), event_logger("test"))
-    reader.follow(SECOND, 0, heard.append)
+    reader.follow(SECOND, 0, heard.extend)
 
     def speaks(board: MemoryBoard, worker: str) -> None:
         board.beat(WorkerId(worker), "alive", 60.0)

@@ -6,11 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.core.messages import Failed, Gradient, ModelId, Vector, WorkerId
+from common.core.messages import Failed, Gradient, ModelId, Reply, Vector, WorkerId
 from common.core.vectors import SparseVector
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
-from services.coordinator.replies import SoundReplies
+from common.testing.board import MemoryBoards, MemoryRedis
+from services.coordinator.replies import ReplyReader, SoundReplies
 
 GRADIENT = Gradient(WorkerId("w"), ModelId(3, 7), (5,), 2, 1.0, {}, 0.1)
 
@@ -40,3 +41,16 @@ def test_a_gradient_is_believed_where_it_fits_and_is_finite(
     assert type(found) is kind
     if isinstance(found, Failed):
         assert found.reason == "not_finite"
+
+
+def test_what_came_together_is_heard_together_by_the_leader_that_it_is_for() -> None:
+    boards, heard = MemoryBoards(MemoryRedis()), list[list[Reply]]()
+    reader = ReplyReader(boards.replies("c1"), event_logger("test"))
+    reader.follow("digits", 3, heard.append)
+    for epoch, worker in ((3, "a"), (2, "late"), (3, "b")):
+        boards.board("digits").push_reply(
+            Failed(WorkerId(worker), ModelId(epoch, 7), (5,), "raised"), "c1"
+        )
+    boards.board("other").push_reply(Failed(WorkerId("c"), ModelId(3, 7), (5,), "raised"), "c1")
+    reader.turn()
+    assert [[reply.worker for reply in each] for each in heard] == [["a", "b"]]

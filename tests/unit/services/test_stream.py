@@ -31,6 +31,8 @@ from services.worker.stream import Stream
 from services.worker.traces import BatchTraces
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pytest
 
     from common.ports.servers import SchemaRegistry
@@ -58,12 +60,32 @@ class FullBoard(MemoryBoard):
         super().beat(worker, status, ttl_s)
 
 
+class WatchedLog(MemoryLog):
+    """Says when something is appended, and to which topic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.appends: Callable[[str], object] = str
+
+    def append(
+        self,
+        topic: str,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: tuple[tuple[str, bytes], ...] = (),
+    ) -> int:
+        """Append a record and give its offset; the lock must be held."""
+        self.appends(topic)
+        return super().append(topic, partition, key, value, headers)
+
+
 class Bench:
     """A stream of one partition with some records, fewer than a batch."""
 
     def __init__(self, registry: SchemaRegistry | None = None) -> None:
         self.clock = ManualClock()
-        self.log = MemoryLog()
+        self.log = WatchedLog()
         self.log.create_topics([NewTopic("s")])
         self.log.create_topics([NewTopic(control_topic(JOB))])
         self.schemas, codec = None, make_codec("tensor", [Field("id", "int64")])
@@ -137,6 +159,18 @@ def test_a_partial_batch_goes_when_its_time_has_come() -> None:
     [claim] = bench.claims()
     assert (claim.samples, claim.address[0].end) == (RECORDS, RECORDS)
     assert bench.cache.get(claim.address) is not None
+
+
+def test_the_batches_of_a_turn_are_announced_one_right_after_the_other() -> None:
+    # b=8      3 batches are cut and decoded, each of which takes its time: then they go at once
+    bench = Bench()
+    bench.produce(*make_codec("tensor", [Field("id", "int64")]).encode({"id": np.arange(19)}))
+    cut = list[float | None]()
+    bench.log.appends = lambda _topic: cut.append(bench.told("doll_batches_announced_total"))
+    bench.stand(control_position=0, claimed=0)
+    bench.turn()
+    assert [claim.samples for claim in bench.claims()] == [8, 8, 8]
+    assert cut == [3, 3, 3]
 
 
 def test_a_claim_of_which_kafka_does_not_say_where_it_is_is_decided_with_all_up_to_there() -> None:

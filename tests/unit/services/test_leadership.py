@@ -1,0 +1,130 @@
+"""What a leader listens to, and which of it wakes the job's actor."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import closing
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from common.core import events
+from common.core.messages import Failed, Gradient, ModelId, Reply, WorkerId
+from common.core.snapshots import Snapshot
+from common.core.spans import Partition
+from common.jobs.spec import parse_job
+from common.jobs.store import JobStore
+from common.ports.servers import NewTopic
+from common.telemetry.logging import event_logger
+from common.telemetry.tracing import NoTracer
+from common.testing.board import MemoryBoards, MemoryRedis
+from common.testing.log import MemoryLog
+from common.topics.names import control_topic
+from services.coordinator.leadership import SMALL_BYTES, Leadership
+from services.coordinator.metrics_observer import MetricsObserver
+from services.coordinator.replies import ReplyReader
+from tests.unit.cli.test_job import JOB
+from tests.unit.services.replicas import MemoryReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.coordinator.snapshots import SnapshotStore
+
+NAME = "digits"
+
+
+GRADIENT = Gradient(WorkerId("w"), ModelId(1, 0), (5,), 2, 1.0, {}, 0.1, np.ones(4, np.float32))
+
+
+class Bench:
+    """A leadership of a job, and at which ends of the control topic it woke the job's actor."""
+
+    def __init__(self) -> None:
+        self.log, self.redis, self.woken = MemoryLog(), MemoryRedis(), list[int]()
+        self.log.create_topics([NewTopic("clinic-a")])
+        record = JobStore(self.log).submit(parse_job(JOB))
+        self._control = Partition(control_topic(NAME), 0)
+        self.replica = MemoryReplica(self.log, self.redis)
+        # Of its own, that reads when a test says so.
+        self.reader = ReplyReader(MemoryBoards(self.redis).replies("own"), event_logger("test"))
+        metrics = self.replica.metrics.follow(NAME, lambda: None)
+        self.leadership = Leadership(
+            dataclasses.replace(self.replica.replica, replies=self.reader),
+            record,
+            cast("SnapshotStore", None),  # nothing is found, and nothing restored
+            MetricsObserver(record.spec, metrics, NoTracer()),
+            event_logger("test"),
+            lambda: self.woken.append(self.log.bounds(self._control).end),
+        )
+        self.leadership.begin(1, Snapshot(1, ModelId(1, 0), 0, 0, {}), 4)
+        self.woken.clear()
+
+    def append(self) -> None:
+        """Write something to the control topic."""
+        self.log.writer().append(self._control.topic, b"garbage")
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply, and let it be heard."""
+        MemoryBoards(self.redis).board(NAME).push_reply(reply, "own")
+        self.reader.turn()
+
+    def close(self) -> None:
+        """End it all."""
+        self.leadership.end()
+        self.replica.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with closing(Bench()) as bench:
+        yield bench
+
+
+def test_records_wake_nobody_while_they_can_wait_and_are_read_with_what_does(bench: Bench) -> None:
+    # control topic      0: woken        1: not        read: both        2: woken
+    leadership = bench.leadership
+    bench.append()
+    assert not leadership.await_gradients(2)
+    bench.append()
+    read = [each for each in leadership.news() if isinstance(each, events.ControlRead)]
+    assert [offset for each in read for offset, _ in each.records] == [0, 1]
+    assert leadership.await_gradients(0), "what came meanwhile was told to nobody"
+    bench.append()
+    assert bench.woken == [1, 3]
+
+
+def test_gradients_wake_nobody_before_all_are_there_that_are_awaited(bench: Bench) -> None:
+    bench.leadership.await_gradients(2)
+    bench.send(GRADIENT)
+    assert bench.woken == []
+    bench.send(replace(GRADIENT, batches=(6,)))
+    assert len(bench.woken) == 1
+    [read] = bench.leadership.news()
+    assert isinstance(read, events.RepliesRead)
+    assert len(read.replies) == 2
+
+
+def test_gradients_that_came_while_more_were_awaited_are_not_missed(bench: Bench) -> None:
+    # One comes while two are awaited; then a turn that has not read it finds that it awaits one.
+    bench.leadership.await_gradients(2)
+    bench.send(GRADIENT)
+    assert bench.leadership.await_gradients(1)
+    assert bench.woken == []
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Failed(WorkerId("w"), ModelId(1, 0), (5,), "raised"),
+        replace(GRADIENT, vector=np.ones(SMALL_BYTES // 4 + 1, np.float32)),
+    ],
+)
+def test_a_failure_wakes_at_once_and_so_does_what_takes_long_to_add(
+    bench: Bench, reply: Reply
+) -> None:
+    bench.leadership.await_gradients(2)
+    bench.send(reply)
+    assert len(bench.woken) == 1
