@@ -138,6 +138,7 @@ class SimulatedCoordinator:
         self._letters = 0  # dead letters that are not delivered yet
         self._after_letters: list[Callable[[], None]] = []
         self._replayed_at = 0  # control position up to which a takeover replays
+        self._began_at = 0  # control offset of the snapshot that it began with
         self._replays = False  # it has not told yet that it is there
         self._put_back = 0  # batches that waited when it was
         world.control_readers.append(self.read)
@@ -365,7 +366,7 @@ class SimulatedCoordinator:
         self._in_a_row = 0
         self._control_at = snapshot.control
         self._triggers, self._leader_status = "", None
-        self._replayed_at = len(self.world.control)
+        self._replayed_at, self._began_at = len(self.world.control), snapshot.control.offset
         self._replays, self._put_back = True, 0
         self._read_back = self._published = snapshot.made.version
         self._sums, self._oldest = {}, (None, 0)
@@ -454,7 +455,9 @@ class SimulatedCoordinator:
             self._put_back = leader_status.waiting
         elif self._replays and leader is not None:
             self._replays = leader_status.control_position < self._replayed_at
-            self._put_back = sum(batch.offset < self._replayed_at for batch in leader.batches)
+            # Those of a snapshot are of the log before, where that was created anew.
+            begun = max(self._replayed_at, self._began_at)
+            self._put_back = sum(batch.offset < begun for batch in leader.batches)
         if (
             leader_status.epoch >= self.world.newest_lead
         ):  # one that wakes up has all that others used
