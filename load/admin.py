@@ -88,7 +88,11 @@ def main() -> int:
 
 
 def _measured(arguments: argparse.Namespace) -> Found:
-    """Start everything, measure, end everything."""
+    """Start everything, measure, end everything.
+
+    Raises:
+        NotMeasuredError: If something did not run as it should.
+    """
     with ExitStack() as parts:
         stack = parts.enter_context(EmbeddedStack())
         logs = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="doll-admin-")))
@@ -131,7 +135,11 @@ async def _asked(address: Address, arguments: argparse.Namespace, pid: int) -> F
 
 
 async def _ready(address: Address, show: bytes) -> Link:
-    """A connection, once the service listens and has read the job's history."""
+    """A connection, once the service listens and has read the job's history.
+
+    Raises:
+        NotMeasuredError: If it has not in time.
+    """
     answered, deadline = "nothing listens", monotonic() + START_S
     while monotonic() < deadline:
         with suppress(ConnectionRefusedError):
@@ -169,7 +177,11 @@ async def _plans(link: Link, address: Address, count: int) -> list[float]:
 
 
 def _make_up(log: Log) -> Writer:
-    """Submit a job that no coordinator leads, and write its history; gives what goes on with it."""
+    """Submit a job that no coordinator leads, and write its history; gives what goes on with it.
+
+    Raises:
+        NotMeasuredError: If Kafka does not take it.
+    """
     log.create_topics([NewTopic(STREAM, 4)])
     JobStore(log).submit(parse_job(_SPEC))
     writer = log.writer()

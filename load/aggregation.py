@@ -96,7 +96,11 @@ def _asked(
 
 
 def _end(name: str, left: Mapping[Member, Future[Any]], patience_s: float) -> None:
-    """See that a group is over as a leader does, and tell all who are left."""
+    """See that a group is over as a leader does, and tell all who are left.
+
+    Raises:
+        NotMeasuredError: If one of them goes on in it.
+    """
     wait(left.values(), patience_s, FIRST_EXCEPTION)
     for member in left:
         member.ask("abort", name)

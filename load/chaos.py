@@ -203,6 +203,7 @@ class Run:
         """Do all faults, heal, drain, and look at what was learned.
 
         Raises:
+            NotMeasuredError: If it did not begin, or something of ours failed.
             OutsideError: If a server does not come back.
         """
         if not self._turn_until(self._is_under_way, _START_S):

@@ -117,7 +117,11 @@ def job_of(case: Case, features: int, given: argparse.Namespace) -> JobSpec:
 def measure(
     case: Case, records: Records, held_out: Records, on: Servers, given: argparse.Namespace
 ) -> dict[str, Any]:
-    """Let one job learn all of its streams, and ask its model about what is held out."""
+    """Let one job learn all of its streams, and ask its model about what is held out.
+
+    Raises:
+        NotMeasuredError: If it does not drain, or a process ends.
+    """
     log = open_log(on.settings, "load")
     spec = job_of(case, records["features"].shape[1], given)
     codec = codec_of(spec)

@@ -77,7 +77,11 @@ print(f"took {monotonic() - began}")
 
 
 def measure_idle(on: Servers, jobs: int) -> Found:
-    """Measure a coordinator without jobs, then one that starts among many."""
+    """Measure a coordinator without jobs, then one that starts among many.
+
+    Raises:
+        NotMeasuredError: If something did not run as it should.
+    """
     with ExitStack() as stack:
         empty = on.start("coordinator", "idle-empty")
         stack.callback(stop_all, [empty])
@@ -159,7 +163,11 @@ class _Watched:
 
 
 def measure_spread(on: Servers, jobs: int) -> Found:
-    """Submit jobs, let a coordinator lead all, then give each its records."""
+    """Submit jobs, let a coordinator lead all, then give each its records.
+
+    Raises:
+        NotMeasuredError: If something did not run as it should.
+    """
     log = open_log(on.settings, "load")
     with ExitStack() as stack:
         boards = stack.enter_context(closing(open_boards(on.settings)))
@@ -233,7 +241,11 @@ def _produce(log: Log, watched: list[_Watched]) -> None:
 
 
 def measure_submit(on: Servers, jobs: int) -> Found:
-    """Submit jobs, most of them by this process, the last ones by commands."""
+    """Submit jobs, most of them by this process, the last ones by commands.
+
+    Raises:
+        NotMeasuredError: If a command failed.
+    """
     here_s = list[float]()
     with closing(open_log(on.settings, "load")) as log:
         log.create_topics([NewTopic(_STREAM, _PARTITIONS)])

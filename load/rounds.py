@@ -143,6 +143,9 @@ class Fleet:
 
         All have started before there is one, else the first to come would use the processors that
         the others start with.
+
+        Raises:
+            NotMeasuredError: If one does not start.
         """
         for number in range(len(self.workers), workers):
             self.workers.append(self._on.start("worker", f"worker-{number}"))

@@ -119,7 +119,11 @@ def job_of(name: str, learning: Learning, train: Records) -> JobSpec:
 
 
 def run_ddp(name: str, workers: int) -> Side:
-    """Let as many ranks as workers come to the target."""
+    """Let as many ranks as workers come to the target.
+
+    Raises:
+        NotMeasuredError: If a rank fails, or the target is not reached.
+    """
     with tempfile.TemporaryDirectory(prefix="doll-load-") as folder:
         ranks = [
             subprocess.Popen(  # noqa: S603 -- our own command line, no shell
@@ -204,7 +208,11 @@ class Meter:
 
 
 def run_ours(name: str, learning: Learning, kafka: str) -> Side:
-    """Let the services come to the target, on servers of their own."""
+    """Let the services come to the target, on servers of their own.
+
+    Raises:
+        NotMeasuredError: If a service ends, or the target is not reached.
+    """
     split = learning.data()
     spec = job_of(name, learning, split.train)
     values = codec_of(spec).encode(split.train)

@@ -213,7 +213,11 @@ _BY_RULE = {
 
 
 def switches() -> report.Figure:
-    """Walks of four batches while workers wait for the link: 16 of them, half-way 8."""
+    """Walks of four batches while workers wait for the link: 16 of them, half-way 8.
+
+    Raises:
+        NotMeasuredError: If a round was lost at a switch.
+    """
     time, random = VirtualTime(), np.random.default_rng(1)
     streams = [Stream(Partition("s", n), Even(_PLENTY_PER_S, 0.5)) for n in range(16)]
     times = GradientTimes(GRADIENT_S, _JITTER, random)
@@ -333,7 +337,11 @@ def _cost(name: str, manager: Static, most: float = inf) -> report.Figure:
 
 
 def audit_stale() -> report.Figure:
-    """In all runs of the others."""
+    """In all runs of the others.
+
+    Raises:
+        NotMeasuredError: If there was none.
+    """
     if not _audited["updates"]:
         raise NotMeasuredError("audit_stale needs another figure of virtual time beside it")
     name = f"updates staler than they may be, of {_audited['updates']:,}"

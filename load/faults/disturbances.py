@@ -41,7 +41,11 @@ class Disturbance(NamedTuple):
 
 
 def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
-    """SIGKILL one worker after the other in the middle of its gradient, and bring each back."""
+    """SIGKILL one worker after the other in the middle of its gradient, and bring each back.
+
+    Raises:
+        NotMeasuredError: If something does not come back, or every second kill comes too late.
+    """
     missed, victims = 0, _in_turn(drill)
     for _ in range(kills):
         while True:
@@ -76,7 +80,11 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
 
 
 def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
-    """SIGKILL one worker after the other while all add up, and bring each back."""
+    """SIGKILL one worker after the other while all add up, and bring each back.
+
+    Raises:
+        NotMeasuredError: If something does not come back, or every second kill comes too late.
+    """
     draw, missed, victims = Random(1), 0, _in_turn(drill)  # noqa: S311 -- when to strike, no secret
     for _ in range(kills):
         while True:
@@ -106,7 +114,11 @@ def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
 
 
 def start_workers(drill: Drill, starts: int) -> Iterator[Disturbance]:
-    """Start one more worker on a job that trains, and let it leave again."""
+    """Start one more worker on a job that trains, and let it leave again.
+
+    Raises:
+        NotMeasuredError: If it does not come to a gradient, or does not leave well.
+    """
     for number in range(starts):
         undisturbed = drill.await_calm()
         began_at, began_on = monotonic(), time.time()
@@ -142,7 +154,11 @@ def _attempt_s(round_: SeenRound) -> float:
 
 
 def ask_to_leave(drill: Drill, times: int) -> Iterator[Disturbance]:
-    """SIGTERM one worker after the other in the middle of a round, and bring each back."""
+    """SIGTERM one worker after the other in the middle of a round, and bring each back.
+
+    Raises:
+        NotMeasuredError: If something does not come back, or a worker does not leave well.
+    """
     victims = _in_turn(drill)
     for _ in range(times):
         undisturbed, victim = drill.await_calm(), next(victims)
@@ -173,7 +189,11 @@ def ask_to_leave(drill: Drill, times: int) -> Iterator[Disturbance]:
 
 
 def kill_leaders(drill: Drill, kills: int) -> Iterator[Disturbance]:
-    """SIGKILL the leader again and again; each comes back as the next standby."""
+    """SIGKILL the leader again and again; each comes back as the next standby.
+
+    Raises:
+        NotMeasuredError: If nobody takes over, or something does not come back.
+    """
     begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # since 1970
     for _ in range(kills):
         epoch, leader = _warm(drill, begun_s)
@@ -193,6 +213,10 @@ def end_leaders(drill: Drill, folder: Path) -> Iterator[Disturbance]:
     Args:
         drill: Its coordinators are of `load.faults.leader_points`.
         folder: Where those look for the point.
+
+    Raises:
+        NotMeasuredError: If one does not come to a point, nobody takes over, or something does not
+            come back.
     """
     begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # since 1970
     for point in POINTS:

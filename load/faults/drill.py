@@ -134,7 +134,11 @@ class Drill:
         stop_all([*self.workers, *self.coordinators])
 
     def await_calm(self) -> list[SeenRound]:
-        """Wait until everybody takes part in rounds that nothing disturbs; gives the last."""
+        """Wait until everybody takes part in rounds that nothing disturbs; gives the last of them.
+
+        Raises:
+            NotMeasuredError: If it does not come to that, or the backlog ends.
+        """
         last = list[SeenRound]()
 
         def calm() -> bool:
@@ -153,7 +157,11 @@ class Drill:
         return len(group.membership.members) if group else 0
 
     def await_members(self) -> None:
-        """Wait until all workers are members, and an update was made so; busy ones may lag."""
+        """Wait until all workers are members, and an update was made so; busy ones may lag.
+
+        Raises:
+            NotMeasuredError: If it does not come to that, or the backlog ends.
+        """
 
         def whole() -> bool:
             check([*self.coordinators, *self.workers])
@@ -168,6 +176,9 @@ class Drill:
         """Wait until all are members, and each round of the last ones asked everybody alike.
 
         Before that some hold no batches yet: their partitions are on the way to them.
+
+        Raises:
+            NotMeasuredError: If it does not come to that, or the backlog ends.
         """
         self.await_members()
         share = self.conditions.share

@@ -197,6 +197,9 @@ class CountingJob:
         """(records,) the weights after the last update.
 
         From its hot snapshot; from its checkpoint where workers hold the weights.
+
+        Raises:
+            NotMeasuredError: If none comes.
         """
         last = proof.updates[-1] if proof.updates else None
         model = ModelId(last.epoch, last.version) if last else GENESIS
@@ -215,7 +218,11 @@ class CountingJob:
         return unpack(found[-1])[0]["weights"]
 
     def unlearned(self, proof: Audit, produced: int) -> list[Unlearned]:
-        """Weights that are wrong: -1 is right for what was produced, 0 for what was not."""
+        """Weights that are wrong: -1 is right for what was produced, 0 for what was not.
+
+        Raises:
+            NotMeasuredError: If there is no snapshot of the last update.
+        """
         weights = self.weights(proof)
         right = np.where(np.arange(len(weights)) < produced, -1.0, 0.0)
         wrong = np.flatnonzero(weights != right).tolist()

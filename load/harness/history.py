@@ -50,6 +50,9 @@ def write(settings: Settings, log: Log, record: JobRecord, updates: int) -> None
         log: Kafka.
         record: The job, whose streams' records are there: at least so many in one partition.
         updates: More than `SINCE_CHECKPOINT`.
+
+    Raises:
+        NotMeasuredError: If the broker took too long.
     """
     job = record.spec.name
     control, audit = control_topic(job), updates_topic(job)

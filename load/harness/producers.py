@@ -69,12 +69,20 @@ class Producers:
         return self._codec.encode({"id": np.arange(count)})
 
     def check(self) -> None:
-        """Make sure that all still write."""
+        """Make sure that all still write.
+
+        Raises:
+            NotMeasuredError: If one failed.
+        """
         for fault in self._faults:
             raise NotMeasuredError(f"a producer failed: {fault}") from fault
 
     def stop(self) -> None:
-        """Write nothing more, and wait until Kafka has everything."""
+        """Write nothing more, and wait until Kafka has everything.
+
+        Raises:
+            NotMeasuredError: If it does not take it.
+        """
         self._stopped.set()
         for thread in self._threads:
             thread.join()

@@ -30,14 +30,15 @@ _LOOK_S = 0.02  # between looks at a condition
 
 
 class NotMeasuredError(Exception):
-    """A run that would have given a number which means something else; says why.
-
-    Whatever measures, waits or checks in this folder may raise it; `report.run` ends with status 2.
-    """
+    """A run that would have given a number which means something else; says why."""
 
 
 def await_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait for something to become true."""
+    """Wait for something to become true.
+
+    Raises:
+        NotMeasuredError: If it did not within `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -85,7 +86,11 @@ def thaw(process: Process) -> None:
 
 
 def check(services: Iterable[Service]) -> None:
-    """Make sure that services still run."""
+    """Make sure that services still run.
+
+    Raises:
+        NotMeasuredError: If one has ended; quotes its last words.
+    """
     for service in services:
         if service.exit_code is not None:
             words = service.last_words()

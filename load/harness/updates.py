@@ -62,7 +62,11 @@ class UpdatesMeter:
         self._tail.close()
 
     def await_quiet(self, quiet_s: float, timeout_s: float) -> None:
-        """Read on until no update has come for `quiet_s`."""
+        """Read on until no update has come for `quiet_s`.
+
+        Raises:
+            NotMeasuredError: If there was no such time.
+        """
         deadline = time.monotonic() + timeout_s
         quiet_until = time.monotonic() + quiet_s
         while time.monotonic() < quiet_until:
@@ -78,6 +82,9 @@ class UpdatesMeter:
             names: The workers.
             decided: Control offset; earlier batches do not matter.
             timeout_s: How long to wait.
+
+        Raises:
+            NotMeasuredError: If it took longer; names the workers.
         """
         deadline = time.monotonic() + timeout_s
         still = set(names)
@@ -89,7 +96,11 @@ class UpdatesMeter:
                 raise NotMeasuredError(f"{self._job}: no batch of {missing} in {timeout_s:g} s")
 
     def measure(self, seconds: float) -> Pace:
-        """Count from the next update on, which is not counted itself."""
+        """Count from the next update on, which is not counted itself.
+
+        Raises:
+            NotMeasuredError: If no two came.
+        """
         started = ended = time.monotonic()
         deadline = started + seconds
         updates, samples, begun = 0, 0, False
@@ -185,7 +196,11 @@ class UpdatesWatch(threading.Thread):
             self._tail.close()
 
     def check(self) -> None:
-        """Make sure that it still reads."""
+        """Make sure that it still reads.
+
+        Raises:
+            NotMeasuredError: If it failed.
+        """
         if self._fault is not None:
             raise NotMeasuredError(f"the updates cannot be read: {self._fault}") from self._fault
 

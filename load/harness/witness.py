@@ -110,7 +110,11 @@ class Witness:
     def await_begun(
         self, fits: Callable[[SeenRound], bool], timeout_s: float, what: str
     ) -> SeenRound:
-        """Wait for a round that begins from now on and fits."""
+        """Wait for a round that begins from now on and fits.
+
+        Raises:
+            NotMeasuredError: If there was none in time.
+        """
         found = list[SeenRound]()
         with self._news:
             looked_at = len(self._rounds)
@@ -125,7 +129,11 @@ class Witness:
         return found[0]
 
     def await_attempt(self, timeout_s: float) -> SeenRound:
-        """Wait until members are told to enter what they were not told before."""
+        """Wait until members are told to enter what they were not told before.
+
+        Raises:
+            NotMeasuredError: If that does not happen in time.
+        """
         with self._news:
             known = {attempt for each in self._rounds[-2:] for attempt in each.attempts}
             self._wait_for(
@@ -134,7 +142,11 @@ class Witness:
             return self._rounds[-1]
 
     def await_applied(self, rounds: list[SeenRound], timeout_s: float) -> None:
-        """Wait until these rounds are over."""
+        """Wait until these rounds are over.
+
+        Raises:
+            NotMeasuredError: If they were not in time.
+        """
         with self._news:
             self._wait_for(
                 lambda: all(each.applied_at is not None for each in rounds),

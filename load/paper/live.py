@@ -110,7 +110,11 @@ class Unread:
 
 
 def measured() -> Found:
-    """Run it, and look at what is left."""
+    """Run it, and look at what is left.
+
+    Raises:
+        NotMeasuredError: If it does not come to its end.
+    """
     with ExitStack() as parts:
         stack = parts.enter_context(servers("embedded", tasks=(ENTRYPOINT,), forks=True))
         folder = Path(parts.enter_context(TemporaryDirectory(prefix="doll-live-")))

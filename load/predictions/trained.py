@@ -116,6 +116,9 @@ class Trained:
 
         Args:
             before: Done in the moment before it.
+
+        Raises:
+            NotMeasuredError: If nobody leads.
         """
         status = self.board.get_leader_status()
         leader = None if status is None else self._led_by(status.epoch)

@@ -21,7 +21,11 @@ def partitions_for(values: Sequence[bytes], records: int, *, embedded: bool) -> 
 
 
 def produce(log: Log, topic: str, partitions: int, values: Sequence[bytes], records: int) -> None:
-    """Write `records` records, evenly over a new topic; the values again and again in turn."""
+    """Write `records` records, evenly over a new topic; the values again and again in turn.
+
+    Raises:
+        NotMeasuredError: If the broker took too long, or did not keep all of them.
+    """
     log.create_topics([NewTopic(topic, partitions)])
     with closing(log.writer()) as writer:
         for number in range(records):
@@ -37,7 +41,11 @@ def produce(log: Log, topic: str, partitions: int, values: Sequence[bytes], reco
 
 
 def check_left(board: Board, records: int) -> None:
-    """Make sure that a job has not claimed the whole backlog: then it would wait for more."""
+    """Make sure that a job has not claimed the whole backlog: from then on it would wait for more.
+
+    Raises:
+        NotMeasuredError: If it has.
+    """
     leader_status = board.get_leader_status()
     if leader_status is not None and sum(leader_status.claimed.values()) >= records:
         raise NotMeasuredError(f"the backlog of {records:,} records was too small")

@@ -59,6 +59,9 @@ def gain(kafka: str, pairs: int) -> float:
     Args:
         kafka: As of `servers`.
         pairs: How many runs of each; the order changes from pair to pair.
+
+    Raises:
+        NotMeasuredError: If the job did not run.
     """
     gains = list[float]()
     with servers(kafka, tasks=(ENTRYPOINT,), forks=True) as on:
