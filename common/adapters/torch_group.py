@@ -438,7 +438,8 @@ class NcclGroup(_TorchGroup):
 
     @staticmethod
     def _close(group: _ProcessGroup) -> None:
-        threading.Thread(target=group.abort).start()  # it may wait for a call that is beginning
+        # It waits for a call that is beginning, and whoever looks for the dead waits for us.
+        threading.Thread(target=group.abort, name="group-abort").start()
 
     @staticmethod
     def _tensor(vector: Vector) -> torch.Tensor:

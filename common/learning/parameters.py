@@ -191,8 +191,8 @@ class FlatModel:
                 return cast("Vector", self.gradient.clone().numpy())
             # 100 MB take 2 ms to memory that stays where it is, and 58 to a copy's own (H200).
             # Torch keeps such memory for the next one once nobody refers to it.
-            copy = torch.empty(len(self.gradient), pin_memory=True)
-            return cast("Vector", copy.copy_(self.gradient).numpy())
+            host = torch.empty_like(self.gradient, device="cpu", pin_memory=True)
+            return cast("Vector", host.copy_(self.gradient).numpy())
         buffers = np.arange(self.parameter_count, len(self.gradient))
         indices = np.concatenate([*(part.indices() for part in self._parts), buffers])
         values = self.gradient.numpy()[indices]

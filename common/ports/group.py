@@ -1,9 +1,9 @@
 """The port of groups: members of a job that add their vectors up among themselves.
 
-`common.adapters.torch_group` fulfils it with torch's gloo over TCP, `common.testing.group` in
-memory; one contract suite (tests/contract/test_group.py) holds both to the same behaviour. A group
-is made for one membership and never mended: once a call in it has failed, every member leaves it,
-and those who are left form another one under another name.
+`common.adapters.torch_group` fulfils it with torch's gloo over TCP and with NCCL between GPUs,
+`common.testing.group` in memory; one contract suite (tests/contract/test_group.py) holds all to the
+same behaviour. A group is made for one membership and never mended: once a call in it has failed,
+every member leaves it, and those who are left form another one under another name.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from common.core.messages import Vector
 
-# Between two pieces of a call, not for all of it. A death shows at once, in a connection that
-# closes; this is for what closes none: a machine without power, a cable, a process that is frozen.
+# Between two pieces of a call, not for all of it; of NCCL, which tells of no pieces, for all of it
+# and what its bytes take besides. A death shows at once, in a connection or port that closes; this
+# is for what closes none: a machine without power, a cable, a process that is frozen.
 TIMEOUT_S = 2.0
 
 

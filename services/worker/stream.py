@@ -144,7 +144,7 @@ class Stream:
             self._feed(self._heard.popleft())
         if self._clock() >= self._machine.due():
             self._feed(events.Tick())
-            self._send_claims()
+        self._send_claims()
         wait_s = min(max(self._machine.due() - self._clock(), 0.0), POLL_S)
         room = min(self._machine.room, POLL_RECORDS) if self._reading and not self._held else 0
         try:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
 SEEN = once_changed(  # what there is to see comes to the same where nothing of this changed
-    *("services/admin/page/", "common/api/", "load/page/", "tests/integration/test_page.py"),
+    *("services/admin/", "common/api/", "load/page/", "tests/integration/test_page.py"),
 )
 SOON_MS = 60_000.0
 HOSTILE = '<img src=x onerror="window.harmed = 1"><script>window.harmed = 1</script>&lt;b&gt; $&'

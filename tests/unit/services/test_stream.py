@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -67,17 +67,10 @@ class WatchedLog(MemoryLog):
         super().__init__()
         self.appends: Callable[[str], object] = str
 
-    def append(
-        self,
-        topic: str,
-        partition: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: tuple[tuple[str, bytes], ...] = (),
-    ) -> int:
+    def append(self, topic: str, *record: Any, **more: Any) -> int:  # noqa: ANN401 -- passed on
         """Append a record and give its offset; the lock must be held."""
         self.appends(topic)
-        return super().append(topic, partition, key, value, headers)
+        return super().append(topic, *record, **more)
 
 
 class Bench:
