@@ -107,7 +107,7 @@ def test_an_order_that_is_given_again_brings_nothing_new_about(
     assert fleet.launch([order(1)]) == ()
     with closing(provider.fleet()) as another:
         assert another.launch([order(1), order(2)]) == ()
-        await_that(lambda: running(fleet) == [1, 2])
+        await_that(lambda: running(fleet) == running(another) == [1, 2])
         assert another.machines() == fleet.machines()
 
 
@@ -116,6 +116,7 @@ def test_what_a_machine_is_does_not_change_while_it_runs(provider: Provider, fle
     await_that(lambda: running(fleet) == [1])
     before = fleet.machines()
     with closing(provider.fleet()) as another:
+        await_that(lambda: running(another) == [1])  # only who starts one knows of it at once
         assert another.machines() == before == fleet.machines()
 
 
@@ -239,6 +240,7 @@ def test_machines_stay_when_whoever_launched_them_goes(provider: Provider) -> No
         await_that(lambda: running(fleet) == [1])
         before = fleet.machines()
     with closing(provider.fleet()) as another:
+        await_that(lambda: running(another) == [1])
         assert another.machines() == before
         another.release([before[0].id])
         await_that(lambda: ended(another) == [(1, "released")])
