@@ -45,7 +45,7 @@ from common.runtime.connect import open_log
 from common.testing.counting import ENTRYPOINT
 from load.faults.actions import Targets, actions_on
 from load.faults.fleet import Fleet, Slot
-from load.faults.pauses import CarriedOut, read_events
+from load.faults.pauses import CarriedOut, limit, read_events
 from load.faults.report import Outcome, Pace
 from load.faults.schedule import KINDS, LOSSES, TIERS, Fault, draw
 from load.faults.tiers import Tiers, tier_of
@@ -282,6 +282,7 @@ class Run:
         return Pace(
             sum(samples for at_s, samples in learned if before <= at_s < 0) / _REFERENCE_S,
             sum(samples for at_s, samples in learned if 0 <= at_s < then) / then,
+            limit(self._carried_out, self._plan.workers, self._plan.coordinators, then),
         )
 
     def _do_faults(self, faults: Sequence[Fault]) -> None:

@@ -90,20 +90,31 @@ def outages(carried_out: Iterable[CarriedOut], workers: int, coordinators: int) 
         workers: How many there are.
         coordinators: Likewise.
     """
-    needed = list[Span]()
-    each_worker = [list[Span]() for _ in range(workers)]
-    each_coordinator = [list[Span]() for _ in range(coordinators)]
-    for fault, began_s, ended_s in carried_out:
-        if fault.kind in _GOES_ON:
-            continue
-        match fault.family:
-            case "kafka" | "redis" | "transactions" | "fleet":
-                needed.append((began_s, ended_s))
-            case "worker" | "worker-redis" | "worker-kafka":
-                each_worker[fault.number].append((began_s, ended_s))
-            case "coordinator":
-                each_coordinator[fault.number].append((began_s, ended_s))
-    return _union([*needed, *_common(each_worker), *_common(each_coordinator)])
+    needed, each_worker = _away(carried_out, workers, coordinators)
+    return _union([*needed, *_common(each_worker)])
+
+
+def limit(
+    carried_out: Iterable[CarriedOut], workers: int, coordinators: int, seconds: float
+) -> float:
+    """The share of the workers' time in which they had all that they need: none can use more.
+
+    An open transaction holds back records of its own partition only: it counts for nothing here.
+
+    Args:
+        carried_out: What was done to the stack.
+        workers: How many there are.
+        coordinators: Likewise.
+        seconds: How long the run was.
+    """
+    lasting = [each for each in carried_out if each.fault.family != "transactions"]
+    needed, each_worker = _away(lasting, workers, coordinators)
+    away_s = sum(
+        length((begin, min(end, seconds)))
+        for spans in each_worker
+        for begin, end in _union([*needed, *spans])
+    )
+    return 1.0 - away_s / (workers * seconds)
 
 
 def pauses(times: Sequence[float], away: Sequence[Span]) -> list[Span]:
@@ -179,6 +190,26 @@ def read_events(folder: Path, began_s: float) -> list[Event]:
                 at_s = datetime.fromisoformat(entry["time"]).timestamp() - began_s
                 found.append(Event(at_s, log.stem, entry["event"]))
     return sorted(found)
+
+
+def _away(
+    carried_out: Iterable[CarriedOut], workers: int, coordinators: int
+) -> tuple[list[Span], list[list[Span]]]:
+    """When something was away that all workers need, and when each worker was, or its lines."""
+    needed = list[Span]()
+    each_worker = [list[Span]() for _ in range(workers)]
+    each_coordinator = [list[Span]() for _ in range(coordinators)]
+    for fault, began_s, ended_s in carried_out:
+        if fault.kind in _GOES_ON:
+            continue
+        match fault.family:
+            case "kafka" | "redis" | "transactions" | "fleet":
+                needed.append((began_s, ended_s))
+            case "worker" | "worker-redis" | "worker-kafka":
+                each_worker[fault.number].append((began_s, ended_s))
+            case "coordinator":
+                each_coordinator[fault.number].append((began_s, ended_s))
+    return [*needed, *_common(each_coordinator)], each_worker
 
 
 def _union(spans: Iterable[Span]) -> list[Span]:

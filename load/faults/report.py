@@ -35,7 +35,7 @@ _WORST = 5  # pauses that are told one by one
 _PAUSE_S = 8.0
 _DRAINED_S = 10.0
 _BURNT_S = 20.0  # either, then
-_SHARE = 0.7  # of its throughput without faults
+_SHARE = 0.8  # of the throughput that faults leave
 
 
 class Pace(NamedTuple):
@@ -43,11 +43,17 @@ class Pace(NamedTuple):
 
     reference_per_s: float  # records, before the first fault
     per_s: float  # while faults came, without what was taken back
+    limit: float  # share of it that nobody could have exceeded: see `pauses.limit`
 
     @property
     def share(self) -> float:
         """What faults left of it."""
         return self.per_s / self.reference_per_s if self.reference_per_s else 0.0
+
+    @property
+    def of_limit(self) -> float:
+        """How near that is to what nobody could have exceeded."""
+        return self.share / self.limit if self.limit else 1.0
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,12 @@ class Outcome:
         bar = _BURNT_S if self.burn else _DRAINED_S
         if self.drained_s is not None and self.drained_s > bar:
             found.append(f"drained after {self.drained_s:.1f} s, expected at most {bar:g} s")
-        if self.pace is not None and self.pace.share < _SHARE:
+        if self.pace is not None and self.pace.of_limit < _SHARE:
             share = f"{self.pace.share:.2f} of the throughput without faults"
-            found.append(f"{share} was left, expected at least {_SHARE:g}")
+            found.append(
+                f"{share} was left, {self.pace.of_limit:.2f} of what could be, expected at least"
+                f" {_SHARE:g}"
+            )
         return found
 
     def _wrongs(self) -> list[str]:
@@ -143,7 +152,12 @@ class Outcome:
             "next_update": by_kind(self._next_s()),
             "pause": by_kind((each, length(self._pause_of(each))) for each in self.carried_out),
             "pause_parts": self._parts_by_kind(),
-            "saturated": self.pace and {**self.pace._asdict(), "share": self.pace.share},
+            "saturated": self.pace
+            and {
+                **self.pace._asdict(),
+                "share": self.pace.share,
+                "of_limit": self.pace.of_limit,
+            },
             "unexpected_exits": [each._asdict() for each in self.unexpected],
             "overran_notice": self.overran,
             "schedule": [
@@ -211,6 +225,8 @@ class Outcome:
         if self.pace is not None:
             facts["records/s, no fault"] = f"{self.pace.reference_per_s:.1f}"
             facts["records/s, faults"] = f"{self.pace.per_s:.1f}, {self.pace.share:.2f} of that"
+            facts["what could be left"] = f"{self.pace.limit:.2f}"
+            facts["share of what could be"] = f"{self.pace.of_limit:.2f}"
         print()
         for name, value in facts.items():
             print(f"{name:<28} {value:,}" if isinstance(value, int) else f"{name:<28} {value}")

@@ -13,6 +13,7 @@ from load.faults.pauses import (
     CarriedOut,
     Event,
     length,
+    limit,
     longest,
     next_after,
     outages,
@@ -121,6 +122,24 @@ def test_a_worker_needs_both_of_its_lines() -> None:
 
 def test_a_slow_line_is_a_line() -> None:
     assert away(struck("worker-Kafka slow", 1.0, 4.0), workers=1) == []
+
+
+def test_no_worker_can_use_the_time_in_which_it_or_all_had_something_away() -> None:
+    #   worker 0    0 ///// 2                   10
+    #   worker 1              3 ////// 5
+    #   Redis                    4 /////// 6    of both
+    #   one of two coordinators, a transaction, what lasts beyond the run: of nobody
+    lasting = [
+        struck("worker killed", 0.0, 2.0),
+        struck("worker-Redis cut", 3.0, 5.0, 1),
+        struck("Redis frozen", 4.0, 6.0),
+        struck("coordinator killed", 7.0, 8.0),
+        struck("transaction committed", 7.0, 8.0),
+        struck("worker-Kafka slow", 8.0, 9.0),
+        struck("worker frozen", 9.5, 14.5),
+    ]
+    assert limit(lasting, 2, 2, 10.0) == pytest.approx(1 - (4.5 + 3.0) / 20)
+    assert limit([], 2, 2, 10.0) == 1.0
 
 
 def test_each_moment_of_a_pause_goes_to_what_the_next_event_ended() -> None:
