@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -19,6 +19,7 @@ from common.errors import UserError
 from common.topics import names as topics
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay, requeue
+from services.cli.render import tables
 from services.cli.system.outside import outside_of, service_of, system_of
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
         )
         table.add_row(*map(Text, cells))
     if found.jobs:
-        Console().print(table)
+        tables.show(table)
         for line in found.jobs:  # below: too long for a column of a terminal
             if why := line.why or line.reason:
                 typer.echo(f"{line.id}: {line.state}: {_printable(why)}")
@@ -419,7 +420,7 @@ def watch(
                 typer.echo(_line(watched.look(every_s)))
             return
         if once:
-            Console().print(_render(job, watched.look(0.0)))
+            tables.show(_render(job, watched.look(0.0)))
             return
         if not sys.stdout.isatty():
             told = ""

@@ -258,6 +258,15 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     assert "0.2500" in shown
 
 
+def test_a_list_in_a_file_cuts_nothing(world: World) -> None:
+    submitted(world)
+    (line,) = (
+        each for each in world.run("job", "list").stdout.splitlines() if each.startswith(" digits ")
+    )
+    assert line.split()[-2:] == ["image-classifier", "clinic-a"]
+    assert "waiting for a coordinator" in line
+
+
 def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
