@@ -27,7 +27,7 @@ from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.ports.machines import Offer
 from common.theory.billing import BY_NAME, BY_THE_SECOND, Billing
-from doll.yaml_file import as_json, load_text
+from doll.yaml_file import as_json, load_text, read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -232,10 +232,7 @@ def load_market(path: Path) -> Market:
     Raises:
         UserError: If it cannot be read or makes no sense, by the field.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text: {error}") from error
+    text = read_text(path)
     try:
         return Market.model_validate_json(as_json(load_text(text, str(path))))
     except ValidationError as error:

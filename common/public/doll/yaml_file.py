@@ -26,11 +26,21 @@ def load_file(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: If it cannot be read, or does not parse.
     """
+    return load_text(read_text(path))
+
+
+def read_text(path: str | Path) -> str:
+    """Read a file that somebody wrote and names.
+
+    Raises:
+        UserError: If there is none, or it is no text.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such file") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"job file {path}: {error}") from error
-    return load_text(text)
+        raise UserError(f"{path}: cannot be read as text: {error}") from error
 
 
 class YamlError(UserError):

@@ -22,7 +22,7 @@ from common.simulation.experiments.policy_driver import Priors
 from common.simulation.experiments.spec import Experiment
 from common.theory.capacity import update_capacity_per_s
 from common.theory.estimates import RatePrior
-from doll.yaml_file import as_json, load_text
+from doll.yaml_file import as_json, load_text, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,10 +43,7 @@ def load_experiment(path: Path) -> Experiment:
     Raises:
         UserError: If there is none, or it does not say what an experiment must.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+    text = read_text(path)
     try:
         return Experiment.model_validate_json(as_json(load_text(text, str(path)), str(path)))
     except ValidationError as error:

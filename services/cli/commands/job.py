@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -472,12 +471,9 @@ def _value(value: Value) -> str:
 
 
 def _read(file: str) -> str:
-    try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UserError(f"{file}: there is no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read as text: {error}") from error
+    from doll.yaml_file import read_text
+
+    return sys.stdin.read() if file == "-" else read_text(file)
 
 
 def _render(job: str, picture: Picture) -> Group:

@@ -241,12 +241,9 @@ def read_rates(path: Path) -> list[float]:
     """
     import msgspec
 
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise UserError(f"--rates: {path}: there is no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--rates: {path}: cannot be read as text: {error}") from error
+    from doll.yaml_file import read_text
+
+    text = read_text(path)
     if text.lstrip().startswith(("[", "{")):
         try:
             return msgspec.json.decode(text, type=list[float])
