@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from common.errors import OutsideError, UnavailableError, UnknownTopicError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from confluent_kafka import Consumer
 
@@ -68,6 +69,15 @@ _TIMES = re.compile(r" \(after \d+ms in state .*\)")  # never twice alike: each 
 _QUOTED_VALUE = re.compile(r'value ".*?"(?= for configuration property)', re.DOTALL)
 
 
+_Method: TypeAlias = "Callable[[Record], T]"  # as the class has it, to be mapped over records
+_TOPIC = cast("_Method[str]", Message.topic)
+_PARTITION = cast("_Method[int]", Message.partition)
+_OFFSET = cast("_Method[int]", Message.offset)
+_VALUE = cast("_Method[bytes | None]", Message.value)
+_EPOCH = cast("_Method[int | None]", Message.leader_epoch)
+_ERROR = cast("_Method[KafkaError | None]", Message.error)
+
+
 class Record(Protocol):
     """A message of the client; its own stubs say that every part of one may be missing."""
 
@@ -116,6 +126,42 @@ def epoch_of(record: Record) -> int:
 def place_of(record: Record) -> tuple[str, int]:
     """Topic and partition that a message is in, or about."""
     return record.topic(), record.partition()
+
+
+# Of many records at once: mapped so, a method takes a third of the time of a call for each record,
+# and a small model's worker spends as much on those as on its gradients.
+
+
+def runs_of(messages: Sequence[Record]) -> Iterator[tuple[tuple[str, int], list[Record]]]:
+    """Neighbours that are in, or about, the same partition; with its topic and number."""
+    begin = 0
+    for place, run in groupby(zip(map(_TOPIC, messages), map(_PARTITION, messages), strict=True)):
+        end = begin + len(list(run))
+        yield place, list(messages[begin:end])
+        begin = end
+
+
+def are_records(run: Sequence[Record]) -> bool:
+    """Whether no message of these says something else instead of being a record."""
+    return not any(map(_ERROR, run))
+
+
+def offsets_of(run: Sequence[Record]) -> list[int]:
+    """Offsets of records."""
+    return list(map(_OFFSET, run))
+
+
+def values_of(run: Sequence[Record]) -> list[bytes | None]:
+    """Values of records."""
+    return list(map(_VALUE, run))
+
+
+def epochs_of(run: Sequence[Record]) -> list[int]:
+    """Leader epochs of records; -1 where the broker has none."""
+    epochs = list(map(_EPOCH, run))
+    if None in epochs:
+        return [-1 if epoch is None else epoch for epoch in epochs]
+    return cast("list[int]", epochs)
 
 
 def end_in(run: Sequence[Record]) -> int | None:

@@ -15,8 +15,10 @@ from common.adapters.kafka.client import (
     as_ours,
     cause_of,
     consume,
-    epoch_of,
+    epochs_of,
     made,
+    offsets_of,
+    values_of,
 )
 from common.adapters.kafka.cursor import Cursor
 from common.adapters.kafka.settings import reader_properties
@@ -81,11 +83,11 @@ class KafkaSpanReader:
         records = [message for message in records if message.offset() < span.end]
         return Fetched(
             span.place,
-            [message.offset() for message in records],
-            [message.value() for message in records],
+            offsets_of(records),
+            values_of(records),
             arrival_s(records[0]) if records else 0.0,
             arrival_s(records[-1]) if records else 0.0,
-            [epoch_of(message) for message in records],
+            epochs_of(records),
         )
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -14,14 +13,18 @@ from common.adapters.kafka.client import (
     AT_END,
     OUT_OF_RANGE,
     Complaints,
+    are_records,
     arrival_s,
     as_ours,
     cause_of,
     consume,
     end_in,
     epoch_of,
+    epochs_of,
     made,
-    place_of,
+    offsets_of,
+    runs_of,
+    values_of,
 )
 from common.adapters.kafka.cursor import Cursor
 from common.adapters.kafka.epochs import TopicWatch, divergent_offset
@@ -385,18 +388,18 @@ class KafkaStreamReader:
 
     def _put(self, messages: list[Record]) -> None:
         """Queue the records; after callbacks, so that only what flows now counts."""
-        for place, group in groupby(messages, key=place_of):
-            run, end = list(group), None
-            if any(record.error() is not None for record in run):
-                end = end_in(run)
-                run = self._without_errors(run)
+        for place, came in runs_of(messages):
+            run, end = came, None
+            if not are_records(came):
+                end = end_in(came)
+                run = self._without_errors(came)
             cursor = self._cursors.get(Partition(*place))
             if cursor is None or cursor.partition in self._unsought:
                 continue
             partition = cursor.partition
             again = False
             if run:
-                first, last, again = cursor.take([record.offset() for record in run])
+                first, last, again = cursor.take(offsets_of(run))
                 if first < last:
                     cursor.epoch = epoch_of(run[last - 1])
                     self._filled[partition] = queue = self._queues[partition]
@@ -488,9 +491,9 @@ class KafkaStreamReader:
 def _fetched(partition: Partition, run: list[Record]) -> Fetched:
     return Fetched(
         partition,
-        [record.offset() for record in run],
-        [record.value() for record in run],
+        offsets_of(run),
+        values_of(run),
         arrival_s(run[0]),
         arrival_s(run[-1]),
-        [epoch_of(record) for record in run],
+        epochs_of(run),
     )

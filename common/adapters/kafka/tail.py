@@ -16,7 +16,6 @@ import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from itertools import groupby
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,13 +28,15 @@ from common.adapters.kafka.client import (
     STALE_LEADER,
     UNKNOWN,
     Complaints,
+    are_records,
     arrival_s,
     as_ours,
     cause_of,
     end_in,
     epoch_of,
     made,
-    place_of,
+    offsets_of,
+    runs_of,
 )
 from common.adapters.kafka.cursor import Cursor
 from common.adapters.kafka.epochs import TopicsQuestion, TopicWatch, divergent_offset
@@ -433,14 +434,14 @@ class _TailConsumer:
     # --- what comes ------------------------------------------------------------------------------
 
     def _distribute(self, messages: list[Record]) -> None:
-        for place, group in groupby(messages, key=place_of):
+        for place, all_of in runs_of(messages):
             partition = Partition(*place)
             tail = self._reading.get(partition)
             if tail is None or partition not in self._assigned:
                 continue
-            run, end = self._that_count(tail, list(group))
+            run, end = self._that_count(tail, all_of)
             before = tail.cursor.position
-            first, last, again = tail.cursor.take([message.offset() for message in run])
+            first, last, again = tail.cursor.take(offsets_of(run))
             if end is not None and not again:
                 again = tail.cursor.reach(end)
             if tail.cursor.position > before:
@@ -459,7 +460,7 @@ class _TailConsumer:
     def _that_count(self, tail: KafkaTail, run: list[Record]) -> tuple[list[Record], int | None]:
         """The records among what came, and where the log ends if that was said."""
         end = None
-        if any(message.error() is not None for message in run):
+        if not are_records(run):
             end = end_in(run)
             # Before a seek, too: where the client has stopped it seeks no more, and says so once.
             run = self._without_errors(tail, run)

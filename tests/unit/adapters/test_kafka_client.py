@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
-from confluent_kafka import Consumer, KafkaError
+from typing import TYPE_CHECKING, Any, cast
 
-from common.adapters.kafka.client import Complaints, made
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message
+
+from common.adapters.kafka.client import (
+    Complaints,
+    are_records,
+    epochs_of,
+    made,
+    offsets_of,
+    runs_of,
+    values_of,
+)
 from common.errors import OutsideError, UnavailableError, UserError
+
+if TYPE_CHECKING:
+    from common.adapters.kafka.client import Record
 
 WRONG_PASSWORD = KafkaError(
     KafkaError._AUTHENTICATION,  # noqa: SLF001 -- the library's name for its own error
@@ -62,3 +75,40 @@ def test_a_setting_that_the_client_refuses_is_named_without_its_value() -> None:
         made(Consumer, {"group.id": "g", "security.protocol": 'hun"ter2'})
     assert "ter2" not in str(told.value)
     assert told.value.__suppress_context__
+
+
+def record(topic: str, partition: int, offset: int, **others: object) -> Record:
+    made_of: Any = {"value": f"{topic}[{partition}]@{offset}".encode(), **others}
+    return cast("Record", Message(topic, partition, offset, **made_of))
+
+
+def test_runs_are_neighbours_of_one_partition_of_one_topic() -> None:
+    # a[0] a[0] | b[0] | b[1] | a[0]
+    messages = [
+        record("a", 0, 0),
+        record("a", 0, 1),
+        record("b", 0, 5),
+        record("b", 1, 7),
+        record("a", 0, 2),
+    ]
+    assert list(runs_of(messages)) == [
+        (("a", 0), messages[:2]),
+        (("b", 0), messages[2:3]),
+        (("b", 1), messages[3:4]),
+        (("a", 0), messages[4:]),
+    ]
+    assert list(runs_of([])) == []
+
+
+def test_what_many_records_say_is_what_each_says() -> None:
+    run = [
+        record("a", 0, 4, leader_epoch=3),
+        record("a", 0, 6),
+        record("a", 0, 7, value=None, leader_epoch=5),
+    ]
+    assert offsets_of(run) == [4, 6, 7]
+    assert values_of(run) == [b"a[0]@4", b"a[0]@6", None]
+    assert epochs_of(run) == [3, -1, 5]
+    assert epochs_of(run[::2]) == [3, 5]
+    assert are_records(run)
+    assert not are_records([*run, record("a", 0, 8, error=NO_CONNECTION)])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from common.adapters.kafka import KafkaSettings, tail
@@ -42,23 +42,21 @@ class Stopped:
     """A consumer whose fetch was out of range before it let anybody seek."""
 
     def __init__(self, _: object) -> None:
-        self._says = list[Any]()
+        self._says = list[Message]()
         self._has_stopped = False
 
     def incremental_assign(self, targets: list[TopicPartition]) -> None:
         """It fetches at once."""
         [target] = targets
         error = KafkaError(KafkaError.OFFSET_OUT_OF_RANGE)
-        said = {"topic": target.topic, "partition": target.partition, "offset": target.offset}
-        message = {name: lambda value=value: value for name, value in said.items()}
-        self._says = [SimpleNamespace(error=lambda: error, **message)]
+        self._says = [Message(target.topic, target.partition, target.offset, error=error)]
 
     def seek(self, _: TopicPartition) -> None:
         """Too early; and what has stopped never seeks."""
         if not self._has_stopped:
             raise KafkaException(KafkaError(KafkaError._STATE))  # noqa: SLF001 -- the library's name
 
-    def consume(self, *_: object) -> list[Any]:
+    def consume(self, *_: object) -> list[Message]:
         """It says so once."""
         said, self._says = self._says, []
         self._has_stopped |= bool(said)
