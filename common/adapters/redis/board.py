@@ -106,6 +106,7 @@ class RedisBoard:
         client = connect(url, timeout_s, access) if shared is None else shared
         self._server = RedisServer(client, self._keys, self._reject_key)
         self._attendances = dict[WorkerId, Attendance]()
+        self._workers: list[WorkerId] = []  # there at the last look
         # Read and written ten times a second, mostly as it was, and long with many partitions.
         self._leader_status: tuple[bytes, LeaderStatus] | None = None
         self._put_at = float("-inf")  # when it was written
@@ -261,12 +262,17 @@ class RedisBoard:
 
     def looking_for_workers(self) -> Steps[dict[WorkerId, str]]:
         """`alive`, in steps."""
-        index = self._keys + "workers"
-        names = (yield (("SMEMBERS", index),))[0]
+        index, known = self._keys + "workers", self._workers
+        # Beats of those that were there at the last look, mostly all, in the same packet.
+        names, *beats = yield (("SMEMBERS", index), *self._asking_beats(known))
         workers = yield from self._parsed_members(index, names, lambda it: WorkerId(it.decode()))
+        self._workers = workers = sorted(workers)
         if not workers:
             return {}
-        heartbeats = yield from self._beats(workers)
+        if workers == known:
+            heartbeats = self._statuses(*beats)
+        else:
+            heartbeats = yield from self._beats(workers)
         statuses = dict(zip(workers, heartbeats, strict=True))
         gone = [worker for worker, status in statuses.items() if status is None]
         if gone:
@@ -282,8 +288,14 @@ class RedisBoard:
 
     def _beats(self, workers: list[WorkerId]) -> Steps[list[str | None]]:
         """Statuses in the same order: None where a beat has run out, "" for who is not there."""
+        values, listeners = yield self._asking_beats(workers)
+        return self._statuses(values, listeners)
+
+    def _asking_beats(self, workers: list[WorkerId]) -> tuple[Command, ...]:
         keys = [self._alive(worker) for worker in workers]
-        values, listeners = yield (("MGET", *keys), ("PUBSUB", "NUMSUB", *keys))
+        return (("MGET", *keys), ("PUBSUB", "NUMSUB", *keys)) if keys else ()
+
+    def _statuses(self, values: list[bytes | None], listeners: list[Any]) -> list[str | None]:
         there = listeners[1::2]  # after each channel's name the number of those who listen
         return [
             None if value is None else self._status(value, listens=bool(count))

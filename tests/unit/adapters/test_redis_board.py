@@ -1,0 +1,66 @@
+"""What a board asks of Redis, step by step."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from common.adapters.redis.board import RedisBoard
+from common.core.messages import WorkerId
+
+if TYPE_CHECKING:
+    from common.adapters.redis.server import Command
+
+HEARS = 1  # listeners to a worker's channel, while its process lives
+
+
+class Beats:
+    """A server that knows beats alone, and counts packets."""
+
+    def __init__(self) -> None:
+        self.beats = dict[bytes, bytes]()  # by worker
+        self.packets = 0
+
+    def answer(self, commands: tuple[Command, ...]) -> list[Any]:
+        """The answers to a packet."""
+        self.packets += 1
+        return [self._answer(*map(str, command)) for command in commands]
+
+    def _answer(self, name: str, *parts: str) -> object:
+        workers = [part.rpartition(":")[2].encode() for part in parts]
+        match name:
+            case "SMEMBERS":
+                return set(self.beats)
+            case "MGET":
+                return [self.beats.get(worker) for worker in workers]
+            case "PUBSUB":
+                return [each for worker in workers[1:] for each in (worker, HEARS)]
+        raise AssertionError(name)
+
+
+def look(board: RedisBoard, server: Beats) -> dict[WorkerId, str]:
+    """Who is alive, by as many packets as it takes."""
+    steps = board.looking_for_workers()
+    commands = next(steps)
+    try:
+        while True:
+            commands = steps.send(server.answer(commands))
+    except StopIteration as done:
+        found: dict[WorkerId, str] = done.value
+        return found
+
+
+def test_a_look_at_workers_that_are_the_same_takes_one_packet() -> None:
+    server, one, two = Beats(), WorkerId("one"), WorkerId("two")
+    with closing(RedisBoard("redis://localhost:1", "digits")) as board:
+        assert (look(board, server), server.packets) == ({}, 1)
+        server.beats[b"one"] = b"alive+"
+        assert (look(board, server), server.packets) == ({one: "alive"}, 3)
+        server.beats[b"one"] = b"leaving+"
+        assert (look(board, server), server.packets) == ({one: "leaving"}, 4)
+        server.beats[b"two"] = b"alive+"
+        assert look(board, server) == {one: "leaving", two: "alive"}
+        del server.beats[b"one"]
+        assert look(board, server) == {two: "alive"}
+        before = server.packets
+        assert (look(board, server), server.packets) == ({two: "alive"}, before + 1)
