@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.commands import CoordinatorCommand, Finish
-    from common.core.messages import AuditRecord, LeaderStatus, Opened, UpdateTrigger
+    from common.core.messages import AuditRecord, LeaderStatus, Opened, UpdateTrigger, WorkerId
     from common.core.snapshots import Snapshot
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
@@ -174,6 +174,8 @@ class Effects:
         self._asked = False  # for the lease, since it was given back last
         self._may_ask = True  # for the lease; else it waits until there may be another candidate
         self._role: Literal["standby", "candidate", "leader"] = "standby"
+        # Workers as told last, and to which leadership; of the thread that tells it.
+        self._seen: tuple[int, dict[WorkerId, str]] | None = None
         self.calm = False  # nothing happens: what it asks of the board can wait for others
         self._unable_until = 0.0  # when to try again what this replica cannot do
         self._unable_pause_s = UNABLE_S[0]
@@ -303,7 +305,7 @@ class Effects:
                 self._tell_stage(leader_status)
                 self._put_leader_status(leader_status)
             case do.ReadHeartbeats():
-                self._exchange.alive(self._job, self._told(events.WorkersSeen), soon=not self.calm)
+                self._exchange.alive(self._job, self._workers_told(), soon=not self.calm)
             case do.AskLease(ttl_s):
                 self._lease_ttl_s = ttl_s
                 self._ask_lease()
@@ -424,7 +426,8 @@ class Effects:
 
     def _put_leader_status(self, leader_status: LeaderStatus) -> None:
         said = msgspec.structs.replace(leader_status, triggers=self._triggers)
-        self._exchange.put_leader_status(self._job, said, self._told(Stood), soon=not self.calm)
+        told = self._told(Stood, wakes=lambda replaced: not replaced)
+        self._exchange.put_leader_status(self._job, said, told, soon=not self.calm)
 
     def _tell_stage(self, leader_status: LeaderStatus) -> None:
         """Log that other machines are to own slices of the weights than did."""
@@ -482,15 +485,39 @@ class Effects:
         self._exchange.release_lease(self._job, self._replica.name)
 
     def _told(
-        self, made: Callable[[T], News], *, any_role: bool = False
+        self,
+        made: Callable[[T], News],
+        *,
+        any_role: bool = False,
+        wakes: Callable[[T], bool] = lambda _: True,
     ) -> Callable[[T | Exception], None]:
-        """What takes an answer of the exchange, for this leadership, or for whatever role."""
+        """What takes an answer of the exchange, for this leadership, or for whatever role.
+
+        Args:
+            made: Makes news of an answer.
+            any_role: Whether it is for whatever role.
+            wakes: Whether the actor is woken for an answer: mostly they say what it knows, and its
+                next turn, which asks again, is soon enough for that.
+        """
         leadership, hear = 0 if any_role else self.leadership.number, self.leadership.hear
 
         def told(answer: T | Exception) -> None:
-            hear(leadership, answer if isinstance(answer, Exception) else made(answer))
+            if isinstance(answer, Exception):
+                hear(leadership, answer)
+            else:
+                hear(leadership, made(answer), wakes=wakes(answer))
 
         return told
+
+    def _workers_told(self) -> Callable[[dict[WorkerId, str] | Exception], None]:
+        """What takes an answer to who is alive."""
+        leadership = self.leadership.number
+
+        def are_news(statuses: dict[WorkerId, str]) -> bool:
+            before, self._seen = self._seen, (leadership, statuses)
+            return before != self._seen
+
+        return self._told(events.WorkersSeen, wakes=are_news)
 
     # --- from candidate to leader, and back ------------------------------------------------------
 

@@ -126,10 +126,17 @@ class Leadership:
 
     # --- what is heard -----------------------------------------------------------------------
 
-    def hear(self, leadership: int, news: News) -> None:
-        """Take in news, from any thread; 0: whatever this replica is by then."""
+    def hear(self, leadership: int, news: News, *, wakes: bool = True) -> None:
+        """Take in news, from any thread.
+
+        Args:
+            leadership: For which they are; 0: for whatever this replica is by then.
+            news: What was heard.
+            wakes: Whether the actor is woken for them; else its next turn takes them in.
+        """
         self._heard.append(Heard(leadership, news))
-        self._wake()
+        if wakes:
+            self._wake()
 
     def news(self) -> Iterator[News]:
         """What was heard since it was asked last, and still concerns this leadership."""

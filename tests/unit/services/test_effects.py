@@ -43,6 +43,8 @@ from tests.unit.services.replicas import MemoryReplica, until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from services.coordinator.leadership import News
+
 NAME = "digits"
 
 
@@ -60,13 +62,14 @@ class Bench:
         self.board = MemoryBoard(self.redis, NAME)
         self.replica = MemoryReplica(self.log, self.redis)
         self.metrics = self.replica.metrics.follow(NAME, lambda: None)
+        self.woken = 0  # how often the actor was
         self.effects = Effects(
             self.replica.replica,
             record,
             MetricsObserver(self.spec, self.metrics, NoTracer()),
             lease_ttl_s=1.0,
             logger=event_logger("test"),
-            wake=lambda: None,
+            wake=self._wake,
         )
 
     def have_weights(self) -> events.SnapshotsFound:
@@ -75,6 +78,16 @@ class Bench:
         assert isinstance(found, events.SnapshotsFound)
         list(self.effects.do(do.RestoreSnapshot(found.snapshots[0])))
         return found
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def wakes(self, command: do.CoordinatorCommand, *expected: News) -> bool:
+        """Whether the actor is woken for the answer to a command, which it hears in any case."""
+        before = self.woken
+        self.carry_out(command)
+        assert list(self.effects.leadership.news()) == list(expected)
+        return self.woken > before
 
     def close(self) -> None:
         """End it."""
@@ -141,6 +154,28 @@ def test_a_job_that_took_the_name_of_a_deleted_one_is_left_alone(
     bench.book.submit(bench.spec)
     bench.carry_out(command)
     assert bench.book.get(NAME).reason == "submitted"
+
+
+def test_answers_that_say_what_is_known_wake_nobody(bench: Bench) -> None:
+    one, two = WorkerId("one"), WorkerId("two")
+    bench.board.beat(one, "alive", 60.0)
+    first = events.WorkersSeen({one: "alive"})
+    assert bench.wakes(do.ReadHeartbeats(), first)
+    assert not bench.wakes(do.ReadHeartbeats(), first)
+    bench.board.beat(two, "alive", 60.0)
+    both = events.WorkersSeen({one: "alive", two: "alive"})
+    assert bench.wakes(do.ReadHeartbeats(), both)
+    bench.board.beat(one, "leaving", 60.0)
+    assert bench.wakes(do.ReadHeartbeats(), events.WorkersSeen({one: "leaving", two: "alive"}))
+    bench.effects.leadership.number += 1  # another leadership knows nobody yet
+    again = events.WorkersSeen({one: "leaving", two: "alive"})
+    assert bench.wakes(do.ReadHeartbeats(), again)
+    assert not bench.wakes(do.ReadHeartbeats(), again)
+    status = do.PutLeaderStatus(LeaderStatus(3, 0, {}, 0, 0, 1, {}))
+    assert bench.wakes(status, Stood(replaced=False))
+    assert not bench.wakes(status, Stood(replaced=True))
+    bench.board.wipe()
+    assert bench.wakes(status, Stood(replaced=False))
 
 
 def test_a_leader_whose_triggers_are_kept_out_goes_on_in_another_stream_and_tells_it(
