@@ -4,9 +4,9 @@
     python load/recovery.py --only worker --kills 10   # one of them, shorter
 
 Real coordinator and worker processes on real servers: 4 workers, K=4, each gradient a timed wait of
-50 ms, K batches always waiting. One process at a time is disturbed in the middle of a round and is
-back at work before the next, or one more is started and leaves again. All is seen from outside, on
-the board and in the updates topic.
+50 ms, 5 K batches of each worker waiting (where one more starts 2 K, as by default). One process at
+a time is disturbed in the middle of a round and is back at work before the next, or one more is
+started and leaves again. All is seen from outside, on the board and in the updates topic.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Measurement(NamedTuple):
     median_ms: float  # at most
     max_ms: float
     weights: int = 0  # of a model that workers hold, and add up among themselves; 0: the board's
+    # Batches that a worker may hold, in K: those of a newcomer wait behind all that others hold.
+    waiting_groups: int = Conditions.waiting_groups
 
 
 def measurements(conditions: Conditions) -> dict[str, Measurement]:
@@ -84,6 +86,7 @@ def measurements(conditions: Conditions) -> dict[str, Measurement]:
             coordinators=1,
             median_ms=_UNLIMITED_MS,
             max_ms=2500.0,
+            waiting_groups=2,  # a job's default
         ),
         "takeover": Measurement(
             "the leader is killed, its standby is warm",
@@ -165,6 +168,7 @@ def measure(name: str, wanted: Measurement, on: Servers, conditions: Conditions)
     """Run one measurement, on a job and processes of its own."""
     seconds = _START_S + wanted.times * _PER_DISTURBANCE_S
     found = list[Disturbance]()
+    conditions = replace(conditions, waiting_groups=wanted.waiting_groups)
     if wanted.weights:
         conditions = replace(conditions, weights=wanted.weights, aggregation="replicas")
     drill = Drill(on, name, conditions, seconds=seconds, coordinators=wanted.coordinators)

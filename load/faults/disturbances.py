@@ -53,6 +53,7 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
             round_ = _middle_of_round(drill, victim)
             killed_at = monotonic()
             victim.kill()
+            ended_at = monotonic()
             drill.await_applied(round_)
             drill.bring_back(victim)
             again_at = round_.given_again_at(round_.asked_of(victim.name), away_from=victim.name)
@@ -70,6 +71,7 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
             victim.name,
             [recovered_ms],
             {
+                "until its system has freed its memory": 1e3 * (ended_at - killed_at),
                 "until others are asked": noticed_ms,
                 "from there: read back, gradient, update": recovered_ms - noticed_ms,
                 "undisturbed round": _median_ms(undisturbed),
@@ -94,6 +96,7 @@ def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
             time.sleep(draw.uniform(0.0, usual_s))
             killed_at = monotonic()
             victim.kill()
+            ended_at = monotonic()
             drill.await_applied(round_)
             drill.bring_back(victim)
             if killed_at < (round_.applied_at or 0.0):
@@ -106,6 +109,7 @@ def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
             victim.name,
             [1e3 * ((round_.applied_at or 0.0) - killed_at)],
             {
+                "until its system has freed its memory": 1e3 * (ended_at - killed_at),
                 "undisturbed, from Reduce to update": 1e3 * usual_s,
                 "undisturbed round": _median_ms(undisturbed),
             },

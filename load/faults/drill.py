@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _BATCH_SIZE = 8  # b: what is measured is the protocol, not how fast records are moved
 _IDS = 64  # of records
-_WAITING_GROUPS = 5  # batches that a worker may hold, in K: with the default of 2 some queue runs
-# dry every thirty rounds, and another worker is asked for two batches
 _CALM_ROUNDS = 10  # with one trigger each, evenly shared, everybody in one at least: all is well
 _EVEN_ROUNDS = 5
 _TIMEOUT_S = 120.0  # for processes that load torch on a busy machine
@@ -49,6 +47,9 @@ class Conditions:
     partitions: int = 8
     weights: int = 64  # of the model, which travels inside the trigger
     aggregation: Aggregation = "board"
+    # Batches that a worker may hold, in K: with a job's default of 2 some queue runs dry every
+    # thirty rounds, and another worker is asked for two batches.
+    waiting_groups: int = 5
 
     @property
     def share(self) -> int:
@@ -64,10 +65,15 @@ class Conditions:
             streams=[topic],
             batch_size=_BATCH_SIZE,
             group_size=self.group_size,
-            waiting_batches=_WAITING_GROUPS * self.group_size,
+            waiting_batches=self.waiting_batches,
             deadline_floor_s=self.deadline_floor_s,
             aggregation=aggregated(self.aggregation),
         )
+
+    @property
+    def waiting_batches(self) -> int:
+        """Batches that a worker may hold."""
+        return self.waiting_groups * self.group_size
 
     def records_in(self, seconds: float) -> int:
         """How many records the job can use in a time."""
@@ -75,8 +81,11 @@ class Conditions:
 
     def as_data(self) -> dict[str, Any]:
         """For the JSON file."""
-        waiting = _WAITING_GROUPS * self.group_size
-        return {**asdict(self), "batch_size": _BATCH_SIZE, "waiting_batches": waiting}
+        return {
+            **asdict(self),
+            "batch_size": _BATCH_SIZE,
+            "waiting_batches": self.waiting_batches,
+        }
 
 
 class Drill:

@@ -72,6 +72,23 @@ MUTANTS = (
         100,
         (Edit(CORE + "ledger.py", "if opened.after != self.generation(place):", "if False:"),),
     ),
+    # --- triggers that nobody made --------------------------------------------------------------
+    Mutant(
+        "workers listen to the triggers that the leader's status names",
+        20,
+        (Edit(CORE + "worker.py", "TriggerStream(seen.triggers, seen.epoch)", "TriggerStream()"),),
+    ),
+    Mutant(
+        "what was heard of a stream of triggers counts for no other",
+        20,
+        (
+            Edit(
+                CORE + "assignments.py",
+                "if stream.name != self._stream.name or (",
+                "if False and (",
+            ),
+        ),
+    ),
     # --- the control and the updates topic lose records -----------------------------------------
     Mutant(
         "snapshots say of which topics they are",

@@ -26,6 +26,7 @@ from common.simulation.faults.coordinators import SimulatedCoordinator
 from common.simulation.faults.members import SimulatedMember
 from common.simulation.faults.operators import Operators
 from common.simulation.faults.scenario import (
+    FORGED_EPOCHS,
     MOST_WORKERS,
     OPERATORS,
     SOON_S,
@@ -326,6 +327,8 @@ class Cluster:
                 self._retain(fault.target)
             case "garbage":
                 self._litter()
+            case "forge trigger":
+                world.forge_trigger(FORGED_EPOCHS[fault.target % len(FORGED_EPOCHS)])
             case "pause job":
                 self._want("paused")
                 world.later(fault.seconds, lambda: self._want("running"))

@@ -38,6 +38,7 @@ FaultKind: TypeAlias = Literal[
     "storage away",
     "retention",  # the oldest records of a partition go, read or not
     "garbage",  # bytes that do not parse, and a gradient that nobody asked for
+    "forge trigger",  # nobody made it, and no leader's id is above its
     "pause job",  # by its owner, for a while
     "change job",  # by its owner: K, b and the workers' bound, for good
     "requeue batches",  # by an operator, who may be wrong about what is quarantined
@@ -93,6 +94,7 @@ STORES: tuple[FaultKind, ...] = (
     "storage away",
     "kill all workers",
 )
+FORGED_EPOCHS = 2**60, 2**64 - 1  # one that no election comes to, and the highest there is
 CUTS: tuple[FaultKind, ...] = ("cut stream", "create stream anew")
 OPERATORS: tuple[FaultKind, ...] = ("requeue batches", "requeue batches", "replay batches")
 AMONG_MEMBERS: tuple[FaultKind, ...] = (
@@ -347,7 +349,8 @@ def from_seed(seed: int) -> Scenario:
     growth = _growth(streams, calm_at)
     losses = _losses(random.Random(f"losses {seed}"), calm_at)  # noqa: S311 -- likewise
     cuts = _cuts(random.Random(f"cuts {seed}"), calm_at)  # noqa: S311 -- likewise
-    faults = scenario.faults + _changes(draw, calm_at) + operators + growth + losses + cuts
+    forged = _forgeries(random.Random(f"forgeries {seed}"), calm_at)  # noqa: S311 -- likewise
+    faults = scenario.faults + _changes(draw, calm_at) + operators + growth + losses + cuts + forged
     poisons = scenario.poisons
     if operators and not poisons:  # they would have nothing to do
         poisons = _poisons(apart, sorted(set(every) - bad))
@@ -496,6 +499,14 @@ def _cuts(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
     return tuple(
         Fault(draw.uniform(0, calm_at), draw.choice(CUTS), draw.randrange(1000), 0.0)
         for _ in range(draw.choice([0, 0, 0, 0, 0, 1, 3]))
+    )
+
+
+def _forgeries(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+    """On most boards there is nothing but what the job put there."""
+    return tuple(
+        Fault(draw.uniform(0, calm_at), "forge trigger", draw.randrange(1000), 0.0)
+        for _ in range(draw.choice([0, 0, 0, 0, 1, 3]))
     )
 
 

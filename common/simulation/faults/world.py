@@ -414,6 +414,17 @@ class World:
             self.later(self.jitter(0.001), wake)
         return True
 
+    def forge_trigger(self, epoch: int) -> None:
+        """Put a trigger that nobody made where workers read, unless its like is there."""
+        status = self.redis.leader_status
+        triggers = self.redis.triggers.setdefault("" if status is None else status.triggers, [])
+        forged = UpdateTrigger(TriggerId(epoch, 1), ModelId(epoch, 1), ())
+        if not triggers or forged.id > triggers[-1].id:
+            self.say("forged", forged.id)
+            triggers.append(forged)
+            for wake in self.board_readers:
+                self.later(self.jitter(0.001), wake)
+
     def triggers_after(self, heard: TriggerId, stream: str) -> list[UpdateTrigger]:
         """Triggers above an id; now and then some are trimmed before this worker reads them."""
         found = [trigger for trigger in self.redis.triggers.get(stream, ()) if trigger.id > heard]

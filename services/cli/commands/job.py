@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -19,6 +19,7 @@ from common.errors import UserError
 from common.topics import names as topics
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay, requeue
+from services.cli.render import tables
 from services.cli.system.outside import outside_of, service_of, system_of
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
         )
         table.add_row(*map(Text, cells))
     if found.jobs:
-        Console().print(table)
+        tables.show(table)
         for line in found.jobs:  # below: too long for a column of a terminal
             if why := line.why or line.reason:
                 typer.echo(f"{line.id}: {line.state}: {_printable(why)}")
@@ -404,7 +405,8 @@ def watch(
 ) -> None:
     """Watch a job live: updates, loss, metrics, records/s, workers, lag; ends with Ctrl-C.
 
-    With --json a line for each look.
+    Where the output is no terminal, a line for each look that sees something new; with --json a
+    line for each look.
 
     Example: [bold]doll job watch digits[/]
     """
@@ -418,8 +420,15 @@ def watch(
                 typer.echo(_line(watched.look(every_s)))
             return
         if once:
-            Console().print(_render(job, watched.look(0.0)))
+            tables.show(_render(job, watched.look(0.0)))
             return
+        if not sys.stdout.isatty():
+            told = ""
+            while True:
+                line = _in_words(job, watched.look(every_s if told else 0.0))
+                if line != told:
+                    typer.echo(line)
+                told = line
         with Live(_render(job, watched.look(0.0)), auto_refresh=False) as live:
             while True:
                 live.update(_render(job, watched.look(every_s)), refresh=True)
@@ -535,6 +544,22 @@ def _clock(data: dict[str, Any]) -> str:
     at_s = data.get("at_s")
     when = datetime.now(UTC) if at_s is None else datetime.fromtimestamp(at_s, UTC)
     return when.strftime("%H:%M:%S")
+
+
+def _in_words(job: str, picture: Picture) -> str:
+    """One look as a line for people."""
+    progress = picture.progress
+    words = [job, str(picture.state)]
+    if picture.updates:
+        newest = picture.updates[-1]
+        words += [f"update {newest.version:,}", f"loss {newest.loss:.4f}"]
+        words += [f"{name} {value:.4f}" for name, value in sorted(newest.metrics.items())]
+    words += [
+        f"records/s {_number(progress.samples_per_s)}",
+        f"workers {_number(picture.alive)}",
+        f"lag {_number(progress.lag)}",
+    ]
+    return "  ".join(words)
 
 
 def _line(picture: Picture) -> str:

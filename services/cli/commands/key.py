@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from services.cli.arguments import AsJson  # noqa: TC001 -- typer reads it when run
+from services.cli.render import tables
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     table = Table(Column("key", min_width=name_width), "role", "created", "note", box=None)
     for name, record in sorted(keys.items()):
         table.add_row(name, record.role, _time(record.created_s), escape(record.note))
-    Console().print(table)
+    tables.show(table)
 
 
 @app.command()

@@ -7,11 +7,11 @@ from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from common.errors import UserError
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
+from services.cli.render import tables
 from services.cli.system.outside import outside_of, system_of
 
 app = typer.Typer(no_args_is_help=True, help="List and export trained models.")
@@ -91,6 +91,6 @@ def list_versions(context: typer.Context, job: JobName, *, as_json: AsJson = Fal
         cells = f"{each.version:,}", str(each.epoch), loss, *tests, f"{each.samples:,}", each.kept
         table.add_row(*cells)
     if told.versions:
-        Console().print(table)
+        tables.show(table)
     else:
         typer.echo(f"no version of {job} is kept yet")

@@ -167,7 +167,8 @@ class _Objects:
             if keys != self._label and keys not in numbers:
                 self._describe(keys, values)
         if not self._fields:
-            raise UserError("nothing but the label can be read as numbers")
+            why = "; ".join(self._left_out) or "there is nothing else"
+            raise UserError(f"nothing but the label can be read as numbers: {why}")
         task = {"name": "tabular-mlp", "classes": classes}
         if list(self._fields) == ["image"]:
             task["name"] = "image-classifier"
@@ -224,12 +225,12 @@ class _Objects:
         if name in (*self._fields, "label", "numbers"):
             name = "_".join(keys)
         texts = Counter(value for value in values if isinstance(value, str) and value)
-        if self._is(keys, list):
-            shape = _shape(values)
-            pixels = shape and len(shape) == 3 and np.array(values).dtype.kind == "i"
+        if 2 * sum(isinstance(value, list) for value in values) >= len(values):
+            shape, whole = _shape(values)
             if shape is None:
                 self._left_out.append(f"{path}: lists of different lengths, or not of numbers")
                 return
+            pixels = len(shape) == 3 and whole
             name = "image" if pixels else name
             dtype = "uint8" if pixels else "float32"
             field: dict[str, Any] = {"dtype": dtype, "shape": shape, **_from(name, path)}
@@ -276,13 +277,25 @@ def _leaves(value: Any, above: Keys) -> Iterator[tuple[Keys, Any]]:  # noqa: ANN
         yield from _leaves(inner, (*above, key))
 
 
-def _shape(values: Sequence[Any]) -> list[int] | None:
-    """Of arrays of numbers that all have it."""
-    try:
-        array = np.array(values)
-    except ValueError:
-        return None
-    return list(array.shape[1:]) if array.dtype.kind in "if" and array.ndim > 1 else None
+def _shape(values: Sequence[Any]) -> tuple[list[int] | None, bool]:
+    """The shape of at least half of some arrays of numbers, and whether those are whole numbers.
+
+    Records of which it is another do not decode, as `Proposal.text` counts.
+    """
+    kinds = dict[tuple[int, ...], Counter[str]]()
+    for value in values:
+        try:
+            array = np.array(value)
+        except ValueError:  # lists of different lengths within it
+            continue
+        if array.size and array.ndim and array.dtype.kind in "if":
+            kinds.setdefault(array.shape, Counter())[array.dtype.kind] += 1
+    if not kinds:
+        return None, False
+    shape, found = max(kinds.items(), key=lambda item: item[1].total())
+    if 2 * found.total() < len(values):
+        return None, False
+    return list(shape), "f" not in found
 
 
 def _is_number(text: str) -> bool:

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
+from services.cli.render import tables
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def prices(context: typer.Context, *, as_json: AsJson = False) -> None:
     for pool in told.pools:
         price = "-" if pool.usd_per_hour is None else f"{pool.usd_per_hour:.4f}"
         table.add_row(pool.name, pool.kind, price, pool.reason)
-    Console().print(table)
+    tables.show(table)
 
 
 def draw(job: str, told: ProvisioningAnswer) -> Group:

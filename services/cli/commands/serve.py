@@ -10,6 +10,10 @@ import typer  # noqa: TC002 -- typer reads it when run
 from common.config.program import SERVICES, command_line, command_of
 from services.cli.system.outside import outside_of
 
+_SAID = {  # where the command's name alone does not say what it is
+    "admin": "admin service, the REST API and its page,",
+    "serve": "service that answers with predictions",
+}
 # What follows the command is the service's own, `--help` too.
 _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -17,7 +21,7 @@ _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 def add_services(app: typer.Typer) -> None:
     """Add a command for each service, which the process then becomes."""
     for service in SERVICES:
-        what = "admin service, the REST API and its page," if service == "admin" else service
+        what = _SAID.get(service, service)
         about = f"Run one {what} in this process: see `doll {service} --help`."
         app.command(service, help=about, context_settings=_AS_GIVEN)(_become)
 

@@ -25,10 +25,12 @@ from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.wire.messages import encode_audit, encode_claim
 from services.cli import exits
+from services.cli.system.direct import DirectlyWatched
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from services.cli.system.system import Picture
     from tests.unit.cli.conftest import World
 
 JOB = """
@@ -254,6 +256,40 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     assert "records expired 0" in shown
     assert "accuracy" in shown
     assert "0.2500" in shown
+
+
+def test_a_list_in_a_file_cuts_nothing(world: World) -> None:
+    submitted(world)
+    (line,) = (
+        each for each in world.run("job", "list").stdout.splitlines() if each.startswith(" digits ")
+    )
+    assert line.split()[-2:] == ["image-classifier", "clinic-a"]
+    assert "waiting for a coordinator" in line
+
+
+def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(world)
+    look, looks = DirectlyWatched.look, 0
+
+    def looking(watched: DirectlyWatched, timeout_s: float) -> Picture:
+        nonlocal looks
+        looks += 1
+        if looks == 3:  # nothing was new the second time
+            claimed(world, 1)
+            audits = Lead(-1, GENESIS, "c"), update(0, 1)
+            world.write("doll.digits.updates", *map(encode_audit, audits))
+        if looks == 4:
+            raise KeyboardInterrupt
+        return look(watched, timeout_s)
+
+    monkeypatch.setattr(DirectlyWatched, "look", looking)
+    lines = world.run("job", "watch", "digits", "--every", "0.1").stdout.splitlines()
+    assert [line.startswith("digits  ") for line in lines] == [True, True]
+    assert "update" not in lines[0]
+    assert "  update 1  " in lines[1]
+    assert "  loss 0.2500  accuracy 0.5000  " in lines[1]
 
 
 def test_watch_tells_how_workers_are_synchronised(world: World) -> None:

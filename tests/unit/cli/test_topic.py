@@ -113,13 +113,22 @@ def test_images_in_json_and_bytes_of_one_length_are_guessed(world: World) -> Non
     assert spec.records.fields["features"].shape == (3,)
 
 
+def test_a_few_lists_of_another_shape_are_records_that_do_not_decode(world: World) -> None:
+    most = [json.dumps({"x": [n, 1.5, 2], "label": n % 3}).encode() for n in range(6)]
+    odd = [json.dumps({"x": x, "label": 0}).encode() for x in ([1, 2], [[1], [2, 3]], ["a"], 7)]
+    spec, text = described(world, *most, *odd[:3], odd[3])
+    assert text.startswith("# 6 of 10 records decode so\n")
+    assert spec.records.fields["x"].shape == (3,)
+
+
 @pytest.mark.parametrize(
     ("values", "options", "told"),
     [
         ([], (), 'topic "s" holds no records to look at'),
         ([b'{"a": 1, "b": {"c": 2}}'], (), "nothing looks like a label: name one of a, b.c with"),
         ([b'{"a": 1}'], ("--label", "b"), "--label: no path 'b'; there are a"),
-        ([b'{"label": 1}'], (), "nothing but the label can be read as numbers"),
+        ([b'{"label": 1}'], (), "the label can be read as numbers: there is nothing else"),
+        ([b'{"label": 1, "x": []}', b'{"label": 1, "x": ["a"]}'], (), "x: lists of different"),
         ([b'{"label": "u", "x": 1}'], (), "label label: 1 different values are no classes"),
         ([b"abc", b"defgh"], (), "neither JSON objects nor of one length: 1 of 3 bytes"),
         ([b"\xff" * 16], (), "16 bytes each, which do not end in a label"),
