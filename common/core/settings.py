@@ -143,7 +143,7 @@ class CoordinatorSettings:
     checkpoint_every_control_records: int = 100_000  # what a takeover replays at most, about 20 MB
     lease_ttl_s: float = 1.0  # how long a leader is waited for that is frozen, or cut off
     leader_status_s: float = 0.1
-    # Between two that say what was decided since: with every other look at the beats, in one packet.
+    # Between two that say what was decided since: with every other look at the beats, in a packet.
     leader_status_news_s: float = 0.05
     alive_s: float = 0.025  # between looks at the workers' beats: how late a death is noticed
     calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
