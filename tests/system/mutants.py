@@ -763,7 +763,7 @@ MUTANTS = (
     ),
     Mutant(
         "what was replayed is not taken back",
-        500,
+        3000,
         (
             Edit(
                 CORE + "history.py",
