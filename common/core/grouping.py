@@ -10,17 +10,20 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from heapq import heapify, heappop
+from heapq import heapify, heappop, heappush
+from math import inf
 from types import MappingProxyType
-from typing import NamedTuple
+
+import msgspec
 
 from common.core.messages import Batch, WorkerId
 from common.core.turns import Turns, level
 
 NOBODY: Mapping[WorkerId, int] = MappingProxyType({})
+NOTHING: Mapping[str, list[int]] = MappingProxyType({})
 
 
-class _Waiting(NamedTuple):
+class _Waiting(msgspec.Struct, frozen=True):
     """A batch that waits, and how many offsets of each stream it takes up."""
 
     batch: Batch
@@ -69,28 +72,15 @@ class Grouper:
         if batch.offset in self._waiting:
             raise ValueError(f"batch {batch.offset} waits already")
         waiting = self._waiting[batch.offset] = _weighed(batch)
+        backlog = self._backlog
         for stream, count in waiting.records.items():
-            self._backlog[stream] = self._backlog.get(stream, 0) + count
+            backlog[stream] = backlog.get(stream, 0) + count
         streams = self._queues.setdefault(batch.worker, {})
         insort(streams.setdefault(waiting.stream, []), batch.offset)
 
     def remove(self, offset: int) -> Batch | None:
         """Take one batch out of the queue; None where it does not wait."""
-        waiting = self._waiting.pop(offset, None)
-        if waiting is None:
-            return None
-        batch, records, stream = waiting
-        for each, count in records.items():
-            self._backlog[each] -= count
-            if not self._backlog[each]:
-                del self._backlog[each]
-        streams = self._queues[batch.worker]
-        streams[stream].remove(offset)
-        if not streams[stream]:
-            del streams[stream]
-        if not streams:
-            del self._queues[batch.worker]
-        return batch
+        return self._remove(offset) if offset in self._waiting else None
 
     def take(
         self, count: int, having: Iterable[Batch] = (), loads: Mapping[WorkerId, int] = NOBODY
@@ -108,16 +98,17 @@ class Grouper:
         heads = _Heads(self._queues, ranks)
         taken = list[Batch]()
         while self._waiting and len(taken) < count:
-            here = heads.streams()
             weights = level(self._backlog) if len(self._backlog) > 1 else {}
-            if not begun:
-                offset = min(self._waiting)
-            elif weights:
-                offset = heads.oldest(self._turns.choose(weights, here) or here[0])
-            else:  # a single stream: nobody takes turns with it
-                offset = heads.oldest(here[0])
-            begun = True
-            batch = self._take(offset, weights)
+            if begun:
+                here = heads.first()
+                # Of a single stream nobody takes turns with it.
+                stream = self._turns.choose(weights, here) if weights else None
+                offset = here[stream or next(iter(here))]
+            else:
+                offset, begun = min(self._waiting), True
+            if weights:
+                self._pay(offset, weights)
+            batch = self._remove(offset)
             heads.taken(batch.worker)
             taken.append(batch)
         return tuple(taken)
@@ -144,7 +135,9 @@ class Grouper:
                     self._oldest(orphans) or self._oldest([worker]) or self._oldest(self._queues)
                 )
                 offset = heads[self._turns.choose(weights, heads) or next(iter(heads))]
-            taken.append(self._take(offset, weights))
+            if weights:
+                self._pay(offset, weights)
+            taken.append(self._remove(offset))
         return tuple(taken)
 
     def waiting_of(self, worker: WorkerId) -> int:
@@ -163,18 +156,33 @@ class Grouper:
                 oldest[stream] = min(oldest.get(stream, offsets[0]), offsets[0])
         return oldest
 
-    def _take(self, offset: int, weights: Mapping[str, float]) -> Batch:
-        """Take a batch, and let its streams pay for it."""
-        batch, records, _ = self._waiting[offset]
-        if weights:  # else a single stream: nobody takes turns with it
-            total = sum(records.values())
-            self._turns.pay({each: n / total for each, n in records.items()}, weights)
-        self.remove(offset)
+    def _remove(self, offset: int) -> Batch:
+        waiting = self._waiting.pop(offset)
+        batch, stream = waiting.batch, waiting.stream
+        for each, count in waiting.records.items():
+            left = self._backlog[each] - count
+            if left:
+                self._backlog[each] = left
+            else:
+                del self._backlog[each]
+        streams = self._queues[batch.worker]
+        queue = streams[stream]
+        queue.remove(offset)
+        if not queue:
+            del streams[stream]
+            if not streams:
+                del self._queues[batch.worker]
         return batch
+
+    def _pay(self, offset: int, weights: Mapping[str, float]) -> None:
+        """Let the streams of a batch pay for it, of several that take turns."""
+        records = self._waiting[offset].records
+        total = sum(records.values())
+        self._turns.pay({each: n / total for each, n in records.items()}, weights)
 
 
 class _Heads:
-    """The oldest batch of each worker and stream, of the workers whose turn it is.
+    """The oldest batch of each worker and stream, and whose turn it is.
 
     Args:
         queues: What waits; whoever takes a batch from there says so by `taken`.
@@ -182,55 +190,43 @@ class _Heads:
     """
 
     def __init__(
-        self, queues: Mapping[WorkerId, Mapping[str, list[int]]], ranks: Counter[WorkerId]
+        self, queues: Mapping[WorkerId, Mapping[str, list[int]]], ranks: dict[WorkerId, int]
     ) -> None:
         self._queues = queues
         self._ranks = ranks
-        self._levels = dict[int, list[WorkerId]]()  # by rank; a place may be an earlier turn's
-        for worker in queues:
-            self._levels.setdefault(ranks.get(worker, 0), []).append(worker)
-        self._rank = -1
-        self._heaps = dict[str, list[tuple[int, WorkerId]]]()  # of this rank, by stream
+        # By stream, as (rank, offset, worker); what a worker had at an earlier rank is void.
+        self._heaps = dict[str, list[tuple[int, int, WorkerId]]]()
+        for worker, streams in queues.items():
+            rank = ranks.get(worker, 0)
+            for stream, offsets in streams.items():
+                if stream in self._heaps:
+                    self._heaps[stream].append((rank, offsets[0], worker))
+                else:
+                    self._heaps[stream] = [(rank, offsets[0], worker)]
+        for heap in self._heaps.values():
+            heapify(heap)
 
-    def streams(self) -> list[str]:
-        """Streams of which a worker of the lowest rank has a batch."""
-        while True:
-            here = [stream for stream in list(self._heaps) if self._tidy(stream)]
-            if here:
-                return here
-            self._descend()
-
-    def oldest(self, stream: str) -> int:
-        """The control offset of the oldest one of them."""
-        return self._heaps[stream][0][0]
+    def first(self) -> dict[str, int]:
+        """By stream the oldest batch of workers of the lowest rank; others have none of theirs."""
+        ranks, lowest, found = self._ranks, inf, dict[str, int]()
+        for stream, heap in self._heaps.items():
+            while heap:
+                rank, offset, worker = heap[0]
+                if ranks.get(worker, 0) != rank:
+                    heappop(heap)
+                    continue
+                if rank < lowest:
+                    lowest, found = rank, {stream: offset}
+                elif rank == lowest:
+                    found[stream] = offset
+                break
+        return found
 
     def taken(self, worker: WorkerId) -> None:
         """A batch of this worker is in the group now: it has its next turn a rank later."""
-        self._ranks[worker] += 1
-        self._levels.setdefault(self._ranks[worker], []).append(worker)
-
-    def _tidy(self, stream: str) -> bool:
-        """Leave out those who had their turn; whether anybody is left."""
-        heap = self._heaps[stream]
-        while heap and self._ranks.get(heap[0][1], 0) != self._rank:
-            heappop(heap)
-        if not heap:
-            del self._heaps[stream]
-        return bool(heap)
-
-    def _descend(self) -> None:
-        """Go to the next rank that anybody with a waiting batch has."""
-        rank = self._rank = min(self._levels)
-        ranks, queues, heaps = self._ranks, self._queues, self._heaps
-        for worker in self._levels.pop(rank):
-            if worker in queues and ranks.get(worker, 0) == rank:
-                for stream, offsets in queues[worker].items():
-                    if stream in heaps:
-                        heaps[stream].append((offsets[0], worker))
-                    else:
-                        heaps[stream] = [(offsets[0], worker)]
-        for heap in heaps.values():
-            heapify(heap)
+        rank = self._ranks[worker] = self._ranks.get(worker, 0) + 1
+        for stream, offsets in self._queues.get(worker, NOTHING).items():
+            heappush(self._heaps[stream], (rank, offsets[0], worker))
 
 
 def _weighed(batch: Batch) -> _Waiting:

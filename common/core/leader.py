@@ -7,7 +7,7 @@ synchronous rule, there is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -29,6 +29,7 @@ from common.core.messages import (
     Assignment,
     AuditRecord,
     Batch,
+    BatchReady,
     Broken,
     ControlRecord,
     Failed,
@@ -281,29 +282,26 @@ class Leader:
     # --- events ------------------------------------------------------------------------------
 
     def control_read(
-        self, records: Iterable[tuple[int, ControlRecord | None]], epoch: int, now: float
+        self, records: Sequence[tuple[int, ControlRecord | None]], epoch: int, now: float
     ) -> Iterator[CoordinatorCommand]:
         """Decide claims and openings, all of which have this leader epoch of Kafka's."""
-        topic_id = self._control.topic_id
         for offset, record in records:
-            self._control = LogPosition(offset + 1, topic_id, epoch)
             decision = self._ledger.decide(offset, record)
             batch = decision.batch
             if self._quarantined:
                 self._check_quarantine(offset, batch)
-            used = batch is not None and bool(self._used) and self._is_used(batch)
-            if offset in self._used and not used:
-                self.trouble = CLAIMS_LOST.format(offset)
+            used = bool(self._used) and self._check_used(offset, batch)
             if not decision.accepted:
                 continue
             self._moved_at = now
-            skipped = getattr(record, "skipped", ())
-            if skipped:
-                yield do.DeadLetterRecords(skipped)
+            if isinstance(record, BatchReady) and record.skipped:
+                yield do.DeadLetterRecords(record.skipped)
             if batch is not None and not (used or self._is_quarantined(batch)):
                 self._grouper.add(batch)
             if isinstance(record, Opened):
                 yield from self._expire_gone()
+        if records:
+            self._control = LogPosition(self._ledger.position, self._control.topic_id, epoch)
         if self.calm or now >= self._leader_status_at + self._settings.leader_status_news_s:
             yield self._leader_status(now)
         else:
@@ -513,7 +511,9 @@ class Leader:
         if self._aggregation.news:
             yield self._trigger(())
 
-    def _decide(self, now: float) -> Iterator[CoordinatorCommand]:
+    def _decide(  # noqa: C901 -- one thing after the other, and each may end it
+        self, now: float
+    ) -> Iterator[CoordinatorCommand]:
         self._switch.pass_time(now, len(self._liveness.live) if len(self._rounds) else 0)
         if self._changed is not None and self._changed.slices != self._settings.slices:
             yield from self._abandon(self._rounds)  # what keeps it may be what its owner changes
@@ -522,18 +522,19 @@ class Leader:
         if self._finishing:
             yield from self._end()
             return
-        self._fill()
-        while not self._finishing and (round_ := self._ripe(now)) is not None:
-            yield from self._apply(round_, now)
-            # With further rounds always in flight there would never be a better time.
-            if self._changed is not None and not self._finishing:
-                yield from self._take_change(self._changed, now)
-        if self._finishing:
-            return
-        if giving_way := self._giving_way():
-            yield from self._abandon(giving_way)
-            yield from self._advance(now)
-            return
+        if not self._rounds.wait_for_gradients:
+            self._fill()
+            while not self._finishing and (round_ := self._ripe(now)) is not None:
+                yield from self._apply(round_, now)
+                # With further rounds always in flight there would never be a better time.
+                if self._changed is not None and not self._finishing:
+                    yield from self._take_change(self._changed, now)
+            if self._finishing:
+                return
+            if giving_way := self._giving_way():
+                yield from self._abandon(giving_way)
+                yield from self._advance(now)
+                return
         yield from self._order(now)
         kind = self._publisher.consider(now, self._progress, self._ledger.position)
         last = self._aggregation.wants_checkpoint and not self._checkpoint_waits
@@ -634,14 +635,15 @@ class Leader:
     def _order(self, now: float) -> Iterator[CoordinatorCommand]:
         """Hand out what is in nobody's hands, beginning what may begin."""
         able, version = self._aggregation.able(self._liveness.live), self._made.version
-        trusted = (able & self._liveness.trusted(now)) or able
+        trusted = self._liveness.trusted(now)
+        if trusted is not able:  # else all are
+            trusted = (able & trusted) or able
         orders = self._rounds.orders(now, trusted, version)
         while self._begin(now, trusted):
             orders += self._rounds.orders(now, trusted, version)
         if not orders:
             return
-        asked = {batch.offset for order in orders for batch in order.batches}
-        if any(r.asked_again and not asked.isdisjoint(r.todo) for r in self._rounds):
+        if any(r.asked_again and r.waits_for(orders) for r in self._rounds):
             yield from self._aggregation.publish(self.model)
         yield self._trigger(orders)
 
@@ -663,17 +665,17 @@ class Leader:
 
     def _begin(self, now: float, live: frozenset[WorkerId]) -> bool:
         """Begin a round: where all are in time, audit not too far behind, K wait (or linger)."""
-        settings, workers, mode = self._settings, len(self._liveness.live), self.mode
-        synchrony = mode.synchrony(workers)
-        if self.parting or self._wanted != "running":
+        waiting = len(self._grouper)
+        if not waiting or self.parting or self._wanted != "running":
             return False
         # What updates used may be claimed a second time, if that was lost.
         replayed = self._ledger.position > self._unclaimed
         if not replayed or self._publisher.unread > self._aggregation.unread_audits:
             return False
-        waiting = len(self._grouper)
-        if waiting < synchrony.group_size and not (waiting and self._lingered(now)):
+        settings, workers, mode = self._settings, len(self._liveness.live), self.mode
+        if waiting < mode.group_size and not self._lingered(now):
             return False
+        synchrony = mode.synchrony(workers)
         if not self._rounds.may_begin(synchrony.staleness, self._made.version):
             return False
         idle, worker = self._rounds.idle(live), None
@@ -787,9 +789,15 @@ class Leader:
                 self._returned.discard(batch.offset)
                 yield self._publisher.append(Quarantined(self._epoch, batch, "expired"))
 
-    def _is_used(self, batch: Batch) -> bool:
-        """Whether exactly this batch is in an update after the snapshot that it began with."""
-        return self._used.get(batch.offset) == batch.without_skipped()
+    def _check_used(self, offset: int, batch: Batch | None) -> bool:
+        """Whether exactly this batch is in an update after the snapshot that it began with.
+
+        Where an update used another batch at its offset, claims were lost.
+        """
+        used = batch is not None and self._used.get(offset) == batch.without_skipped()
+        if offset in self._used and not used:
+            self.trouble = CLAIMS_LOST.format(offset)
+        return used
 
     def _is_quarantined(self, batch: Batch) -> bool:
         """Whether an earlier leader quarantined exactly this batch."""

@@ -130,8 +130,10 @@ class Ledger:
             )
         self._position = offset + 1
         decision = self._decided(offset, record)
-        self.accepted += decision.batch is not None
-        self.refused += not decision.accepted
+        if decision.batch is not None:
+            self.accepted += 1
+        elif not decision.accepted:
+            self.refused += 1
         return decision
 
     def _decided(self, offset: int, record: ControlRecord | None) -> Decision:
@@ -163,7 +165,7 @@ class Ledger:
             return f"{span} starts elsewhere than {claimed}"
         known = self._known.get(place)
         # Another's claim may have come between, of the log before it lost its tail.
-        if known is not None and _differ(span.before, known.epoch):
+        if known is not None and span.before != known.epoch and min(span.before, known.epoch) >= 0:
             return f"{span} follows a record of leader epoch {span.before}, not {known.epoch}"
         return ""
 
@@ -191,8 +193,3 @@ class Ledger:
         self._opened[place] = (*self._opened.get(place, ()), opened)
         self._known[place] = LogPosition(opened.start, opened.topic_id, opened.epoch)
         return ""
-
-
-def _differ(epoch: int, other: int) -> bool:
-    """Whether two leader epochs are known, and not the same."""
-    return epoch >= 0 and other >= 0 and epoch != other

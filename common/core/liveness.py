@@ -33,7 +33,8 @@ class Liveness:
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._status = dict[WorkerId, str]()
-        self._live = frozenset[WorkerId]()  # follows from the status; asked for at every batch
+        # Both follow from the status; asked for at every batch.
+        self._there = self._live = frozenset[WorkerId]()
         self._wiped_until = float("-inf")
         self._doubted_until = dict[WorkerId, float]()
 
@@ -45,7 +46,7 @@ class Liveness:
     @property
     def there(self) -> frozenset[WorkerId]:
         """All that live, those that leave with them."""
-        return frozenset(self._status)
+        return self._there
 
     def trusted(self, now: float) -> frozenset[WorkerId]:
         """Those of them that are not in doubt; all of them where each one is."""
@@ -84,5 +85,6 @@ class Liveness:
             del self._status[worker]
             self.clear(worker)  # if it comes back, it does so anew
         self._status.update(seen)
+        self._there = frozenset(self._status)
         self._live = frozenset(w for w, status in self._status.items() if status != LEAVING)
         return Departures(frozenset(gone - left), frozenset(left))

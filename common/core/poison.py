@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, KeysView, Mapping
 
 SETTLED_WINDOW = 100  # batches over which the share of poison is judged
 
@@ -28,8 +28,10 @@ class Suspects:
         """Strikes of every suspect; a copy."""
         return dict(self._strikes)
 
-    def __contains__(self, offset: object) -> bool:
-        return offset in self._strikes
+    @property
+    def offsets(self) -> KeysView[int]:
+        """Of all that are known of now."""
+        return self._strikes.keys()
 
     def blame(self, offset: int, *, alone: bool) -> bool:
         """Suspect a batch, and strike it if it was alone; True where that makes it poison."""
@@ -42,8 +44,9 @@ class Suspects:
 
     def clear(self, offsets: Iterable[int]) -> None:
         """Acquit batches that gave a gradient, or forget those that are settled."""
-        for offset in offsets:
-            self._strikes.pop(offset, None)
+        if self._strikes:
+            for offset in offsets:
+                self._strikes.pop(offset, None)
 
 
 class PoisonLimits:

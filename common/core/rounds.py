@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import UNSET
 
@@ -65,7 +65,8 @@ class GradientTimes:
         self._floor_s = floor_s
         self._recent = deque[float](maxlen=RECENT_TIMES)  # seconds per batch
         self._quantile_s: float | None = 0.0  # None: to be found when it is asked for
-        self._usual = dict[WorkerId, tuple[float, int]]()  # seconds per batch, smoothed; as of when
+        self._usual = dict[WorkerId, float]()  # seconds per batch, smoothed
+        self._heard = dict[WorkerId, int]()  # of whom, at which message last; the eldest first
         self._messages = 0
         self._usual_s = 0.0  # likewise, of all
         self._fastest_s: float | None = 0.0  # None: likewise
@@ -73,26 +74,28 @@ class GradientTimes:
     def observe(self, worker: WorkerId, seconds: float, batches: int) -> None:
         """Take in a measured time of `batches` gradients computed one after the other."""
         each_s = seconds / max(batches, 1)
+        usual, heard = self._usual, self._heard
         self._recent.append(each_s)
         self._quantile_s = self._fastest_s = None
-        if not self._usual:
-            self._usual_s = each_s
-        self._usual_s += SMOOTHING * (each_s - self._usual_s)
-        before_s, _ = self._usual.pop(worker, (each_s, 0))
-        self._messages += 1
-        self._usual[worker] = before_s + SMOOTHING * (each_s - before_s), self._messages
-        eldest, (_, at) = next(iter(self._usual.items()))
-        if self._messages - at > TRIED_AGAIN + ROUNDS * len(self._usual):
-            del self._usual[eldest]
+        before_s = self._usual_s if usual else each_s
+        self._usual_s = before_s + SMOOTHING * (each_s - before_s)
+        before_s = usual.get(worker, each_s)
+        usual[worker] = before_s + SMOOTHING * (each_s - before_s)
+        self._messages = number = self._messages + 1
+        heard.pop(worker, None)
+        heard[worker] = number
+        eldest = next(iter(heard))
+        if number - heard[eldest] > TRIED_AGAIN + ROUNDS * len(heard):
+            del usual[eldest], heard[eldest]
 
     def usual_s(self, worker: WorkerId) -> float:
         """What a batch takes this worker; what it takes on the whole where that is not known."""
-        return self._usual.get(worker, (self._usual_s, 0))[0]
+        return self._usual.get(worker, self._usual_s)
 
     def fastest_s(self) -> float:
         """What a batch takes the fastest worker; 0 while nobody's time is known."""
         if self._fastest_s is None:
-            self._fastest_s = min(self._usual.values())[0]
+            self._fastest_s = min(self._usual.values())
         return self._fastest_s
 
     def allowed_s(self, batches: int, attempt: int) -> float:
@@ -104,8 +107,7 @@ class GradientTimes:
         return (self._floor_s + self._quantile_s * batches) * growth
 
 
-@dataclass(slots=True, eq=False)
-class Dispatch:
+class Dispatch(msgspec.Struct, eq=False):
     """What one order put into one worker's hands and is still expected back."""
 
     worker: WorkerId
@@ -115,7 +117,6 @@ class Dispatch:
     deadline: float
     alone: bool  # the order was of one batch: what went wrong with it is this batch's doing
     usual_at: float  # when its worker would usually be done with it
-    late: bool = False  # past its deadline: others are asked too, but it may be at it still
 
 
 def fits(deadlines: Iterable[int], version: int) -> bool:
@@ -184,12 +185,16 @@ class Round:
     @property
     def missing(self) -> int:
         """How many batches it lacks."""
-        return self.synchrony.group_size - len(self)
+        return self.synchrony.group_size - len(self.todo) - len(self.counted)
 
     @property
     def asked_again(self) -> bool:
         """Whether some batch was handed out more than once."""
         return max(map(len, self.asked.values()), default=0) > 1
+
+    def waits_for(self, orders: Iterable[Assignment]) -> bool:
+        """Whether some of what is ordered is of its batches without a gradient."""
+        return any(batch.offset in self.todo for order in orders for batch in order.batches)
 
     def fill(self, batches: Iterable[Batch]) -> None:
         """Take further batches in, in place of some that were quarantined."""
@@ -197,16 +202,16 @@ class Round:
 
     def add(self, gradient: Gradient | GradientReady) -> None:
         """Take in a gradient that counts."""
-        for offset in gradient.batches:
+        offsets, samples = gradient.batches, gradient.samples
+        for offset in offsets:
             self.counted[offset] = self.todo.pop(offset)
         if isinstance(gradient, GradientReady):
             self.ready.append(gradient)
-        self.parts.append(len(gradient.batches))
+        self.parts.append(len(offsets))
         version = gradient.model.version
         self.base = version if self.base is None else min(self.base, version)
-        self.samples += gradient.samples
-        square = nan if gradient.square is UNSET else gradient.square
-        self._squares += square / gradient.samples
+        self.samples += samples
+        self._squares += nan if gradient.square is UNSET else gradient.square / samples
         self.seconds += gradient.seconds
         self.loss_sum += gradient.loss_sum
         for name, value in gradient.metric_sums.items():
@@ -323,7 +328,10 @@ class Rounds:
         self._times = times
         self.traffic = UpdateTraffic()  # of whose gradients count
         self._rounds = dict[int, Round]()
-        self._hands = list[Dispatch]()  # their batches are all without a gradient yet
+        # Whose batches are all without a gradient yet. No batch is in two that are in time; in one
+        # that is late, past its deadline, it may be too: its worker may be at it still.
+        self._hands = list[Dispatch]()
+        self._late = list[Dispatch]()
         self._begun = 0
         # Batches that gave no finite gradient since the last finite one of any batch.
         self.not_finite = set[int]()
@@ -333,6 +341,11 @@ class Rounds:
 
     def __iter__(self) -> Iterator[Round]:
         return iter(tuple(self._rounds.values()))
+
+    @property
+    def wait_for_gradients(self) -> bool:
+        """Whether all do, and for nothing else: none can be filled, applied or put back."""
+        return not [r for r in self._rounds.values() if not r.todo or r.missing > 0]
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -378,7 +391,7 @@ class Rounds:
     def end(self, round_: Round) -> None:
         """It is applied, or put back."""
         del self._rounds[round_.number]
-        self._hands = [hand for hand in self._hands if hand.round != round_.number]
+        self._keep(lambda hand: hand.round != round_.number)
 
     def may_begin(self, staleness: int, version: int) -> bool:
         """Whether a further round could be applied in time, and all others still."""
@@ -392,7 +405,7 @@ class Rounds:
 
     def awaits(self, version: int) -> int:
         """The oldest version at which a gradient is still waited for."""
-        return min([hand.version for hand in self._hands if not hand.late], default=version)
+        return min([hand.version for hand in self._hands], default=version)
 
     @property
     def awaited(self) -> int:
@@ -402,23 +415,22 @@ class Rounds:
         """
         todo = sum([len(round_.todo) for round_ in self._rounds.values()])
         given = sum([len(hand.offsets) for hand in self._hands])
-        return todo if todo == given and not any(hand.late for hand in self._hands) else 0
+        return todo if todo == given and not self._late else 0
 
     def oldest_asked(self, version: int) -> int:
         """The oldest version at which somebody may still compute, waited for or not."""
-        return min((hand.version for hand in self._hands), default=version)
+        return min([hand.version for hand in (*self._hands, *self._late)], default=version)
 
     def loads(self) -> Counter[WorkerId]:
         """How many batches each worker has in hand, but for those that are late."""
         loads = Counter[WorkerId]()
         for hand in self._hands:
-            if not hand.late:
-                loads[hand.worker] = loads.get(hand.worker, 0) + len(hand.offsets)
+            loads[hand.worker] = loads.get(hand.worker, 0) + len(hand.offsets)
         return loads
 
     def idle(self, live: Collection[WorkerId]) -> frozenset[WorkerId]:
         """Who has nothing in hand."""
-        return frozenset(live).difference(hand.worker for hand in self._hands)
+        return frozenset(live).difference([h.worker for h in (*self._hands, *self._late)])
 
     def _deadlines(self, version: int, besides: Collection[int] = ()) -> dict[int, int]:
         """The newest version at which each round may still be applied.
@@ -433,7 +445,7 @@ class Rounds:
         }
         for hand in self._hands:
             # Who is late does not hold others up: what it sends counts if there is still time.
-            if hand.late or hand.version >= bases[hand.round]:
+            if hand.version >= bases[hand.round]:
                 continue
             if not hand.offsets.issubset(besides):
                 bases[hand.round] = hand.version
@@ -441,33 +453,39 @@ class Rounds:
 
     # --- work out, gradients in ---------------------------------------------------------------
 
-    def orders(  # noqa: C901 -- one pass over all that waits
+    def orders(
         self, now: float, live: Collection[WorkerId], version: int
     ) -> tuple[Assignment, ...]:
         """Hand out every batch that is in nobody's hands and can travel now, at this version."""
-        awaited = [hand for hand in self._hands if not hand.late]
         # What is awaited of one worker, nobody else is asked for: so counts say whether all is.
         todo = sum([len(round_.todo) for round_ in self._rounds.values()])
-        if todo == sum([len(hand.offsets) for hand in awaited]):
+        if todo == sum([len(hand.offsets) for hand in self._hands]):
             return ()  # which is so most of the times
-        held = {offset for hand in awaited for offset in hand.offsets}
-        loads = dict.fromkeys(sorted(live), 0)
+        return self._hand_out(now, live, version)
+
+    def _hand_out(
+        self, now: float, live: Collection[WorkerId], version: int
+    ) -> tuple[Assignment, ...]:
+        held = {offset for hand in self._hands for offset in hand.offsets}
+        suspects = self._suspects.offsets
+        loads = dict.fromkeys(live, 0)
         free_s = dict.fromkeys(loads, 0.0)  # until each would usually be done with all that it has
+        usual_s = self._times.usual_s
         closed = set[WorkerId]()  # has a suspect in hand: nothing may travel with it
-        for hand in awaited:
+        for hand in self._hands:
             if hand.worker in loads:
                 loads[hand.worker] += len(hand.offsets)
                 free_s[hand.worker] = max(free_s[hand.worker], hand.usual_at - now)
-            if any(offset in self._suspects for offset in hand.offsets):
+            if not suspects.isdisjoint(hand.offsets):
                 closed.add(hand.worker)
         orders = list[Assignment]()
         for round_ in self._rounds.values():
             given = dict[WorkerId, list[Batch]]()
             lacking = [batch for offset, batch in round_.todo.items() if offset not in held]
             # The slow last: others do theirs once these have their own.
-            lacking.sort(key=lambda batch: self._times.usual_s(batch.worker))
+            lacking.sort(key=lambda batch: usual_s(batch.worker))
             for batch in lacking:
-                suspect = batch.offset in self._suspects
+                suspect = batch.offset in suspects
                 open_to: Collection[WorkerId] = loads
                 if closed or suspect:
                     open_to = [w for w in loads if w not in closed and not (suspect and loads[w])]
@@ -479,17 +497,16 @@ class Rounds:
                 free_s[worker] = free_s_then
                 if suspect:
                     closed.add(worker)
+            number, rate = round_.number, round_.synchrony.local_rate
+            squared = round_.settings.group_sizes is not None
             for worker, batches in given.items():
-                allowed_s = self._allowed_s(round_, batches, loads[worker])
                 offsets = {batch.offset for batch in batches}
-                deadline, usual_at = now + allowed_s, now + free_s[worker]
-                alone = len(offsets) == 1
-                number = round_.number
+                attempt = max([len(round_.asked[offset]) for offset in offsets]) - 1
+                deadline = now + self._times.allowed_s(loads[worker], attempt)
+                alone, usual_at = len(offsets) == 1, now + free_s[worker]
                 self._hands.append(
                     Dispatch(worker, number, offsets, version, deadline, alone, usual_at)
                 )
-                rate = round_.synchrony.local_rate
-                squared = round_.settings.group_sizes is not None
                 orders.append(Assignment(worker, tuple(batches), rate, squared))
         return tuple(orders)
 
@@ -570,7 +587,7 @@ class Rounds:
             version: At which the worker tried; what it was asked later stands.
         """
         offsets = set(offsets)
-        hands = [h for h in self._hands if h.worker == worker and h.version <= version]
+        hands = [h for h in self._given_to(worker) if h.version <= version]
         alone = {offset for hand in hands if hand.alone for offset in hand.offsets}
         blamed = {offset for hand in hands for offset in hand.offsets} & offsets
         self._drop(worker, offsets, version)
@@ -578,7 +595,7 @@ class Rounds:
 
     def vanish(self, worker: WorkerId) -> tuple[Batch, ...]:
         """A worker died without notice; returns the batches that are poison now."""
-        hands = [hand for hand in self._hands if hand.worker == worker]
+        hands = self._given_to(worker)
         in_hand = {offset for hand in hands for offset in hand.offsets}
         alone = in_hand if len(in_hand) == 1 and all(hand.alone for hand in hands) else set[int]()
         self.release(worker)
@@ -591,17 +608,18 @@ class Rounds:
             worker: Who leaves.
             but: Batches that it still sends a gradient of.
         """
-        self._hands = [h for h in self._hands if h.worker != worker or (h.offsets & set(but))]
+        self._keep(lambda hand: hand.worker != worker or not hand.offsets.isdisjoint(but))
 
     def recall(self) -> None:
         """Take all orders back, as if nobody had been asked: they did not get anywhere."""
         self._hands.clear()
+        self._late.clear()
         for round_ in self._rounds.values():
             round_.asked.clear()
 
     def due(self) -> float | None:
         """The earliest deadline that has not passed, or None where there is none."""
-        return min([hand.deadline for hand in self._hands if not hand.late], default=None)
+        return min([hand.deadline for hand in self._hands], default=None)
 
     def overdue(self, now: float) -> tuple[frozenset[WorkerId], tuple[Round, ...]]:
         """Ask others too for what is past its deadline.
@@ -609,9 +627,10 @@ class Rounds:
         Returns:
             In whose hands it is, and of which rounds.
         """
-        late = [hand for hand in self._hands if not hand.late and hand.deadline <= now]
-        for hand in late:
-            hand.late = True
+        late = [hand for hand in self._hands if hand.deadline <= now]
+        if late:
+            self._hands = [hand for hand in self._hands if hand.deadline > now]
+            self._late += late
         of = {hand.round for hand in late}
         rounds = tuple(round_ for number, round_ in self._rounds.items() if number in of)
         return frozenset(hand.worker for hand in late), rounds
@@ -646,13 +665,28 @@ class Rounds:
             The worker, and in what time it would usually be done with this, too.
         """
         asked = round_.asked.setdefault(batch.offset, [])
-        holder, usual_s = round_.worker or batch.worker, self._times.usual_s
-        first = not asked and holder in open_to
-
-        holder_s = usual_s(holder) if first else 0.0
+        holder = round_.worker or batch.worker
+        holder_s, first = self._times.usual_s(holder), not asked and holder in open_to
         if first and (round_.worker or holder_s <= FASTER * self._times.fastest_s()):
-            asked.append(holder)  # nobody waits for it, or nobody is so much faster
-            return holder, free_s[holder] + holder_s
+            # Nobody waits for it, or nobody is so much faster.
+            chosen, done_s = holder, free_s[holder] + holder_s
+        else:
+            chosen, done_s = self._soonest(round_, batch, open_to, loads, free_s)
+        asked.append(chosen)
+        return chosen, done_s
+
+    def _soonest(
+        self,
+        round_: Round,
+        batch: Batch,
+        open_to: Collection[WorkerId],
+        loads: Mapping[WorkerId, int],
+        free_s: Mapping[WorkerId, float],
+    ) -> tuple[WorkerId, float]:
+        """The same by comparing all of them."""
+        asked, usual_s = round_.asked[batch.offset], self._times.usual_s
+        holder = round_.worker or batch.worker
+        first, holder_s = not asked and holder in open_to, usual_s(holder)
 
         def done_s(worker: WorkerId) -> float:
             return free_s[worker] + usual_s(worker) + (0.0 if worker == holder else READ_BACK_S)
@@ -663,25 +697,21 @@ class Rounds:
             return asked.count(worker), no_faster, done_s(worker), loads[worker], other, worker
 
         chosen = min(open_to, key=rank)
-        asked.append(chosen)
         return chosen, done_s(chosen)
-
-    def _allowed_s(self, round_: Round, batches: Iterable[Batch], load: int) -> float:
-        """Time for these batches in the hands of a worker that then hold `load`."""
-        attempt = max([len(round_.asked[batch.offset]) for batch in batches]) - 1
-        return self._times.allowed_s(load, attempt)
 
     def _let_go(self, offsets: Collection[int]) -> None:
         """Nobody is to compute these batches any more; hands that are empty then go."""
-        if len(offsets) == 1:  # of all hands: what is asked of each shows
-            (only,) = offsets
-            touched = [hand for hand in self._hands if only in hand.offsets]
-        else:
-            touched = [hand for hand in self._hands if not hand.offsets.isdisjoint(offsets)]
-        for hand in touched:
-            hand.offsets.difference_update(offsets)
-            if not hand.offsets:
-                self._hands.remove(hand)
+        for offset in offsets:
+            for hand in self._hands:  # of the first mostly: answers come in the order of orders
+                if offset in hand.offsets:
+                    hand.offsets.remove(offset)
+                    if not hand.offsets:
+                        self._hands.remove(hand)
+                    break
+        if self._late:
+            for hand in self._late:
+                hand.offsets.difference_update(offsets)
+            self._late = [hand for hand in self._late if hand.offsets]
 
     def _blame(self, offsets: set[int], alone: set[int]) -> tuple[Batch, ...]:
         """Suspect these batches; returns those that are poison now."""
@@ -690,13 +720,22 @@ class Rounds:
 
     def _drop(self, worker: WorkerId, offsets: Iterable[int], version: int) -> bool:
         """Void a worker's orders that a message at this version about these batches may answer."""
-        offsets, before = set(offsets), len(self._hands)
-        self._hands = [
-            hand
-            for hand in self._hands
-            if hand.worker != worker or hand.version > version or not (hand.offsets & offsets)
-        ]
-        return len(self._hands) < before
+        offsets = set(offsets)
+        return self._keep(
+            lambda hand: (
+                hand.worker != worker or hand.version > version or hand.offsets.isdisjoint(offsets)
+            )
+        )
+
+    def _given_to(self, worker: WorkerId) -> list[Dispatch]:
+        return [hand for hand in (*self._hands, *self._late) if hand.worker == worker]
+
+    def _keep(self, stands: Callable[[Dispatch], bool]) -> bool:
+        """Take all other orders back; whether there were some."""
+        before = len(self._hands) + len(self._late)
+        self._hands = list(filter(stands, self._hands))
+        self._late = list(filter(stands, self._late))
+        return len(self._hands) + len(self._late) < before
 
 
 class Verdict(NamedTuple):

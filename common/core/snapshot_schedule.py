@@ -41,9 +41,20 @@ class _Mark:
     progress: float
     control_position: int
 
-    def differs(self, progress: float, control_position: int) -> bool:
-        """Whether the job has moved since."""
-        return (progress, control_position) != (self.progress, self.control_position)
+    def is_due(
+        self,
+        now: float,
+        progress: float,
+        control_position: int,
+        every_s: float | None,
+        every_updates: int | None,
+    ) -> bool:
+        """Whether the job has moved since, and for so long or by so many updates."""
+        if progress == self.progress and control_position == self.control_position:
+            return False
+        if every_s is not None and now - self.at >= every_s:
+            return True
+        return every_updates is not None and progress - self.progress >= every_updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +141,13 @@ class SnapshotSchedule:
         """Which kind of snapshot is due, if any; one that would say nothing new is not."""
         if self._pending is not None:
             return None
-        settings = self._settings
+        settings, moved_to = self._settings, (now, progress, control_position)
         last = self._checkpoint
-        if last.differs(progress, control_position) and (
-            _reached(now - last.at, settings.checkpoint_every_s)
-            or _reached(progress - last.progress, settings.checkpoint_every_updates)
-            or control_position - last.control_position >= settings.checkpoint_every_control_records
-        ):
+        every = settings.checkpoint_every_s, settings.checkpoint_every_updates
+        records = control_position - last.control_position
+        if last.is_due(*moved_to, *every) or records >= settings.checkpoint_every_control_records:
             return "checkpoint"
-        last = self._hot
-        if last.differs(progress, control_position) and (
-            _reached(now - last.at, settings.hot_every_s)
-            or _reached(progress - last.progress, settings.hot_every_updates)
-        ):
+        if self._hot.is_due(*moved_to, settings.hot_every_s, settings.hot_every_updates):
             return "hot"
         for mark, every_s in self._clocks():
             if now >= mark.at + every_s:
@@ -191,7 +196,3 @@ class SnapshotSchedule:
 
 def _age(batch: Batch) -> int:
     return batch.offset
-
-
-def _reached(value: float, every: float | None) -> bool:
-    return every is not None and value >= every

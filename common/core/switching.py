@@ -69,6 +69,8 @@ class Switch:
 
     def choose(self, settings: CoordinatorSettings, live: int) -> Rule | None:
         """The rule that a round goes by which begins now; None: the job's own mode."""
+        if not settings.rules:
+            return None
         rule = self._rule
         if self._kept and (rule is None or rule in settings.rules):
             busy_once = rule is not None and rule.busy_below is not None

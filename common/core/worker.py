@@ -18,9 +18,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from common.core import commands as do
 from common.core import events
@@ -73,8 +75,7 @@ class _Full(NamedTuple):
         return unsettled.oldest_unsettled >= self.below or unsettled.waiting <= self.waiting
 
 
-@dataclass(slots=True)
-class _Sent:
+class _Sent(msgspec.Struct, eq=False):
     """An announcement whose outcome is not known, or whose batch is not settled."""
 
     number: int
@@ -174,7 +175,7 @@ class Worker:
         if (not reason) != self._reading:
             self._reading = not reason
             commands.append(do.SetReading(self._reading, reason))
-        self._full = self._until(reason)
+        self._full = self._until() if reason == _FULL else None
         return tuple(commands)
 
     def due(self) -> float:
@@ -481,9 +482,9 @@ class Worker:
         bound = self._settings.bound
         return bound if self._reading else max(self._settings.group_size, bound - bound // 4)
 
-    def _until(self, reason: str) -> _Full | None:
-        """What it waits for, if it does not read for this reason: for room alone, or anything."""
-        if reason != _FULL or self._seen is None:
+    def _until(self) -> _Full | None:
+        """What gives it room where enough batches wait here; None: anything may."""
+        if self._seen is None:
             return None
         last = self._held[len(self._held) - self._enough]  # it and those before it are room enough
         if last.offset is None:

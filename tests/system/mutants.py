@@ -112,8 +112,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "self._control = LogPosition(offset + 1, topic_id, epoch)",
-                "self._control = LogPosition(offset + 1, topic_id, self._control.epoch)",
+                "LogPosition(self._ledger.position, self._control.topic_id, epoch)",
+                "LogPosition(self._ledger.position, *self._control[1:])",
             ),
         ),
     ),
@@ -697,10 +697,10 @@ MUTANTS = (
         "a suspect travels alone, and only then is struck",
         400,
         (
-            Edit(CORE + "rounds.py", "suspect = batch.offset in self._suspects", "suspect = False"),
+            Edit(CORE + "rounds.py", "suspect = batch.offset in suspects", "suspect = False"),
             Edit(
                 CORE + "rounds.py",
-                "            if any(offset in self._suspects for offset in hand.offsets):",
+                "            if not suspects.isdisjoint(hand.offsets):",
                 "            if False:",
             ),
             Edit(
@@ -763,7 +763,7 @@ MUTANTS = (
     ),
     Mutant(
         "what was replayed is not taken back",
-        500,
+        3000,
         (
             Edit(
                 CORE + "history.py",

@@ -296,7 +296,7 @@ def _stream(spec: ArrivalsSpec, rate_per_s: float, rng: np.random.Generator) -> 
     if spec.process == "gamma":
         shape = 1 / spec.variation**2  # of a gamma distribution with that variation
         gaps = lambda count: rng.standard_gamma(shape, count) / shape  # noqa: E731 - two lines more say no more
-    return Drawn(gaps, lambda sums: sums / rate_per_s)
+    return Drawn(gaps, lambda sums: np.divide(sums, rate_per_s, out=sums))
 
 
 class Stream:

@@ -44,6 +44,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 Indexes: TypeAlias = npt.NDArray[np.intp]
 
 GIVE_UP_AFTER = 20.0  # deadlines
+NOBODY = -2  # serves a slot; -1: a machine of its own
 TAKEOVER_S = 3.0  # until a preempted worker's partitions are read again: 2 to 4 s on a real broker
 
 
@@ -201,9 +202,9 @@ class ProtocolSimulation:
         self._heard = _Heard(streams, self._time)
         unknown = None if beliefs is None else (beliefs, self._heard)
         self._driver = PolicyDriver(policy, self._fleet, givens, unknown)
-        self._machines: list[Machine | None] = [None] * givens.workers
+        self._machines = dict[int, "Machine"]()  # by slot
         self._lags = StreamLags(givens.workers, 0.0)
-        self._served = [-1] * givens.workers  # by which of the fleet's seats
+        self._served = np.full(givens.workers, NOBODY)  # slots, by which of the fleet's seats
         self._slots = dict[WorkerId, int]()  # of all workers that there ever were
         self._steps = 0
         self._give_up_s = GIVE_UP_AFTER * float(givens.deadline_s[0])
@@ -281,17 +282,19 @@ class ProtocolSimulation:
 
     def _follow(self) -> None:
         """Start and preempt machines as the fleet says."""
-        active, server = self._fleet.active[0], self._fleet.server[0]
-        for slot, machine in enumerate(self._machines):
-            stays = active[slot] and server[slot] == self._served[slot]
-            if machine is not None and not stays:
-                self._machines[slot] = None
-                self._protocol.preempt(machine)
-                self._group.leave(slot, machine)
-        has = np.array([machine is not None for machine in self._machines])
-        for slot in np.flatnonzero(active & ~has).tolist():
+        served = np.where(self._fleet.active[0], self._fleet.server[0], NOBODY)
+        changed = np.flatnonzero(served != self._served).tolist()
+        self._served = served
+        for slot in changed:
+            gone = self._machines.pop(slot, None)
+            if gone is not None:
+                self._protocol.preempt(gone)
+                self._group.leave(slot, gone)
+        for slot in changed:
+            if served[slot] == NOBODY:
+                continue
             speed = float(self._fleet.speeds[0, slot]) * self._speeds[slot]
             machine = self._protocol.join(speed)
             self._slots[machine.id] = slot
-            self._machines[slot], self._served[slot] = machine, int(server[slot])
+            self._machines[slot] = machine
             self._group.join(slot, machine)

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,7 +35,7 @@ from common.core.worker import Worker
 if TYPE_CHECKING:
     import numpy as np
 
-    from common.core.commands import CoordinatorCommand
+    from common.core.commands import CoordinatorCommand, WorkerCommand
     from common.core.events import CoordinatorEvent, WorkerEvent
     from common.core.messages import Claim, LeaderStatus, Reply, Vector
     from common.core.spans import Partition
@@ -63,8 +64,9 @@ class VirtualTime:
 
     def at(self, time_s: float, action: Callable[..., None], *arguments: object) -> None:
         """Do something at a time; at once, after all else that is due now, if that has passed."""
-        self._serial += 1
-        heappush(self._heap, (max(time_s, self.now), self._serial, action, arguments))
+        serial = self._serial = self._serial + 1
+        due_s = time_s if time_s > self.now else self.now  # noqa: FURB136 -- a call costs more
+        heappush(self._heap, (due_s, serial, action, arguments))
 
     def run(self) -> None:
         """Do one thing after the other until somebody stops it, or there is nothing left to do."""
@@ -189,7 +191,7 @@ class Machine:
         self._posted = list["UpdateTrigger"]()
         self._reading = False
         self._awaited = dict["Partition", int]()  # the position whose batch is waited for
-        self._tick_at = float("inf")
+        self._tick_at = inf
         self._looking = False
 
     def vanish(self) -> None:
@@ -224,13 +226,14 @@ class Machine:
         """
         if not self._reading:
             return
-        position = self._worker.position(stream.partition)
-        if position is None or self._awaited.get(stream.partition) == position:
+        partition = stream.partition
+        position = self._worker.position(partition)
+        if position is None or self._awaited.get(partition) == position:
             return
         full_at = stream.full_at(position, self._batch_size)
-        if full_at == float("inf"):
+        if full_at == inf:
             return  # it stands still: whoever lets it go on asks again
-        self._awaited[stream.partition] = position
+        self._awaited[partition] = position
         self._time.at(full_at, self._read, stream, position)
 
     def _read(self, stream: Stream, position: int) -> None:
@@ -259,7 +262,8 @@ class Machine:
         newest = self._posted[-1]
         self._posted.clear()
         self._feed(events.RoundBegan(newest.id.epoch, newest.unsettled))
-        self._wake_when_due()
+        if not self._reading:
+            self._wake_when_due()  # it looks for room sooner now, perhaps
 
     def _begin_next(self) -> None:
         compute = self._orders.next()
@@ -287,11 +291,7 @@ class Machine:
         if self._posted:
             self._listen()  # who asked for it again meanwhile has it now
         self._protocol.reply(gradient)
-        self._orders.done()
-        if self._orders:
-            self._begin_next()
-        else:
-            self._computing = False
+        self._begin_next()
 
     # --- the state machine --------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class Machine:
     def _tick(self, due: float) -> None:
         if self.gone or due != self._tick_at:
             return
-        self._tick_at = float("inf")
+        self._tick_at = inf
         self._feed(events.Tick())
         self._wake_when_due()
 
@@ -324,26 +324,29 @@ class Machine:
 
     def _feed(self, event: WorkerEvent) -> None:
         for command in self._worker.on(event, self._time.now):
-            match command:
-                case do.Announce(number, claim):
-                    self._feed(events.Delivered(number, self._protocol.announce(claim)))
-                case do.Forget():
-                    pass  # nor have rows a counterpart here; it is what most updates bring
-                case do.SetReading(reading):
-                    self._reading = reading
-                    if reading:
-                        self.await_batches()
-                    else:
-                        self._look_until_reading()
-                case do.Place(positions):
-                    for partition in positions:
-                        self._await(self.streams[partition])
-                case do.DropRows(partition):
-                    self._awaited.pop(partition, None)
-                case do.ReadLeaderStatus():
-                    self._feed(events.LeaderStatusSeen(self._protocol.leader_status))
-                case _:
-                    pass  # beats and commits have no counterpart here
+            if isinstance(command, do.Announce):  # this and the next one come for each batch
+                offset = self._protocol.announce(command.claim)
+                self._feed(events.Delivered(command.number, offset))
+            elif not isinstance(command, do.Forget):  # rows have no counterpart here
+                self._obey(command)
+
+    def _obey(self, command: WorkerCommand) -> None:
+        match command:
+            case do.SetReading(reading):
+                self._reading = reading
+                if reading:
+                    self.await_batches()
+                else:
+                    self._look_until_reading()
+            case do.Place(positions):
+                for partition in positions:
+                    self._await(self.streams[partition])
+            case do.DropRows(partition):
+                self._awaited.pop(partition, None)
+            case do.ReadLeaderStatus():
+                self._feed(events.LeaderStatusSeen(self._protocol.leader_status))
+            case _:
+                pass  # nor have beats and commits
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +418,7 @@ class Protocol:
         self._joined = 0
         self._control_end = self._updates_end = 0
         self._claims = list[tuple[int, "Claim"]]()  # appended, not read
-        self._read_at = self._ticked_at = float("-inf")
+        self._read_at = self._ticked_at = -inf
         self._read_s = job.group_s / READS
         self._commands = deque["CoordinatorCommand"]()
         self._replies = list["Reply"]()
@@ -500,9 +503,14 @@ class Protocol:
             self._feed(events.Tick())
 
     def _feed(self, event: CoordinatorEvent) -> None:
-        self._commands.extend(self._coordinator.on(event, self.time.now))
-        while self._commands:
-            self._obey(self._commands.popleft())
+        commands = self._commands
+        commands.extend(self._coordinator.on(event, self.time.now))
+        while commands:
+            command = commands.popleft()
+            if isinstance(command, do.AddGradient):  # comes for each batch
+                self._add(command)
+            else:
+                self._obey(command)
 
     def _feed_next(self, event: CoordinatorEvent) -> None:
         """Answer at once, after what was ordered before."""
@@ -529,12 +537,15 @@ class Protocol:
         self._link_free_at = max(self._link_free_at, self.time.now) + self._delays.link_s
         return self._link_free_at
 
-    def _obey(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912 -- one case each
+    def _add(self, command: do.AddGradient) -> None:
+        gradient = command.gradient
+        if isinstance(gradient, Gradient):  # nobody holds the weights but the coordinator
+            self.computed[gradient.worker] += len(gradient.batches)
+            self.learner.add(command.round, gradient.vector, gradient.samples)
+
+    def _obey(self, command: CoordinatorCommand) -> None:  # noqa: C901 -- one case each
         now = self.time.now
         match command:
-            case do.AddGradient(number, Gradient() as gradient):
-                self.computed[gradient.worker] += len(gradient.batches)
-                self.learner.add(number, gradient.vector, gradient.samples)
             case do.PutLeaderStatus(leader_status):
                 self.leader_status = leader_status
             case do.PostTrigger(trigger):
