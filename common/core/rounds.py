@@ -665,28 +665,11 @@ class Rounds:
             The worker, and in what time it would usually be done with this, too.
         """
         asked = round_.asked.setdefault(batch.offset, [])
-        holder = round_.worker or batch.worker
-        holder_s, first = self._times.usual_s(holder), not asked and holder in open_to
+        holder, usual_s = round_.worker or batch.worker, self._times.usual_s
+        holder_s, first = usual_s(holder), not asked and holder in open_to
         if first and (round_.worker or holder_s <= FASTER * self._times.fastest_s()):
-            # Nobody waits for it, or nobody is so much faster.
-            chosen, done_s = holder, free_s[holder] + holder_s
-        else:
-            chosen, done_s = self._soonest(round_, batch, open_to, loads, free_s)
-        asked.append(chosen)
-        return chosen, done_s
-
-    def _soonest(
-        self,
-        round_: Round,
-        batch: Batch,
-        open_to: Collection[WorkerId],
-        loads: Mapping[WorkerId, int],
-        free_s: Mapping[WorkerId, float],
-    ) -> tuple[WorkerId, float]:
-        """The same by comparing all of them."""
-        asked, usual_s = round_.asked[batch.offset], self._times.usual_s
-        holder = round_.worker or batch.worker
-        first, holder_s = not asked and holder in open_to, usual_s(holder)
+            asked.append(holder)  # nobody waits for it, or nobody is so much faster
+            return holder, free_s[holder] + holder_s
 
         def done_s(worker: WorkerId) -> float:
             return free_s[worker] + usual_s(worker) + (0.0 if worker == holder else READ_BACK_S)
@@ -697,6 +680,7 @@ class Rounds:
             return asked.count(worker), no_faster, done_s(worker), loads[worker], other, worker
 
         chosen = min(open_to, key=rank)
+        asked.append(chosen)
         return chosen, done_s(chosen)
 
     def _let_go(self, offsets: Collection[int]) -> None:

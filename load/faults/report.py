@@ -35,7 +35,7 @@ _WORST = 5  # pauses that are told one by one
 _PAUSE_S = 8.0
 _DRAINED_S = 10.0
 _BURNT_S = 20.0  # either, then
-_SHARE = 0.8  # of the throughput that faults leave
+_SHARE = 0.7  # of its throughput without faults
 
 
 class Pace(NamedTuple):
@@ -95,11 +95,11 @@ class Outcome:
         bar = _BURNT_S if self.burn else _DRAINED_S
         if self.drained_s is not None and self.drained_s > bar:
             found.append(f"drained after {self.drained_s:.1f} s, expected at most {bar:g} s")
-        if self.pace is not None and self.pace.of_limit < _SHARE:
+        if self.pace is not None and self.pace.share < _SHARE:
             share = f"{self.pace.share:.2f} of the throughput without faults"
             found.append(
-                f"{share} was left, {self.pace.of_limit:.2f} of what could be, expected at least"
-                f" {_SHARE:g}"
+                f"{share} was left, expected at least {_SHARE:g}; what was away left at most"
+                f" {self.pace.limit:.2f}"
             )
         return found
 

@@ -763,7 +763,7 @@ MUTANTS = (
     ),
     Mutant(
         "what was replayed is not taken back",
-        3000,
+        500,
         (
             Edit(
                 CORE + "history.py",

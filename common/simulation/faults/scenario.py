@@ -350,7 +350,8 @@ def from_seed(seed: int) -> Scenario:
     losses = _losses(random.Random(f"losses {seed}"), calm_at)  # noqa: S311 -- likewise
     cuts = _cuts(random.Random(f"cuts {seed}"), calm_at)  # noqa: S311 -- likewise
     forged = _forgeries(random.Random(f"forgeries {seed}"), calm_at)  # noqa: S311 -- likewise
-    faults = scenario.faults + _changes(draw, calm_at) + operators + growth + losses + cuts + forged
+    more = operators or forged  # never both: what operators meet stays as rare as it was
+    faults = scenario.faults + _changes(draw, calm_at) + more + growth + losses + cuts
     poisons = scenario.poisons
     if operators and not poisons:  # they would have nothing to do
         poisons = _poisons(apart, sorted(set(every) - bad))

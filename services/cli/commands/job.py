@@ -473,7 +473,12 @@ def _value(value: Value) -> str:
 def _read(file: str) -> str:
     from doll.yaml_file import read_text
 
-    return sys.stdin.read() if file == "-" else read_text(file)
+    if file != "-":
+        return read_text(file)
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"-: cannot be read as text: {error}") from error
 
 
 def _render(job: str, picture: Picture) -> Group:

@@ -243,7 +243,10 @@ def read_rates(path: Path) -> list[float]:
 
     from doll.yaml_file import read_text
 
-    text = read_text(path)
+    try:
+        text = read_text(path)
+    except UserError as error:
+        raise UserError(f"--rates: {error}") from error
     if text.lstrip().startswith(("[", "{")):
         try:
             return msgspec.json.decode(text, type=list[float])

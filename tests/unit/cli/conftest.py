@@ -30,7 +30,7 @@ class World:
     blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
 
     def run(
-        self, *arguments: str, code: int = 0, typed: str = "", blobs: str = "s3://memory"
+        self, *arguments: str, code: int = 0, typed: str | bytes = "", blobs: str = "s3://memory"
     ) -> Result:
         """Run a command line and check how it ends."""
         result = CliRunner().invoke(

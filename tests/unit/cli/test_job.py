@@ -23,15 +23,17 @@ from common.core.messages import (
 from common.core.spans import Partition, Span
 from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
+from common.testing.board import MemoryBoard
 from common.wire.messages import encode_audit, encode_claim
 from services.cli import exits
-from services.cli.system.direct import DirectlyWatched
+from tests.unit.cli.conftest import World
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from services.cli.system.system import Picture
-    from tests.unit.cli.conftest import World
+    from common.testing.board import MemoryRedis
+
 
 JOB = """
 name: digits
@@ -93,6 +95,8 @@ def test_a_job_file_that_cannot_be_read_is_named(world: World, tmp_path: Path) -
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xfd")
     result = world.run("job", "submit", str(tmp_path / "binary"), code=exits.REFUSED)
     assert "cannot be read as text" in result.stderr
+    result = world.run("job", "submit", "-", typed=b"\xff\xfe\xfd", code=exits.REFUSED)
+    assert "-: cannot be read as text" in result.stderr
 
 
 def test_a_job_is_paused_resumed_and_stopped(world: World) -> None:
@@ -267,29 +271,46 @@ def test_a_list_in_a_file_cuts_nothing(world: World) -> None:
     assert "waiting for a coordinator" in line
 
 
-def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Watched(World):
+    """One in which an update is made while somebody watches, who ends it by Ctrl-C later."""
+
+    def board(self, job: str) -> MemoryBoard:
+        """Its readers find what happens meanwhile."""
+        return HappeningBoard(self.redis, job, [lambda: None, self._update, self._interrupt])
+
+    def _update(self) -> None:
+        claimed(self, 1)
+        self.write(
+            "doll.digits.updates", *map(encode_audit, (Lead(-1, GENESIS, "c"), update(0, 1)))
+        )
+
+    def _interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+
+class HappeningBoard(MemoryBoard):
+    """Something happens at each look at the workers."""
+
+    def __init__(self, redis: MemoryRedis, job: str, happens: list[Callable[[], None]]) -> None:
+        super().__init__(redis, job)
+        self._happens = happens
+
+    def alive(self) -> dict[WorkerId, str]:
+        """Let the next thing happen first."""
+        if self._happens:
+            self._happens.pop(0)()
+        return super().alive()
+
+
+def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal() -> None:
+    world = Watched()
     submitted(world)
-    look, looks = DirectlyWatched.look, 0
-
-    def looking(watched: DirectlyWatched, timeout_s: float) -> Picture:
-        nonlocal looks
-        looks += 1
-        if looks == 3:  # nothing was new the second time
-            claimed(world, 1)
-            audits = Lead(-1, GENESIS, "c"), update(0, 1)
-            world.write("doll.digits.updates", *map(encode_audit, audits))
-        if looks == 4:
-            raise KeyboardInterrupt
-        return look(watched, timeout_s)
-
-    monkeypatch.setattr(DirectlyWatched, "look", looking)
     lines = world.run("job", "watch", "digits", "--every", "0.1").stdout.splitlines()
-    assert [line.startswith("digits  ") for line in lines] == [True, True]
+    assert all(line.startswith("digits  ") for line in lines)
+    assert len(set(lines)) == len(lines)
     assert "update" not in lines[0]
-    assert "  update 1  " in lines[1]
-    assert "  loss 0.2500  accuracy 0.5000  " in lines[1]
+    assert "  update 1  " in lines[-1]
+    assert "  loss 0.2500  accuracy 0.5000  " in lines[-1]
 
 
 def test_watch_tells_how_workers_are_synchronised(world: World) -> None:

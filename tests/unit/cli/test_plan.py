@@ -182,7 +182,7 @@ def test_a_file_of_rates_that_is_wrong_is_refused(
 def test_a_file_that_cannot_be_read_is_named(world: World, tmp_path: Path) -> None:
     line = options("--workers", "--rate", rates=tmp_path / "gone.csv")
     said = world.run("plan", *line, code=exits.REFUSED).stderr
-    assert said.startswith("error: ")
+    assert said.startswith("error: --rates: ")
     assert "gone.csv: there is no such file" in said
     assert said.count("\n") == 1
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xfd")
