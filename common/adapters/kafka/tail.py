@@ -63,9 +63,7 @@ if TYPE_CHECKING:
     from common.ports.servers import Bounds
 
 _WAIT_S = 0.01  # for records; what is asked of the thread meanwhile waits as long
-# Instead, once nothing was asked for `_QUIET_S`, and no tail was full: records end a wait anyway,
-# and each turn of the thread costs 0.1 ms.
-_QUIET_WAIT_S = 0.05
+_QUIET_WAIT_S = 0.05  # instead, once nothing came and nothing was asked for `_QUIET_S`
 _QUIET_S = 1.0
 _MANY_RECORDS = 2000  # of one call to the client
 _HELD_BYTES = 4 << 20  # of one tail: it is fetched no more until half of it is read
@@ -356,9 +354,10 @@ class _TailConsumer:
             self._carry_out()
             if self._is_done():
                 return
-            quiet = not self._unsought and time.monotonic() >= self._busy_s + _QUIET_S
+            quiet = time.monotonic() >= self._busy_s + _QUIET_S
             messages = self._client.consume(1, _QUIET_WAIT_S if quiet else _WAIT_S)
             if messages:
+                self._busy_s = time.monotonic()
                 messages += self._client.consume(_MANY_RECORDS, 0)
             self._distribute(cast("list[Record]", messages))
             self._seek_unsought()
@@ -455,7 +454,6 @@ class _TailConsumer:
             elif tail.overflows():
                 self._unassign(partition)
                 tail.is_full = True
-                self._busy_s = time.monotonic()  # it is to be filled again soon
                 if tail.has_room():  # whoever reads has read meanwhile, and knew nothing of it
                     self._refill(tail)
 
