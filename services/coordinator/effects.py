@@ -426,7 +426,8 @@ class Effects:
 
     def _put_leader_status(self, leader_status: LeaderStatus) -> None:
         said = msgspec.structs.replace(leader_status, triggers=self._triggers)
-        told = self._told(Stood, wakes=lambda replaced: not replaced)
+        lost = self._orders_lost  # the actor waits for an answer, to put them again
+        told = self._told(Stood, wakes=lambda replaced: lost or not replaced)
         self._exchange.put_leader_status(self._job, said, told, soon=not self.calm)
 
     def _tell_stage(self, leader_status: LeaderStatus) -> None:

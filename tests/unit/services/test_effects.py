@@ -257,8 +257,13 @@ def test_what_could_not_be_put_on_the_board_is_told_once_the_board_is_back(
     bench.redis.kill()
     bench.carry_out(command)
     bench.redis.restart()
+    status = LeaderStatus(3, 0, {}, 0, 0, 1, {})
+    bench.board.put_leader_status(status)
+    # The next answer is waited for, although it says nothing else that is new.
+    assert bench.wakes(do.PutLeaderStatus(status), put)
     assert list(bench.effects.heard(put)) == [events.OrdersLost()]
     assert list(bench.effects.heard(put)) == []
+    assert not bench.wakes(do.PutLeaderStatus(status), put)
 
 
 # --- workers are told what changes ---------------------------------------------------------------
