@@ -12,7 +12,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -61,12 +61,20 @@ class SharedProducer:
     """One producer and its thread.
 
     It is over once nobody writes any more, by `close`, or by a fault that it cannot recover from.
+
+    Args:
+        settings: Where Kafka is.
+        producer: Makes a client that writes.
     """
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        producer: Callable[[dict[str, Any]], Producer] = Producer,
+    ) -> None:
         self.fault: DeliveryError | None = None  # of all of its writers
         self._close_timeout_s = settings.close_timeout_s
-        self.client = made(Producer, writer_properties(settings))
+        self.client = made(producer, writer_properties(settings))
         self._moved = set[KafkaWriter]()  # whose records were reported since the last look
         self._writers = WeakSet[KafkaWriter]()  # one that nobody holds any more writes nothing
         self._lock = threading.Lock()  # guards the set of writers, and whether there may be more
@@ -111,12 +119,15 @@ class SharedProducer:
         self._fail(DeliveryError("the log was closed while somebody wrote to it"))
 
     def _serve(self) -> None:
+        moved = set[KafkaWriter]()
         while self.fault is None and not self._is_over():
             self._wanted.clear()
-            if not len(self.client) and not self._ending:  # what comes from now on sets it again
+            # Where records follow each other it waits for the next report inside the client: woken
+            # for each record, too, it would take the interpreter's lock from who has just written.
+            if not (len(self.client) or moved or self._ending):  # what comes now sets it again
                 self._wanted.wait(_IDLE_S)
             try:
-                self.client.poll(_SERVE_S if len(self.client) else 0)
+                self.client.poll(_SERVE_S if len(self.client) or moved else 0)
             except KafkaException as raised:  # nothing that this client can recover from
                 self.client.purge()  # or its records would be kept until the end of the process
                 self._fail(_fault(cause_of(raised), f"writing: {cause_of(raised).str()}"))
