@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch.backends import cudnn
 
@@ -35,7 +35,8 @@ TOGETHER_BYTES = 128 << 10
 
 Reduction: TypeAlias = Literal["mean", "sum"]  # what is made of a sum over samples
 Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"  # columns of a batch
-Sums: TypeAlias = list[list[float]]  # of each pass: of its losses, each metric, then its scores
+# (passes, columns) float64: sums of each pass's losses, each metric, then its scores.
+Sums: TypeAlias = "npt.NDArray[np.float64]"
 _Found: TypeAlias = "tuple[list[str], Sums, Vector | SparseVector]"  # names of metrics first
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
@@ -156,15 +157,15 @@ class GradientComputer:
         with _same_algorithms(self._device):
             found = None if self._draws else self._unseeded(batches, local_rate)
             names, sums, vector = found or self._seeded(batches, local_rate)
-        columns = list(zip(*sums, strict=True))
-        loss_sum, *metric_sums = map(math.fsum, columns[: 1 + len(names)])
+        measured = 1 + len(names)
+        loss_sum, *metric_sums = map(math.fsum, sums[:, :measured].T.tolist())
         return GradientSum(
             vector,
             sum(counts),
             loss_sum,
             dict(zip(names, metric_sums, strict=True)),
             time.perf_counter() - started,
-            tuple(int(sum(column)) for column in columns[1 + len(names) :]),
+            tuple(sums[:, measured:].sum(0).astype(np.int64).tolist()),
         )
 
     def _unseeded(self, batches: Sequence[Records], local_rate: float) -> _Found | None:
@@ -182,7 +183,7 @@ class GradientComputer:
                 batches if apart else _joined(batches, self._together_bytes), local_rate
             )
             numbers = numbers_in(vector)
-            finite = all(map(math.isfinite, chain(*sums))) and is_finite(numbers)
+            finite = bool(np.isfinite(sums).all()) and is_finite(numbers)
         if not torch.equal(before, _generator(self._device).get_state()):
             self._draws = True
             _generator(self._device).set_state(before)
@@ -195,7 +196,7 @@ class GradientComputer:
         with torch.random.fork_rng(devices=devices):
             names, sums, vector = self._passes(batches, local_rate, seeded=True)
         for index, row in enumerate(sums):
-            if not all(map(math.isfinite, row)):
+            if not np.isfinite(row).all():
                 raise NotFiniteError("a loss or metric", index)
         if not is_finite(numbers_in(vector)):
             raise NotFiniteError("the gradient", 0 if len(batches) == 1 else None)
@@ -216,7 +217,7 @@ class GradientComputer:
         names = totals[0][0]
         for found, _ in totals:
             check_same_metrics(self._task, found, names)
-        sums: Sums = torch.stack([total for _, total in totals]).tolist()
+        sums: Sums = torch.stack([total for _, total in totals]).numpy(force=True)
         return names, sums, self.model.read_gradient()
 
     @contextmanager
