@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _NOTHING = TriggerId(-1, 0)
 
 
-class Compute(msgspec.Struct, frozen=True):
+class Compute(msgspec.Struct, frozen=True, gc=False):
     """Compute one gradient over these batches at exactly these weights, to send as one message.
 
     While it waits, the model is that of its order; when it is begun, the newest.

@@ -44,7 +44,7 @@ def most_group_size(topics: Iterable[str]) -> int:
     return RECORD_BYTES // (BATCH_BYTES + max(map(span_bytes, topics)))
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, frozen=True, gc=False):
     """Consecutive records of one partition, as decoded: which offsets are good, which are not."""
 
     partition: Partition
@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True):
     epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
 
 
-class Cut(msgspec.Struct, frozen=True):
+class Cut(msgspec.Struct, frozen=True, gc=False):
     """A closed batch: its address, and how many samples each of its spans holds."""
 
     address: Address

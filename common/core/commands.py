@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # --- a worker's stream side ------------------------------------------------------------------
 
 
-class Announce(msgspec.Struct, frozen=True):
+class Announce(msgspec.Struct, frozen=True, gc=False):
     """Append a claim to the control topic; its rows are the oldest undropped ones of each span."""
 
     number: int  # to be reported back with the offset that it got
@@ -37,45 +37,45 @@ class Announce(msgspec.Struct, frozen=True):
     counts: tuple[int, ...]  # rows per span of its address
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Read these partitions from these positions on, as long as they are the logs known below."""
 
     positions: Mapping[Partition, LogPosition]
 
 
-class DropRows(msgspec.Struct, frozen=True):
+class DropRows(msgspec.Struct, frozen=True, gc=False):
     """Forget the decoded rows of a partition that no announced batch holds."""
 
     partition: Partition
 
 
-class SetReading(msgspec.Struct, frozen=True):
+class SetReading(msgspec.Struct, frozen=True, gc=False):
     """Pause or resume reading all partitions; the reason is worth a log line when it changes."""
 
     reading: bool
     reason: str
 
 
-class Heartbeat(msgspec.Struct, frozen=True):
+class Heartbeat(msgspec.Struct, frozen=True, gc=False):
     """Give a sign of life."""
 
     status: str
 
 
-class ReadLeaderStatus(msgspec.Struct, frozen=True):
+class ReadLeaderStatus(msgspec.Struct, frozen=True, gc=False):
     """Read the leader's status, then run what delivery reports are there, then report it.
 
     In this order: what the leader's status has decided must be known as sent.
     """
 
 
-class Forget(msgspec.Struct, frozen=True):
+class Forget(msgspec.Struct, frozen=True, gc=False):
     """Let go of the rows of these batches: they are settled, or were never accepted."""
 
     addresses: tuple[Address, ...]
 
 
-class Commit(msgspec.Struct, frozen=True):
+class Commit(msgspec.Struct, frozen=True, gc=False):
     """Tell lag tools where a checkpoint stands."""
 
     positions: Mapping[Partition, int]
@@ -88,49 +88,49 @@ WorkerCommand: TypeAlias = (
 # --- the coordinator -------------------------------------------------------------------------
 
 
-class AskLease(msgspec.Struct, frozen=True):
+class AskLease(msgspec.Struct, frozen=True, gc=False):
     """Take or prolong the lease, and report."""
 
     ttl_s: float
 
 
-class ReleaseLease(msgspec.Struct, frozen=True):
+class ReleaseLease(msgspec.Struct, frozen=True, gc=False):
     """Give the lease back if it is ours."""
 
 
-class FindSnapshots(msgspec.Struct, frozen=True):
+class FindSnapshots(msgspec.Struct, frozen=True, gc=False):
     """Read every snapshot of a source, and the updates topic from the lowest on, and report."""
 
     source: Source
 
 
-class RestoreSnapshot(msgspec.Struct, frozen=True):
+class RestoreSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Take the weights and the optimizer state of one of them in hand, and report."""
 
     snapshot: Snapshot
     members: bool = False  # hold them: there is nothing to take in hand
 
 
-class Begin(msgspec.Struct, frozen=True):
+class Begin(msgspec.Struct, frozen=True, gc=False):
     """Lead with this epoch and the weights in hand: read control and replies from here on."""
 
     epoch: int
     snapshot: Snapshot
 
 
-class AppendAudit(msgspec.Struct, frozen=True):
+class AppendAudit(msgspec.Struct, frozen=True, gc=False):
     """Append to the updates topic."""
 
     record: AuditRecord
 
 
-class OpenPartition(msgspec.Struct, frozen=True):
+class OpenPartition(msgspec.Struct, frozen=True, gc=False):
     """Append to the control topic; what gets lost is ordered anew at the next look at streams."""
 
     record: Opened
 
 
-class PublishModel(msgspec.Struct, frozen=True):
+class PublishModel(msgspec.Struct, frozen=True, gc=False):
     """Put the weights in hand on the board under this name.
 
     Where triggers say what has changed, that is enough, unless the whole is asked for.
@@ -140,26 +140,26 @@ class PublishModel(msgspec.Struct, frozen=True):
     whole: bool = True
 
 
-class PostTrigger(msgspec.Struct, frozen=True):
+class PostTrigger(msgspec.Struct, frozen=True, gc=False):
     """Post a trigger on the board."""
 
     trigger: UpdateTrigger
 
 
-class PutLeaderStatus(msgspec.Struct, frozen=True):
+class PutLeaderStatus(msgspec.Struct, frozen=True, gc=False):
     """Put the leader's status on the board."""
 
     leader_status: LeaderStatus
 
 
-class AddGradient(msgspec.Struct, frozen=True):
+class AddGradient(msgspec.Struct, frozen=True, gc=False):
     """It counts: add its vector to the sum of a round, unless it stayed with its worker."""
 
     round: int
     gradient: Gradient | GradientReady
 
 
-class Apply(msgspec.Struct, frozen=True):
+class Apply(msgspec.Struct, frozen=True, gc=False):
     """Take one optimizer step with the sum of a round, which is forgotten then."""
 
     round: int
@@ -168,17 +168,17 @@ class Apply(msgspec.Struct, frozen=True):
     measured: bool = False  # tell how large the sum was: `Summed`
 
 
-class DiscardSum(msgspec.Struct, frozen=True):
+class DiscardSum(msgspec.Struct, frozen=True, gc=False):
     """Forget the sum of a round: it will not be applied."""
 
     round: int
 
 
-class CopyWeights(msgspec.Struct, frozen=True):
+class CopyWeights(msgspec.Struct, frozen=True, gc=False):
     """Copy weights and optimizer state as they are now, for the snapshot that is published next."""
 
 
-class PublishSnapshot(msgspec.Struct, frozen=True):
+class PublishSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Publish the copy: on the board, and to object storage where it is a checkpoint.
 
     Dead letters ordered before it must have been delivered: no later leader writes them again.
@@ -189,37 +189,37 @@ class PublishSnapshot(msgspec.Struct, frozen=True):
     state: bool = False  # of the checkpoint: store it as members copy it, too, and report
 
 
-class DeadLetterRecords(msgspec.Struct, frozen=True):
+class DeadLetterRecords(msgspec.Struct, frozen=True, gc=False):
     """Records inside accepted spans that did not decode: to their dead-letter topics."""
 
     skipped: tuple[Skipped, ...]
 
 
-class DeadLetterBatch(msgspec.Struct, frozen=True):
+class DeadLetterBatch(msgspec.Struct, frozen=True, gc=False):
     """A quarantined batch: its address to the dead-letter topics."""
 
     record: Quarantined
 
 
-class ReadHeartbeats(msgspec.Struct, frozen=True):
+class ReadHeartbeats(msgspec.Struct, frozen=True, gc=False):
     """Read the workers' beats, and report."""
 
 
-class Drop(msgspec.Struct, frozen=True):
+class Drop(msgspec.Struct, frozen=True, gc=False):
     """A reply that does not count; its reason is counted and logged."""
 
     reply: Reply
     reason: str
 
 
-class Hold(msgspec.Struct, frozen=True):
+class Hold(msgspec.Struct, frozen=True, gc=False):
     """Say that the job waits for a person, who looks at the reason and resumes it."""
 
     reason: str  # what is wrong and what to do, one line
     detail: str = ""  # what a programmer wants to see: a traceback
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Finish(msgspec.Struct, frozen=True, gc=False):
     """The job has reached its end, and its last checkpoint is published.
 
     Where its owner has changed it since this revision, that may not be its end any more, nor where
@@ -231,7 +231,7 @@ class Finish(msgspec.Struct, frozen=True):
     stopped: bool = False  # by its owner
 
 
-class StepDown(msgspec.Struct, frozen=True):
+class StepDown(msgspec.Struct, frozen=True, gc=False):
     """This process leads no longer: forget all of it."""
 
     reason: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from types import MappingProxyType
 
@@ -23,7 +23,7 @@ NOBODY: Mapping[WorkerId, int] = MappingProxyType({})
 NOTHING: Mapping[str, list[int]] = MappingProxyType({})
 
 
-class _Waiting(msgspec.Struct, frozen=True):
+class _Waiting(msgspec.Struct, frozen=True, gc=False):
     """A batch that waits, and how many offsets of each stream it takes up."""
 
     batch: Batch
@@ -210,23 +210,23 @@ class _Heads:
         """By stream the oldest batch of workers of the lowest rank; others have none of theirs."""
         ranks, lowest, found = self._ranks, inf, dict[str, int]()
         for stream, heap in self._heaps.items():
-            while heap:
-                rank, offset, worker = heap[0]
-                if ranks.get(worker, 0) != rank:
-                    heappop(heap)
-                    continue
-                if rank < lowest:
-                    lowest, found = rank, {stream: offset}
-                elif rank == lowest:
-                    found[stream] = offset
-                break
+            while heap and ranks.get(heap[0][2], 0) != heap[0][0]:
+                heappop(heap)
+            if heap and heap[0][0] <= lowest:
+                if heap[0][0] < lowest:
+                    lowest, found = heap[0][0], {}
+                found[stream] = heap[0][1]
         return found
 
     def taken(self, worker: WorkerId) -> None:
         """A batch of this worker is in the group now: it has its next turn a rank later."""
         rank = self._ranks[worker] = self._ranks.get(worker, 0) + 1
         for stream, offsets in self._queues.get(worker, NOTHING).items():
-            heappush(self._heaps[stream], (rank, offsets[0], worker))
+            heap = self._heaps[stream]
+            if heap and heap[0][2] == worker:  # mostly the one that was taken
+                heapreplace(heap, (rank, offsets[0], worker))
+            else:
+                heappush(heap, (rank, offsets[0], worker))
 
 
 def _weighed(batch: Batch) -> _Waiting:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """What became of one control record."""
 
     accepted: bool

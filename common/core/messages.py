@@ -2,6 +2,9 @@
 
 Facts are named as facts (`BatchReady`), orders as orders (`UpdateTrigger`). What is decided travels
 through Kafka and survives; the rest travels through Redis and may vanish: docs/explain/protocol.md.
+
+No message, event or command refers to what refers to it, so the garbage collector need not follow
+them (`gc=False`): a leader keeps and lets go of thousands.
 """
 
 from __future__ import annotations
@@ -111,7 +114,7 @@ class Skipped(NamedTuple):
         return 1 + len(self.gaps)
 
 
-class BatchReady(msgspec.Struct, frozen=True, tag="batch"):
+class BatchReady(msgspec.Struct, frozen=True, gc=False, tag="batch"):
     """Worker *n* holds a batch: the batch indicator S_B;j,n (Algorithm 1, line 8)."""
 
     worker: WorkerId
@@ -122,7 +125,7 @@ class BatchReady(msgspec.Struct, frozen=True, tag="batch"):
     last_arrival_s: float = 0.0
 
 
-class SpanExpired(msgspec.Struct, frozen=True, tag="expired"):
+class SpanExpired(msgspec.Struct, frozen=True, gc=False, tag="expired"):
     """Retention deleted these records unread: claimed all the same, so that the rest goes on."""
 
     worker: WorkerId
@@ -132,7 +135,7 @@ class SpanExpired(msgspec.Struct, frozen=True, tag="expired"):
 Claim: TypeAlias = BatchReady | SpanExpired
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
+class Opened(msgspec.Struct, frozen=True, gc=False, tag="opened"):
     """A leader begins a partition's next generation, or the first one of a partition that is new.
 
     Counts only if `after` is the generation in force, so that twice is once. A generation is a
@@ -152,7 +155,7 @@ Openings: TypeAlias = dict[Partition, tuple[Opened, ...]]  # those that counted,
 LogPositions: TypeAlias = dict[Partition, LogPosition]  # after the last record that is claimed
 
 
-class Batch(msgspec.Struct, frozen=True):
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """An accepted batch: its identity is its control offset, its content its address."""
 
     offset: int
@@ -172,7 +175,7 @@ class Batch(msgspec.Struct, frozen=True):
 SynchronisationMode: TypeAlias = Literal["synchronous", "stale", "asynchronous", "averaging"]
 
 
-class Synchrony(msgspec.Struct, frozen=True, omit_defaults=True):
+class Synchrony(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Which batches make an update, and at which weights their gradients may be taken."""
 
     group_size: int  # K
@@ -194,7 +197,7 @@ class Synchrony(msgspec.Struct, frozen=True, omit_defaults=True):
         return "stale" if self.staleness else "synchronous"
 
 
-class Lead(msgspec.Struct, frozen=True, tag="lead"):
+class Lead(msgspec.Struct, frozen=True, gc=False, tag="lead"):
     """A candidate wants to lead: counts only if `after` is the Lead in force (compare-and-set).
 
     Its number becomes the epoch. Every update above `base` is taken back.
@@ -225,7 +228,7 @@ class Traffic(NamedTuple):
     total: int  # bytes, which never get fewer: a message that is lost, late or doubled loses none
 
 
-class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
+class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update"):
     """One model update and exactly the batches that made it (Algorithm 4, line 11)."""
 
     epoch: int
@@ -270,7 +273,7 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
         return self.synchrony.mode if self.synchrony else "synchronous"
 
 
-class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
+class Quarantined(msgspec.Struct, frozen=True, gc=False, tag="quarantined"):
     """A batch that cannot be used: settled without training. No Lead takes this back."""
 
     epoch: int
@@ -284,7 +287,7 @@ class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
         return self.reason == "expired"
 
 
-class Requeued(msgspec.Struct, frozen=True, tag="requeued"):
+class Requeued(msgspec.Struct, frozen=True, gc=False, tag="requeued"):
     """An operator takes a batch out of quarantine: it waits for an update again.
 
     Counts if exactly this batch is quarantined as poison and was not replayed; no Lead takes it
@@ -296,7 +299,7 @@ class Requeued(msgspec.Struct, frozen=True, tag="requeued"):
     at_s: float  # since 1970
 
 
-class Replayed(msgspec.Struct, frozen=True, tag="replayed"):
+class Replayed(msgspec.Struct, frozen=True, gc=False, tag="replayed"):
     """An operator is about to produce a batch's records anew: its quarantine is final.
 
     Counts if exactly this batch is quarantined as poison and was not replayed before. Whoever wrote
@@ -308,7 +311,7 @@ class Replayed(msgspec.Struct, frozen=True, tag="replayed"):
     at_s: float  # likewise
 
 
-class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
+class Evaluated(msgspec.Struct, frozen=True, gc=False, tag="evaluated"):
     """How good a version is; told by an evaluator, and of no effect on what counts.
 
     Several may tell the same; a version that a later Lead took back is worth nothing.
@@ -323,7 +326,7 @@ class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
     prequential: dict[str, dict[str, float]] = {}
 
 
-class Drifted(msgspec.Struct, frozen=True, tag="drifted"):
+class Drifted(msgspec.Struct, frozen=True, gc=False, tag="drifted"):
     """A stream's errors are no longer what they were; told as `Evaluated` is."""
 
     model: ModelId  # at which it was noticed
@@ -340,7 +343,7 @@ AuditRecord: TypeAlias = (
 # --- Redis: fast, and allowed to vanish ------------------------------------------------------
 
 
-class GroupStatus(msgspec.Struct, frozen=True):
+class GroupStatus(msgspec.Struct, frozen=True, gc=False):
     """Who adds gradients up among themselves, and who cannot."""
 
     members: tuple[WorkerId, ...]
@@ -349,7 +352,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
     owners: tuple[WorkerId, ...] = ()  # of slices
 
 
-class LeaderStatus(msgspec.Struct, frozen=True):
+class LeaderStatus(msgspec.Struct, frozen=True, gc=False):
     """Where the leader stands: what a worker needs to find its place, in one value."""
 
     epoch: int
@@ -385,7 +388,7 @@ class LeaderStatus(msgspec.Struct, frozen=True):
         return known if whole else LogPosition(claimed, known.topic_id)
 
 
-class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
+class Assignment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One worker's part of a trigger: one gradient over all these batches, sent as one message."""
 
     worker: WorkerId
@@ -408,7 +411,7 @@ Slices: TypeAlias = tuple[int, ...] | UnsetType
 Tier: TypeAlias = Literal["reliable", "spot"]
 
 
-class Membership(msgspec.Struct, frozen=True):
+class Membership(msgspec.Struct, frozen=True, gc=False):
     """Who adds gradients up together, as the leader has decided: one process group is made of it.
 
     A later one of the same leader, or any of a later leader, ends it with what it attempts.
@@ -428,7 +431,7 @@ class Membership(msgspec.Struct, frozen=True):
         return tuple(number for number, ranks in enumerate(self.owners) if rank in ranks)
 
 
-class Reduce(msgspec.Struct, frozen=True):
+class Reduce(msgspec.Struct, frozen=True, gc=False):
     """All members enter at once: each adds these of its gradients, all have the sum of all."""
 
     attempt: AttemptId
@@ -440,7 +443,7 @@ class Reduce(msgspec.Struct, frozen=True):
     measured: bool = False  # they are to say how large the sum is
 
 
-class Copy(msgspec.Struct, frozen=True, omit_defaults=True):
+class Copy(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A member takes over all that another holds."""
 
     member: Member
@@ -448,7 +451,7 @@ class Copy(msgspec.Struct, frozen=True, omit_defaults=True):
     slices: Slices = UNSET  # whose optimizer state comes with the weights; left out: all of it
 
 
-class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
+class GroupOrders(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What members of a group are told by each trigger, beside what they are to compute."""
 
     made: ModelId  # the version of the trigger's model, as its audit record names it
@@ -476,7 +479,7 @@ class GroupOrders(msgspec.Struct, frozen=True, omit_defaults=True):
         yield from (each for each in (self.hot, self.offer) if each is not None)
 
 
-class UpdateTrigger(msgspec.Struct, frozen=True):
+class UpdateTrigger(msgspec.Struct, frozen=True, gc=False):
     """Compute these gradients at this model or a later one (S_C;j,n; Algorithm 4, line 5)."""
 
     id: TriggerId
@@ -503,7 +506,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
         return model is not None and self.since == model
 
 
-class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
+class Gradient(msgspec.Struct, frozen=True, gc=False, tag="gradient"):
     """The gradient of one order (g_J,k summed over its batches; Algorithm 2, line 7).
 
     The vector travels beside the message, as raw bytes: see `common.wire.messages`.
@@ -526,7 +529,7 @@ class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
     traffic: Traffic | UnsetType = UNSET  # of its worker, before this message
 
 
-class GradientReady(msgspec.Struct, frozen=True, tag="ready"):
+class GradientReady(msgspec.Struct, frozen=True, gc=False, tag="ready"):
     """The gradient of one order, which stays where it was computed: `Gradient` without vector."""
 
     worker: WorkerId
@@ -543,7 +546,7 @@ class GradientReady(msgspec.Struct, frozen=True, tag="ready"):
     traffic: Traffic | UnsetType = UNSET
 
 
-class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
+class Reduced(msgspec.Struct, frozen=True, gc=False, tag="reduced"):
     """A member has the whole result of an attempt; it applies that once the audit names it."""
 
     worker: WorkerId
@@ -561,7 +564,7 @@ BrokenReason: TypeAlias = Literal[
 ]
 
 
-class Broken(msgspec.Struct, frozen=True, tag="broken"):
+class Broken(msgspec.Struct, frozen=True, gc=False, tag="broken"):
     """A member has left an attempt, and can take no further part in its membership."""
 
     worker: WorkerId
@@ -572,7 +575,7 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     unreachable: tuple[Member, ...] = ()  # whom it could not reach
 
 
-class StateReport(msgspec.Struct, frozen=True, tag="state"):
+class StateReport(msgspec.Struct, frozen=True, gc=False, tag="state"):
     """What a member holds, whole; an older word never undoes a newer."""
 
     worker: WorkerId
@@ -590,7 +593,7 @@ class StateReport(msgspec.Struct, frozen=True, tag="state"):
     room: int | UnsetType = UNSET  # slices whose optimizer state it has memory for; left out: all
 
 
-class Stored(msgspec.Struct, frozen=True, tag="stored"):
+class Stored(msgspec.Struct, frozen=True, gc=False, tag="stored"):
     """A member has stored a version: whoever finds it there can begin with it."""
 
     worker: WorkerId
@@ -611,7 +614,7 @@ FailedReason: TypeAlias = Literal[
 MOST_TRACEBACK = 4000  # characters of a traceback that a worker sends: its end says where
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class Failed(msgspec.Struct, frozen=True, gc=False, tag="failed"):
     """An order that gave no gradient, and why."""
 
     worker: WorkerId
@@ -622,7 +625,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     traceback: str = ""  # of the exception, at most `MOST_TRACEBACK` characters
 
 
-class WorkerLeaving(msgspec.Struct, frozen=True, tag="farewell"):
+class WorkerLeaving(msgspec.Struct, frozen=True, gc=False, tag="farewell"):
     """The worker leaves: it begins no further gradient, and others may have its batches at once."""
 
     worker: WorkerId

@@ -107,7 +107,7 @@ class GradientTimes:
         return (self._floor_s + self._quantile_s * batches) * growth
 
 
-class Dispatch(msgspec.Struct, eq=False):
+class Dispatch(msgspec.Struct, eq=False, gc=False):
     """What one order put into one worker's hands and is still expected back."""
 
     worker: WorkerId
@@ -395,6 +395,8 @@ class Rounds:
 
     def may_begin(self, staleness: int, version: int) -> bool:
         """Whether a further round could be applied in time, and all others still."""
+        if not any([staleness, *(each.synchrony.staleness for each in self._rounds.values())]):
+            return not self._rounds  # one after the other, as most jobs have it
         return fits([*self._deadlines(version).values(), version + staleness], version)
 
     def may_apply(self, round_: Round, version: int) -> bool:

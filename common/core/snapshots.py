@@ -28,7 +28,7 @@ from common.core.messages import (
 from common.core.spans import LogPosition, Partition
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True, gc=False):
     """The protocol's part of a snapshot; weights and optimizer state travel beside it."""
 
     by: int  # epoch of the leader that wrote it, -1 for the genesis

@@ -75,7 +75,7 @@ class _Full(NamedTuple):
         return unsettled.oldest_unsettled >= self.below or unsettled.waiting <= self.waiting
 
 
-class _Sent(msgspec.Struct, eq=False):
+class _Sent(msgspec.Struct, eq=False, gc=False):
     """An announcement whose outcome is not known, or whose batch is not settled."""
 
     number: int

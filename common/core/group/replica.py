@@ -48,24 +48,24 @@ if TYPE_CHECKING:
 Gradient: TypeAlias = tuple[tuple[int, ...], float]  # of which batches, walked at which rate
 
 
-class Enter(msgspec.Struct, frozen=True):
+class Enter(msgspec.Struct, frozen=True, gc=False):
     """Add one's gradients to those of all members; report what came of it."""
 
     membership: Membership
     reduce: Reduce
 
 
-class Leave(msgspec.Struct, frozen=True):
+class Leave(msgspec.Struct, frozen=True, gc=False):
     """Break off the attempt under way, whatever it waits for."""
 
 
-class ApplyResult(msgspec.Struct, frozen=True):
+class ApplyResult(msgspec.Struct, frozen=True, gc=False):
     """The result in hand is that of a version: take the step."""
 
     made: ModelId
 
 
-class CopyState(msgspec.Struct, frozen=True):
+class CopyState(msgspec.Struct, frozen=True, gc=False):
     """Take over all that the source holds, if that is still this version; report."""
 
     source: Member | None  # None: from storage, or by the specification
@@ -74,7 +74,7 @@ class CopyState(msgspec.Struct, frozen=True):
     slices: Slices = UNSET  # of whose optimizer state
 
 
-class OfferState(msgspec.Struct, frozen=True):
+class OfferState(msgspec.Struct, frozen=True, gc=False):
     """Let another take over all that is held."""
 
     to: Member
@@ -82,14 +82,14 @@ class OfferState(msgspec.Struct, frozen=True):
     slices: Slices = UNSET
 
 
-class StoreState(msgspec.Struct, frozen=True):
+class StoreState(msgspec.Struct, frozen=True, gc=False):
     """Put this version into storage, or slices of it; report."""
 
     made: ModelId
     slices: Slices = UNSET
 
 
-class ShareWeights(msgspec.Struct, frozen=True):
+class ShareWeights(msgspec.Struct, frozen=True, gc=False):
     """Leave the weights of this version on the board; nobody waits for that."""
 
     made: ModelId
@@ -98,7 +98,7 @@ class ShareWeights(msgspec.Struct, frozen=True):
     offered: bool  # for evaluators
 
 
-class Say(msgspec.Struct, frozen=True):
+class Say(msgspec.Struct, frozen=True, gc=False):
     """Tell the leader."""
 
     reply: GroupReply

@@ -81,7 +81,7 @@ class VirtualTime:
         self._stopped = True
 
 
-class Computed(msgspec.Struct, frozen=True):
+class Computed(msgspec.Struct, frozen=True, gc=False):
     """The gradient of some batches; every number is a sum over their samples."""
 
     loss_sum: float
@@ -151,6 +151,8 @@ class GradientTimes:
         if len(self._drawn) < batches:
             scale_s = self._mean_s / self._shape
             self._drawn += self._rng.gamma(self._shape, scale_s, DRAWN + batches).tolist()
+        if batches == 1:  # as most orders are
+            return self._drawn.pop() / speed
         return sum([self._drawn.pop() for _ in range(batches)]) / speed
 
 
@@ -268,22 +270,23 @@ class Machine:
     def _begin_next(self) -> None:
         compute = self._orders.next()
         self._computing = compute is not None
-        if compute is not None:
-            batches, protocol = compute.batches, self._protocol
-            seconds = protocol.gradient_times.draw(len(batches), self._speed)
-            computed = protocol.learner.gradient(compute)
-            gradient = Gradient(
-                self.id,
-                compute.model,
-                tuple([batch.offset for batch in batches]),
-                sum([batch.samples for batch in batches]),
-                computed.loss_sum,
-                {},
-                seconds,
-                computed.vector,
-                compute.local_rate or UNSET,
-            )
-            self._time.at(self._time.now + seconds, self._computed, gradient)
+        if compute is None:
+            return
+        batches, protocol = compute.batches, self._protocol
+        seconds = protocol.gradient_times.draw(len(batches), self._speed)
+        computed = protocol.learner.gradient(compute)
+        gradient = Gradient(
+            self.id,
+            compute.model,
+            tuple([batch.offset for batch in batches]),
+            sum([batch.samples for batch in batches]),
+            computed.loss_sum,
+            {},
+            seconds,
+            computed.vector,
+            compute.local_rate or UNSET,
+        )
+        self._time.at(self._time.now + seconds, self._computed, gradient)
 
     def _computed(self, gradient: Gradient) -> None:
         if self.gone:
