@@ -328,6 +328,7 @@ class SimulatedCoordinator:
             case do.Hold(reason) if " are poison: " in reason or self._is_expected(reason):
                 world.say(f"{self.name} holds the job: {reason}")
                 world.held_for = reason
+                self._oldest = None, 0  # all that was in flight is put back, and waits anew
             case do.Hold(reason):
                 raise Violation("held", reason)
             case do.Drop() | do.Finish() | do.ReleaseLease():
