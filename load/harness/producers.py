@@ -17,10 +17,10 @@ from load.harness.stack import NotMeasuredError
 if TYPE_CHECKING:
     from common.core.spans import Partition
     from common.jobs.store import JobRecord
-    from common.ports.servers import Log
+    from common.ports.servers import Log, Writer
 
 _TICK_S = 0.05  # a producer writes so often
-_FLUSH_S = 60.0
+_FLUSH_S = 60.0  # that Kafka may be away
 
 
 class Producers:
@@ -101,8 +101,7 @@ class Producers:
                     for number, value in zip(
                         ids.tolist(), self._codec.encode({"id": ids}), strict=True
                     ):
-                        stream, partition = places[number % len(places)]
-                        writer.append(stream, value, partition=partition)
+                        _append(writer, places[number % len(places)], value)
                     writer.poll()
                 if not writer.flush(_FLUSH_S):
                     late = UnavailableError(f"Kafka did not take everything in {_FLUSH_S:g} s")
@@ -116,3 +115,21 @@ class Producers:
         with self._lock:
             first, self.produced = self.produced, min(max(due, self.produced), self._capacity)
             return np.arange(first, self.produced)
+
+
+def _append(writer: Writer, place: Partition, value: bytes) -> None:
+    """Append a record; a topic's first one is checked, which waits for Kafka where it is away.
+
+    Raises:
+        UnavailableError: If that is for too long.
+    """
+    until = time.monotonic() + _FLUSH_S
+    while True:
+        try:
+            writer.append(place.topic, value, partition=place.index)
+        except UnavailableError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_TICK_S)
+        else:
+            return

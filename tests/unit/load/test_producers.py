@@ -1,0 +1,56 @@
+"""Producers of the tools: each id is written once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from common.core.spans import Partition
+from common.errors import UnavailableError
+from common.jobs.store import JobRecord
+from common.ports.servers import NewTopic
+from common.testing.log import MemoryLog
+from load.harness.counting import counting_spec
+from load.harness.producers import Producers
+
+if TYPE_CHECKING:
+    from common.ports.servers import Log
+
+RECORDS = 20
+PLACE = Partition("s", 0)
+
+
+class NotSeen:
+    """A log that was away when its topics were asked about first, as a writer of Kafka's tells."""
+
+    def __init__(self, log: MemoryLog, times: int) -> None:
+        self._log = log
+        self.times = times  # that it is still away
+
+    def writer(self) -> Any:  # noqa: ANN401 -- the port's, but for one method
+        """A writer."""
+        writer = self._log.writer()
+        append = writer.append
+
+        def asks_first(*what: Any, **more: Any) -> None:  # noqa: ANN401 -- likewise
+            if self.times:
+                self.times -= 1
+                raise UnavailableError("1/1 brokers are down")
+            append(*what, **more)
+
+        writer.append = asks_first  # type: ignore[method-assign]
+        return writer
+
+
+def test_a_producer_whose_topic_was_never_seen_waits_for_kafka() -> None:
+    log = MemoryLog()
+    log.create_topics([NewTopic(PLACE.topic, 1)])
+    away = NotSeen(log, times=2)
+    spec = counting_spec(
+        RECORDS, 0.0, name="counting", streams=[PLACE.topic], batch_size=4, group_size=1
+    )
+    job = JobRecord(spec, "running", {PLACE: 0}, "", 0.0)
+    producers = Producers(job, cast("Log", away), 1, lambda _: RECORDS)
+    while producers.produced < RECORDS:
+        producers.check()
+    producers.stop()
+    assert (away.times, log.bounds(PLACE).end) == (0, RECORDS)
