@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import boto3
@@ -14,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from moto.server import ThreadedMotoServer
 from werkzeug.serving import make_server
 
 from common.adapters.blobs.disk import DiskBlobs
@@ -34,21 +34,46 @@ REGION = "us-east-1"
 PAGE = 50  # names: as few as the server of the tests gives at once, where S3 gives a thousand
 
 
+class S3Server:
+    """Moto's server, but that writes go one after the other.
+
+    By itself it answers 500 where one put of a key overtakes another that has no answer yet.
+    """
+
+    def __init__(self) -> None:
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._writing = threading.Lock()
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        answer: Iterable[bytes]
+        with nullcontext() if environ["REQUEST_METHOD"] in ("GET", "HEAD") else self._writing:
+            answer = self._moto(environ, start)
+        return answer
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The address of a moto server with one bucket, and credentials in the environment."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
+    server = S3Server()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ACCESS_KEY_ID", "test")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
         environment.setenv("MOTO_S3_DEFAULT_MAX_KEYS", str(PAGE))
-        url = f"http://{host}:{port}"
-        boto3.client("s3", endpoint_url=url, region_name=REGION).create_bucket(Bucket=BUCKET)
-        yield url
-    server.stop()
+        client = boto3.client("s3", endpoint_url=server.url, region_name=REGION)
+        client.create_bucket(Bucket=BUCKET)
+        yield server.url
+    server.close()
 
 
 @pytest.fixture(params=["memory", "disk", "s3"])
@@ -166,8 +191,7 @@ def test_of_many_who_replace_at_once_each_counts(blobs: Blobs) -> None:
 def test_a_reader_never_sees_a_part(blobs: Blobs) -> None:
     whole = [bytes([number]) * 100_000 for number in range(4)]
     blobs.put("model", whole[0])
-    # Moto's server fails where one put overtakes another before that has its answer.
-    with ThreadPoolExecutor(1 if isinstance(blobs, S3Blobs) else None) as pool:
+    with ThreadPoolExecutor() as pool:
         writing = [pool.submit(blobs.put, "model", data) for data in whole * 5]
         while not all(each.done() for each in writing):
             assert blobs.get("model") in whole
@@ -257,28 +281,14 @@ PART_BYTES = 5 << 20  # the smallest that S3 takes
 LARGE = bytes(range(256)) * (12 << 12)  # 12 MiB: three parts
 
 
-class FailingServer:
-    """An S3 server on which the second part of a large blob always fails."""
-
-    def __init__(self) -> None:
-        self._moto = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+class FailingServer(S3Server):
+    """One on which the second part of a large blob always fails."""
 
     def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         if "partNumber=2" in environ["QUERY_STRING"]:
             start("500 Internal Server Error", [("Connection", "close")])
             return [b"<Error><Code>InternalError</Code></Error>"]
-        answer: Iterable[bytes] = self._moto(environ, start)
-        return answer
+        return super()._answer(environ, start)
 
 
 @pytest.fixture

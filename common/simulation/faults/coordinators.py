@@ -126,10 +126,9 @@ class SimulatedCoordinator:
         self._taken: Taken | None = None  # what is true of the reply in hand
         self._sums = dict[int, list[Part]]()  # by round
         self._chain = dict[int, Token]()  # weights of this leadership, by version
-        self._oldest: tuple[int | None, int] = (
-            None,
-            0,
-        )  # batch that waits, and since which version
+        # Batch that waits, and since which version; whether it was in flight before this event.
+        self._oldest: tuple[int | None, int] = (None, 0)
+        self._oldest_in_flight = False
         self._in_a_row = 0  # poison batches since the last update, or since somebody looked
         self._stated = False  # whether this leader has put its status
         self._orders_lost = False  # a model or a trigger could not be put
@@ -254,6 +253,9 @@ class SimulatedCoordinator:
                 self._feed(events.RepliesRead((reply,)))
 
     def _feed(self, event: CoordinatorEvent) -> None:
+        leader, (oldest, _) = self.machine.leader, self._oldest
+        rounds = () if leader is None or oldest is None else leader.rounds
+        self._oldest_in_flight = any(oldest in r.todo or oldest in r.counted for r in rounds)
         for command in self.machine.on(event, self.world.now):
             self._do(command)
 
@@ -328,7 +330,8 @@ class SimulatedCoordinator:
             case do.Hold(reason) if " are poison: " in reason or self._is_expected(reason):
                 world.say(f"{self.name} holds the job: {reason}")
                 world.held_for = reason
-                self._oldest = None, 0  # all that was in flight is put back, and waits anew
+                if self._oldest_in_flight:
+                    self._oldest = None, 0  # it is put back, and waits anew
             case do.Hold(reason):
                 raise Violation("held", reason)
             case do.Drop() | do.Finish() | do.ReleaseLease():
