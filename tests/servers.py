@@ -6,17 +6,24 @@ A test module that uses them says `pytest_plugins = ["tests.servers"]`.
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 
 from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.kafka import EmbeddedKafka
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+
+_PATIENCE_S = 30.0
 
 
 def lacking(reason: str) -> NoReturn:
@@ -49,3 +56,29 @@ def kafka_jars() -> Path:
         return resolve()
     except UserError as error:
         lacking(str(error))
+
+
+def configure(
+    bootstrap: str,
+    name: str,
+    settings: Mapping[str, str],
+    kind: ResourceType = ResourceType.TOPIC,
+) -> None:
+    """Somebody changes settings of a topic, or of a broker by its number; all see them afterwards.
+
+    Kafka answers once its controller has them written; the broker hears of them a moment later.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+    entries = [
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in settings.items()
+    ]
+    changed = ConfigResource(kind, name, incremental_configs=entries)
+    admin.incremental_alter_configs([changed])[changed].result(_PATIENCE_S)
+    deadline = time.monotonic() + _PATIENCE_S
+    asked = ConfigResource(kind, name)
+    while True:
+        found = admin.describe_configs([asked])[asked].result(_PATIENCE_S)
+        if all(found[key].value == value for key, value in settings.items()):
+            return
+        assert time.monotonic() < deadline, f"the broker never heard of {settings} of {name}"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewPartitions
 
 from common.adapters.kafka import KafkaLog
@@ -24,6 +23,7 @@ from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.ports.servers import NewTopic
 from common.testing.log import MemoryLog
+from tests.servers import configure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -294,12 +294,7 @@ class ApacheRig(KafkaRig):
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """See `Rig`."""
-        entries = [
-            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-            for name, value in settings.items()
-        ]
-        changed = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-        self._admin.incremental_alter_configs([changed])[changed].result()
+        configure(self._settings.bootstrap, topic, settings)
 
     @cached_property
     def _admin(self) -> AdminClient:  # whose answers come only as long as there is a reference

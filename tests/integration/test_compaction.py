@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
 from common.config.settings import Settings
@@ -25,6 +23,7 @@ from common.topics.names import control_topic
 from common.wire import messages as wire
 from tests.contract.log_fixtures import everything
 from tests.integration.cluster import Cluster, await_condition
+from tests.servers import configure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,15 +37,6 @@ pytestmark = pytest.mark.kafka
 
 PATIENCE_S = 60.0
 CLAIMED, OVERWRITTEN, NEW = 16, 4, 40  # records of the first partition
-
-
-def configure(admin: AdminClient, kind: ResourceType, name: str, **wanted: str) -> None:
-    entries = [
-        ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-        for key, value in wanted.items()
-    ]
-    changed = ConfigResource(kind, name, incremental_configs=entries)
-    admin.incremental_alter_configs([changed])[changed].result()
 
 
 def produce(cluster: Cluster, place: Partition, keys: Mapping[int, str]) -> None:
@@ -69,10 +59,10 @@ def test_what_compaction_takes_of_a_claimed_batch_is_expired_and_the_job_goes_on
     total = CLAIMED + NEW
     with closing(Cluster(settings, tmp_path, "compacted", total)) as cluster:
         place = Partition(cluster.streams[0], 0)
-        admin = AdminClient({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
-        configure(admin, ResourceType.BROKER, "1", log_cleaner_backoff_ms="100")
-        compacted = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.001"}
-        configure(admin, ResourceType.TOPIC, place.topic, **compacted, segment_ms="50")
+        eager = {"log.cleaner.backoff.ms": "100"}
+        configure(cluster.bootstrap(), "1", eager, ResourceType.BROKER)
+        compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.001"}
+        configure(cluster.bootstrap(), place.topic, {**compacted, "segment.ms": "50"})
         produce(cluster, place, {number: f"key-{number}" for number in range(CLAIMED)})
         writer = cluster.log.writer()
         for start in range(0, CLAIMED, 8):

@@ -10,9 +10,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.admin._resource import ResourceType
 
 from common.config.settings import Settings
 from common.core.spans import Partition
@@ -22,7 +19,7 @@ from common.runtime.connect import open_log
 from common.topics.names import JOBS, control_topic, dead_letter_topic, differences, updates_topic
 from tests.contract.log_fixtures import everything
 from tests.integration.cluster import Cluster, await_condition
-from tests.servers import kafka_jars
+from tests.servers import configure, kafka_jars
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,14 +50,6 @@ def settings(likest_redis: EmbeddedRedis, tmp_path: Path) -> Iterator[Settings]:
             kafka_group_protocol="consumer",
             redis=likest_redis.url,
         )
-
-
-def keep_for(cluster: Cluster, topic: str, retention_ms: str) -> None:
-    """Somebody changes how long a topic is kept."""
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
-    change = ConfigEntry("retention.ms", retention_ms, incremental_operation=AlterConfigOpType.SET)
-    changed = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
-    admin.incremental_alter_configs([changed])[changed].result()
 
 
 def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_records_is_held(
@@ -97,7 +86,7 @@ def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_rec
 
         await_condition(lambda: letters() == RECORDS // 20, "all have letters", PATIENCE_S)
 
-        keep_for(cluster, updates_topic(NAME), "100000000")
+        configure(cluster.bootstrap(), updates_topic(NAME), {"retention.ms": "100000000"})
         cluster.kill("c1")
         cluster.start("coordinator", "c2")
         await_condition(lambda: cluster.record().held, "it is held", PATIENCE_S)
@@ -107,7 +96,7 @@ def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_rec
             f" $DOLL_KAFKA --alter --entity-type topics --entity-name {updates_topic(NAME)}"
             f" --add-config retention.ms=-1; then `doll job resume {NAME}`"
         )
-        keep_for(cluster, updates_topic(NAME), "-1")
+        configure(cluster.bootstrap(), updates_topic(NAME), {"retention.ms": "-1"})
         cluster.want("running")
         cluster.produce(RECORDS // 2)
         await_condition(cluster.drained, "it goes on", PATIENCE_S)
