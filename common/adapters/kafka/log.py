@@ -323,6 +323,10 @@ class KafkaLog:
         self._tails.close()
         with self._lock:
             producer, self._producer = self._producer, None
+            # Its client takes answers on a thread of its own: one that comes once the interpreter
+            # has ended kills the process. Threads hold a log longer than that; not this client.
+            admin = self.__dict__.pop("_made_admin", None)
+        del admin
         if producer is not None:
             producer.close()
 
