@@ -36,7 +36,7 @@ from load.harness.asking import Address, connect, in_turn
 from load.harness.counting import Aggregation
 from load.harness.processor import used_s
 from load.harness.stack import NotMeasuredError, await_until, servers
-from load.predictions.asker import Came, request
+from load.predictions.asker import CAME, Came, request
 from load.predictions.trained import Trained, stale_s
 
 JOB = "served"
@@ -174,7 +174,7 @@ def _run(
     said, _ = asking.communicate()
     if asking.returncode:
         raise NotMeasuredError("requests could not be sent")
-    came = msgspec.json.decode(said, type=Came)
+    came = CAME.decode(said)
     counting = trained.counting()
     return Run(
         came,

@@ -9,8 +9,12 @@ import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
 TREES = ("common", "services", "tests", "load")
@@ -38,6 +42,7 @@ OUTSIDE = {  # of the standard library: clocks, chance, the machine
     *("asyncio", "concurrent", "logging", "multiprocessing", "os", "pathlib", "random", "secrets"),
     *("signal", "socket", "subprocess", "sys", "threading", "time", "urllib", "uuid"),
 }
+DECODERS = "common/learning/decoders.py"
 TORCH_GROUP = "common/adapters/torch_group.py"
 HOMES = {  # a client library has one home
     "confluent_kafka": ("common/adapters/kafka/", "common/embedded/"),
@@ -261,3 +266,98 @@ def loads_torch(*modules: str) -> bool:
         [sys.executable, "-c", peek], cwd=ROOT, capture_output=True, text=True, check=True
     )
     return answer.stdout.strip() == "True"
+
+
+def unsafe_decoding(source: str) -> list[int]:
+    """Find the lines at which a decoder of a type is built after the module's import.
+
+    msgspec completes its description of a Struct at the type's first use, and the process crashes
+    if two threads do that at once. So each decoder is built while its module is imported, and what
+    is only known at run time passes through `common/learning/decoders.py`.
+    """
+    tree = ast.parse(source)
+    names = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and within(node.module or "", "msgspec")
+        for alias in node.names
+    } | {
+        alias.asname or "msgspec": alias.name if alias.asname else "msgspec"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if within(alias.name, "msgspec")
+    }
+
+    def meant(node: ast.AST) -> str:
+        """Return the function of msgspec that an expression names, or nothing."""
+        if isinstance(node, ast.Subscript):
+            return meant(node.value)
+        first, *others = ast.unparse(node).split(".") if isinstance(node, ast.expr) else [""]
+        known = ".".join((names[first], *others)) if first in names else ""
+        return known.rpartition(".")[2]
+
+    def look(node: ast.AST, *, inside: bool) -> Iterator[int]:
+        if isinstance(node, ast.Call):
+            called = [meant(each) for each in (node.func, *node.args)]
+            typed = any(each.arg in ("type", None) for each in node.keywords)
+            if (
+                "convert" in called
+                or ("decode" in called and typed)
+                or ("Decoder" in called and inside and ast.unparse(node.func) != "isinstance")
+            ):
+                yield node.lineno
+        inside |= isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            yield from look(child, inside=inside)
+
+    return sorted(set(look(tree, inside=False)))
+
+
+def test_decoders_of_types_are_built_while_their_module_is_imported() -> None:
+    paths = [path for path in sources("common", "services", "load") if named(path) != DECODERS]
+    assert [
+        f"{named(path)}:{line}" for path in paths for line in unsafe_decoding(path.read_text())
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def read(data): return msgspec.json.decode(data, type=Job)",
+        "def read(data): return msgspec.msgpack.Decoder(Job).decode(data)",
+        "def read(data): return msgspec.json.Decoder[Job](Job).decode(data)",
+        "def read(data): return convert(data, Job)",
+        "def read(data): return as_job(data, Job)",
+        "def read(data): return msgspec.yaml.decode(data, **options)",
+        "async def read(data): return read_json(data, type=Job)",
+        "class Reader:\n def read(self, data): return msgspec.convert(data, Job)",
+        "read = lambda data: msgspec.json.decode(data, type=Job)",
+        "read = partial(msgspec.json.decode, type=Job)",
+        "read = partial(json_of.decode, type=Job)",
+        "def readers(kinds): return map(msgspec.json.Decoder, kinds)",
+        "def read(data): return json.Decoder(Job).decode(data)",
+        "import msgspec.yaml\ndef read(data): return msgspec.yaml.decode(data, type=Job)",
+    ],
+)
+def test_each_way_to_build_a_decoder_at_run_time_is_noticed(text: str) -> None:
+    imported = (
+        "import msgspec\nimport msgspec.json as json_of\nfrom msgspec import convert, json\n"
+        "from msgspec import convert as as_job\nfrom msgspec.json import decode as read_json\n"
+    )
+    assert unsafe_decoding(imported + text) == [imported.count("\n") + text.count("\n") + 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "JOB = msgspec.json.Decoder(Job)",
+        "def read(data): return JOB.decode(data)",
+        "def read(data): return msgspec.json.decode(data)",
+        "def read(data, decoder: msgspec.json.Decoder[Job]): return decoder.decode(data)",
+        "def is_json(decoder): return isinstance(decoder, msgspec.json.Decoder)",
+        "def read(image): return image.convert('RGB')",
+    ],
+)
+def test_safe_ways_to_decode_are_not_noticed(text: str) -> None:
+    assert unsafe_decoding("import msgspec\n" + text) == []

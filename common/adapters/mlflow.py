@@ -86,6 +86,15 @@ class _Error(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+_ANSWER = msgspec.json.Decoder(dict[str, object])
+_ERROR = msgspec.json.Decoder(_Error)
+_FOUND = msgspec.json.Decoder(_Found)
+_MADE = msgspec.json.Decoder(_Made)
+_REGISTERED = msgspec.json.Decoder(_Registered)
+_RUNS = msgspec.json.Decoder(_Runs)
+_VERSIONS = msgspec.json.Decoder(_Versions)
+
+
 class _RefusedError(UserError):
     """MLflow's own word on what was asked."""
 
@@ -142,7 +151,7 @@ class MlflowServer:
                 "start_time": _milliseconds(self._clock()),
                 "tags": _pairs(identity),
             }
-            made = self._post("runs/create", _Made, described).run
+            made = self._post("runs/create", _MADE, described).run
             found = self._find(within, identity) or made
             if found.info.run_id != made.info.run_id:
                 self._do("runs/delete", run_id=made.info.run_id)
@@ -184,7 +193,7 @@ class MlflowServer:
             answer = self._ask(
                 "GET",
                 "model-versions/search",
-                _Versions,
+                _VERSIONS,
                 parameters={"filter": wanted, "max_results": "1000", "page_token": page},
             )
             found += [
@@ -202,7 +211,7 @@ class MlflowServer:
             if error.code != "RESOURCE_ALREADY_EXISTS":
                 raise
         version = {"name": model, "source": source, "run_id": run, "tags": _pairs(tags)}
-        return self._post("model-versions/create", _Registered, version).model_version.version
+        return self._post("model-versions/create", _REGISTERED, version).model_version.version
 
     def set_version_tag(self, model: str, number: str, name: str, value: str) -> None:
         """See the port."""
@@ -223,7 +232,7 @@ class MlflowServer:
             found = self._ask(
                 "GET",
                 "experiments/get-by-name",
-                _Found,
+                _FOUND,
                 parameters={"experiment_name": name},
             ).experiment
         except _RefusedError as error:
@@ -244,21 +253,21 @@ class MlflowServer:
             "filter": " AND ".join(_filters(identity)),
             "max_results": 100,
         }
-        found = self._post("runs/search", _Runs, wanted).runs
+        found = self._post("runs/search", _RUNS, wanted).runs
         return min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
 
     def _do(self, path: str, **body: object) -> None:
         """Ask for something that has no answer but that it is done."""
-        self._post(path, dict[str, object], body)
+        self._post(path, _ANSWER, body)
 
-    def _post(self, path: str, kind: type[T], body: Mapping[str, object]) -> T:
-        return self._ask("POST", path, kind, body=msgspec.json.encode(body))
+    def _post(self, path: str, decoder: msgspec.json.Decoder[T], body: Mapping[str, object]) -> T:
+        return self._ask("POST", path, decoder, body=msgspec.json.encode(body))
 
     def _ask(
         self,
         method: str,
         path: str,
-        kind: type[T],
+        decoder: msgspec.json.Decoder[T],
         *,
         body: bytes | None = None,
         parameters: Mapping[str, str] | None = None,
@@ -285,7 +294,7 @@ class MlflowServer:
         if not answer.is_success:
             raise self._refused(path, answer)
         try:
-            return msgspec.json.decode(answer.content, type=kind)
+            return decoder.decode(answer.content)
         except _MALFORMED as error:
             raise UserError(self._stranger(f"does not answer {path} as MLflow does")) from error
 
@@ -299,7 +308,7 @@ class MlflowServer:
         if status == 429 or status >= 500:
             return UnavailableError(f"{where} answers {path} with status {status}")
         try:
-            error = msgspec.json.decode(answer.content, type=_Error)
+            error = _ERROR.decode(answer.content)
         except _MALFORMED:
             return UserError(self._stranger(f"answers {path} with status {status}"))
         told = error.message.partition("\n")[0][:300]

@@ -40,7 +40,7 @@ Spent = Annotated[float, Field(description="Of all machines until then.")]
 class Answer(BaseModel):
     """What all answers share; they can be made of whatever has attributes of the same names."""
 
-    model_config = ConfigDict(frozen=True, from_attributes=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
 # --- jobs ------------------------------------------------------------------------------------

@@ -46,6 +46,9 @@ class KeyRecord(msgspec.Struct, frozen=True):
         return needed in ("viewer", self.role)
 
 
+_RECORD = msgspec.json.Decoder(KeyRecord)
+
+
 class KeyStore(CompactedTable[KeyRecord]):
     """The keys topic by name: such a table in all it does, with two ways to write it."""
 
@@ -135,7 +138,7 @@ def decode_key(key: bytes | None, value: bytes) -> KeyRecord:
         WireError: If it does not parse or stands under another name than its own.
     """
     try:
-        record = msgspec.json.decode(value, type=KeyRecord)
+        record = _RECORD.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"key record: {error}") from error
     if key != record.name.encode():

@@ -45,6 +45,10 @@ class _Format(msgspec.Struct):
     format: int
 
 
+_FORMAT = msgspec.json.Decoder(_Format)
+_MANIFEST = msgspec.json.Decoder(Manifest)
+
+
 def describe(data: bytes | memoryview) -> Part:
     """What a manifest says of these bytes."""
     return Part(memoryview(data).nbytes, hashlib.sha256(data).hexdigest())
@@ -58,13 +62,13 @@ def decode_manifest(data: bytes, name: ModelId) -> Manifest:
         FutureFormatError: If a newer program wrote it.
     """
     try:
-        found = msgspec.json.decode(data, type=_Format).format
+        found = _FORMAT.decode(data).format
         if found > FORMAT:
             raise FutureFormatError(
                 f"the checkpoint {told(name)} has format {found}, expected at most {FORMAT}:"
                 " a newer program wrote it, so run that"
             )
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = _MANIFEST.decode(data)
     except _MALFORMED as error:
         raise CorruptError(f"{MANIFEST} does not parse: {error}") from error
     if (manifest.epoch, manifest.version) != name:

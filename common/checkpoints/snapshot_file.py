@@ -56,6 +56,10 @@ class _Protocol(msgspec.Struct):
     snapshot: msgspec.Raw = msgspec.Raw()  # a later format need not have one
 
 
+_PROTOCOL_PART = msgspec.msgpack.Decoder(_Protocol)
+_SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
+
+
 def to_parts(saved: SnapshotFile) -> dict[str, bytes]:
     """Write the parts of a checkpoint."""
     return {_PROTOCOL: _encode(saved.snapshot), _TRAINER: saved.trainer}
@@ -173,12 +177,12 @@ def _encode(snapshot: Snapshot) -> bytes:
 
 def _decode(data: bytes | memoryview, title: str) -> Snapshot:
     try:
-        protocol = msgspec.msgpack.decode(data, type=_Protocol)
+        protocol = _PROTOCOL_PART.decode(data)
         if protocol.format > FORMAT:
             raise FutureFormatError(
                 f"{title} has format {protocol.format}, expected at most {FORMAT}: a newer program"
                 " wrote it, so run that"
             )
-        return msgspec.msgpack.decode(protocol.snapshot, type=Snapshot)
+        return _SNAPSHOT.decode(protocol.snapshot)
     except _MALFORMED as error:
         raise CorruptError(f"a snapshot's protocol part does not parse: {error}") from error

@@ -18,8 +18,12 @@ _ROOT = str(Path(__file__).parents[2])  # where our packages lie, in a checkout 
 
 
 def command_of(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command line of a module of ours, whose PYTHONPATH is a `search_path`."""
-    return (sys.executable, "-P", "-m", module, *arguments)  # -P: else the directory comes first
+    """Return the command line of a module of ours, whose PYTHONPATH is a `search_path`.
+
+    A process that dies of a fault, such as SIGSEGV, writes the stacks of all threads to its log.
+    """
+    # Without -P, the working directory would be searched first.
+    return (sys.executable, "-P", "-X", "faulthandler", "-m", module, *arguments)
 
 
 def search_path(others: Iterable[str]) -> str:

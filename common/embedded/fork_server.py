@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.config.program import SERVICES
+from common.config.program import SERVICES, command_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +67,9 @@ class _Request(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...]
     environment: dict[str, str]
     folder: str
+
+
+_REQUEST = msgspec.json.Decoder(_Request)
 
 
 # --- who asks -------------------------------------------------------------------------------------
@@ -187,7 +190,7 @@ def _started() -> socket.socket:
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     with theirs:
         process = subprocess.Popen(  # noqa: S603 -- our own command line, no shell
-            [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+            command_of(__name__, str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # but its errors are told where ours are
             # A BLAS with threads has them from its import on.
@@ -228,7 +231,7 @@ class _Server:
                 request, fds, _, _ = socket.recv_fds(self._asked, _LONGEST, 2)
                 if not request:
                     return None
-                wanted = msgspec.json.decode(request, type=_Request)
+                wanted = _REQUEST.decode(request)
                 self._load(wanted.module)
                 if fds and self._forks(fds):
                     return wanted

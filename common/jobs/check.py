@@ -47,6 +47,9 @@ class Report(msgspec.Struct, frozen=True):
     model_mb: float | None = None  # None: that could not be told
 
 
+_ORDER, _REPORT = msgspec.json.Decoder(Order), msgspec.json.Decoder(Report)
+
+
 def built_apart(spec: JobSpec, allowed: Collection[str], patience_s: float = PATIENCE_S) -> Report:
     """Build a task in a process of its own; a report that says nothing where that fails."""
     order = Order(msgspec.Raw(spec.model_dump_json().encode()), tuple(allowed))
@@ -60,7 +63,7 @@ def built_apart(spec: JobSpec, allowed: Collection[str], patience_s: float = PAT
             timeout=patience_s,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
-        return msgspec.json.decode(done.stdout, type=Report)
+        return _REPORT.decode(done.stdout)
     except (subprocess.SubprocessError, msgspec.DecodeError) as error:
         _log.warning("task_not_checked", job=spec.name, reason=str(error))
         return Report()
@@ -153,7 +156,7 @@ def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     least = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
     resource.setrlimit(resource.RLIMIT_DATA, (least, most))
-    answer(msgspec.json.encode(built(msgspec.json.decode(asked.read(), type=Order))))
+    answer(msgspec.json.encode(built(_ORDER.decode(asked.read()))))
 
 
 if __name__ == "__main__":

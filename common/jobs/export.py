@@ -30,6 +30,9 @@ class _Task(msgspec.Struct):
     options: dict[str, Any]
 
 
+_TASK = msgspec.json.Decoder(_Task)
+
+
 def check_output(path: Path) -> None:
     """Refuse a file that cannot be written here.
 
@@ -80,7 +83,7 @@ def main(model: bytes, path: Path, allowed: Collection[str]) -> int:
         weights, about = unpack(model)
         if not {"task", "records"} <= about.keys():
             raise UserError("the model does not say what it is: an older service gave it out")
-        described = msgspec.json.decode(about["task"], type=_Task)
+        described = _TASK.decode(about["task"])
         fields = RecordsSpec.model_validate_json(about["records"]).described()
         task = make_task(described.name, described.options, allowed)
         export(task, weights, fields, about, path)

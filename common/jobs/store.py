@@ -139,6 +139,11 @@ class _Head(msgspec.Struct):
     next_incarnation: int = 0  # of a name that has no job
 
 
+_HEAD = msgspec.json.Decoder(_Head)
+_FREE_NAME = msgspec.json.Decoder(FreeName)
+_STORED = msgspec.json.Decoder(_Stored)
+
+
 # What stands in a record as it is in `JobRecord`.
 _AS_IT_IS = {*_Stored.__struct_fields__} & {*JobRecord._fields} - {"spec", "first"}
 
@@ -599,9 +604,9 @@ def _decode(key: bytes | None, value: bytes) -> JobRecord | FreeName:
         WireError: See `decode_job`.
     """
     try:
-        head = msgspec.json.decode(value, type=_Head)
+        head = _HEAD.decode(value)
         if head.next_incarnation and head.format <= FORMAT:
-            return msgspec.json.decode(value, type=FreeName)
+            return _FREE_NAME.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"job record: {error}") from error
     return decode_job(key, value)
@@ -614,7 +619,7 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
         WireError: If it does not parse, makes no sense, or stands under another name than its own.
     """
     try:
-        stored = msgspec.json.decode(value, type=_Stored)
+        stored = _STORED.decode(value)
         if stored.format > FORMAT:  # nothing else in it need make sense here
             raise WireError(f"job record: of format {stored.format}, expected at most {FORMAT}")
         spec = job_from_json(bytes(stored.spec))

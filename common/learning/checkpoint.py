@@ -42,6 +42,10 @@ class _Head(msgspec.Struct):
     layout: Layout = ()  # older snapshots have none
 
 
+_HEAD = msgspec.json.Decoder(_Head)
+_TENSORS = msgspec.json.Decoder(dict[str, dict[str, Any]])
+
+
 def pack(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
     """Write tensors and what is to be known about them: the same always as the same bytes.
 
@@ -68,7 +72,7 @@ def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
         tensors = {name: np.array(value) for name, value in safetensors.numpy.load(data).items()}
         # The library does not give the metadata back.
         end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-        header = msgspec.json.decode(data[_LENGTH:end], type=dict[str, dict[str, Any]])
+        header = _TENSORS.decode(data[_LENGTH:end])
     except (safetensors.SafetensorError, msgspec.MsgspecError, ValueError, KeyError) as error:
         raise CorruptError(f"{len(data)} bytes do not hold tensors: {error}") from error
     return tensors, header.get("__metadata__", {})
@@ -88,7 +92,7 @@ def weights_in(snapshot: bytes) -> tuple[Vector, Layout]:
     if weights is None or weights.dtype != np.float32 or weights.ndim != 1:
         raise CorruptError("a snapshot without weights")
     try:
-        head = msgspec.json.decode(metadata.get("trainer", "{}"), type=_Head)
+        head = _HEAD.decode(metadata.get("trainer", "{}"))
     except msgspec.DecodeError as error:
         raise CorruptError(f"a snapshot's layout does not parse: {error}") from error
     return weights, head.layout

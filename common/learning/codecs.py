@@ -17,6 +17,7 @@ import numpy.typing as npt
 from common.core.hashing import bucket_of, damped
 from common.errors import UserError
 from common.learning.columns import Column, assembled
+from common.learning.decoders import new_decoder
 from common.learning.fields import Decoded, Field, Keys, check_columns
 from common.learning.registered import RegisteredCodec
 
@@ -275,7 +276,7 @@ def _typed_parser(
     if any(kinds[keys] != kind or keys in inner for keys, kind in read):
         return _not_typed, [("", "none")] * len(read)
     attributes = dict[Keys, str]()
-    parse: Callable[[bytes], Any] = msgspec.json.Decoder(_struct(kinds, (), attributes)).decode
+    parse: Callable[[bytes], Any] = new_decoder(_struct(kinds, (), attributes)).decode
     return parse, [
         (attributes.get(keys[:-1], ""), attributes[keys].rpartition(".")[2]) for keys, _ in read
     ]

@@ -13,6 +13,7 @@ import torch
 from msgspec import Meta
 
 from common.errors import UserError
+from common.learning.decoders import converted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,7 +180,7 @@ def make_optimizer(
     _check_learning_rate(settings.learning_rate)
     kind = _KINDS[settings.name]
     try:
-        options = msgspec.convert(dict(settings.options), kind.options)
+        options = converted(dict(settings.options), kind.options)
     except msgspec.ValidationError as error:
         known = ", ".join(kind.options.__struct_fields__)
         raise UserError(f"optimizer {settings.name!r}: {error}; its options are {known}") from error

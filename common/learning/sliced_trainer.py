@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from common.learning.gradients import Reduction
     from common.learning.optimizers import OptimizerSettings
 
-_HEAD, _WEIGHTS = "slices", "weights"
+_SLICES, _WEIGHTS = "slices", "weights"
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -37,6 +37,9 @@ class _Head(msgspec.Struct, frozen=True):
     count: int  # of all slices
     numbers: tuple[int, ...]  # of those that are here
     layout: tuple[Piece, ...] = ()
+
+
+_HEAD = msgspec.json.Decoder(_Head)
 
 
 class SlicedTrainer:
@@ -131,7 +134,7 @@ class SlicedTrainer:
         else:
             tensors |= {f"{n}.{_WEIGHTS}": self._weights[self.places[n]] for n in numbers}
         head = _Head(self._kind, len(self.places), tuple(numbers), self._layout)
-        return pack(tensors, {_HEAD: msgspec.json.encode(head).decode()})
+        return pack(tensors, {_SLICES: msgspec.json.encode(head).decode()})
 
     def _of(self, number: int) -> Iterable[tuple[str, npt.NDArray[Any]]]:
         return self._held[number].state.items()
@@ -169,7 +172,7 @@ class SlicedTrainer:
         self, data: bytes, numbers: Collection[int]
     ) -> tuple[Vector | None, dict[int, dict[str, npt.NDArray[Any]]]]:
         tensors, metadata = unpack(data)
-        if _HEAD in metadata:
+        if _SLICES in metadata:
             head = _head(metadata)
             kind, weights = head.kind, tensors.get(_WEIGHTS)
             if lacking := set(numbers) - set(head.numbers):
@@ -191,7 +194,7 @@ class SlicedTrainer:
 
 def _head(metadata: Mapping[str, str]) -> _Head:
     try:
-        return msgspec.json.decode(metadata.get(_HEAD, ""), type=_Head)
+        return _HEAD.decode(metadata.get(_SLICES, ""))
     except msgspec.MsgspecError as error:
         raise CorruptError(f"it does not say whose slices it holds: {error}") from error
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import UserError
+from common.learning.decoders import converted
 
 KERNEL = 5
 # Two unpadded convolutions and poolings leave 1 x 1.
@@ -213,7 +214,7 @@ def options_of(name: str, options: Mapping[str, object]) -> Options:
             " a sparse record leaves out would be zero no more, and images are scaled already"
         )
     try:
-        read = msgspec.convert(dict(options), kind)
+        read = converted(dict(options), kind)
     except msgspec.ValidationError as error:
         known = ", ".join(kind.__struct_fields__)
         raise UserError(f"task {name!r}: {error}; its options are {known}") from error

@@ -47,6 +47,9 @@ class Kind(msgspec.Struct, frozen=True):
         return f"{self.optimizer}, {self.size}"
 
 
+_KIND = msgspec.json.Decoder(Kind)
+
+
 class Held(NamedTuple):
     """What a snapshot holds."""
 
@@ -290,7 +293,7 @@ def unpacked(data: bytes) -> Held:
     """
     tensors, metadata = unpack(data)
     try:
-        kind = msgspec.json.decode(metadata.get("trainer", ""), type=Kind)
+        kind = _KIND.decode(metadata.get("trainer", ""))
     except msgspec.DecodeError as error:
         raise CorruptError(f"it does not say whose snapshot it is: {error}") from error
     weights = tensors.pop("weights", np.empty(0, np.float32))

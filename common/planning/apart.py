@@ -38,6 +38,10 @@ class Report(msgspec.Struct, frozen=True):
     refused: str = ""  # why there are none
 
 
+_ORDER = msgspec.json.Decoder(Order)
+REPORT = msgspec.json.Decoder(Report)
+
+
 def simulated(order: Order) -> Report:
     """Simulate."""
     # These bring scipy, and some torch.
@@ -59,7 +63,7 @@ def simulated(order: Order) -> Report:
 
 def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
     """Read an order, carry it out, answer."""
-    order = msgspec.json.decode(asked.readline(), type=Order)
+    order = _ORDER.decode(asked.readline())
     threading.Thread(target=_end_with, args=(asked,), daemon=True).start()
     os.nice(_NICER)
     _, most = resource.getrlimit(resource.RLIMIT_DATA)

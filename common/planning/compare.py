@@ -134,7 +134,7 @@ def results_of(data: bytes) -> dict[str, Result]:
         WireError: If it is something else.
     """
     try:
-        told = msgspec.json.decode(data, type=_Told)
+        told = _TOLD.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WireError(f"results of a simulation: {error}") from error
     return {
@@ -168,6 +168,9 @@ class _ToldPool(msgspec.Struct):
     machine_s: float
     launches: int
     preemptions: int
+
+
+_TOLD = msgspec.json.Decoder(_Told)
 
 
 def _run(told: _ToldRun) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import sys
@@ -74,7 +75,10 @@ def run(
     *,
     called: str = "replica",
 ) -> int:
-    """Run a process until it is told to end.
+    """Run a process until SIGTERM or SIGINT, or until its work is done.
+
+    A process that dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT writes the stacks of all its
+    threads to its log.
 
     Args:
         service: What it is, for logs and people.
@@ -86,6 +90,8 @@ def run(
         The exit status.
     """
     keep_imports()
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
     stopping = threading.Event()
     on_termination(stopping.set)
     sys.setswitchinterval(SWITCH_S)

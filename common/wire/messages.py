@@ -542,6 +542,9 @@ class _Tagged(msgspec.Struct):
     format: int = 1
 
 
+_TAGGED_JSON = msgspec.json.Decoder(_Tagged)
+_TAGGED_MSGPACK = msgspec.msgpack.Decoder(_Tagged)
+
 FORMAT, AUDIT_FORMAT = 3, 4  # of records in Kafka, of the updates topic: the latest known here
 
 
@@ -589,9 +592,7 @@ class Codec(Generic[T]):
         self._known_ends = tuple(b',"format":%d}' % n for n in range(1, self._latest + 1))
         self._encoder: _Encoder = msgspec.json.Encoder() if json else msgspec.msgpack.Encoder()
         self._decoder = decoder
-        self._tagged: _Decoder[_Tagged] = (
-            msgspec.json.Decoder(_Tagged) if json else msgspec.msgpack.Decoder(_Tagged)
-        )
+        self._tagged: _Decoder[_Tagged] = _TAGGED_JSON if json else _TAGGED_MSGPACK
 
     def encode(self, message: T) -> bytes:
         """Write a message.

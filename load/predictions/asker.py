@@ -30,12 +30,18 @@ class _Told(msgspec.Struct):
     parameters: _Parameters
 
 
+_TOLD = msgspec.json.Decoder(_Told)
+
+
 class Came(msgspec.Struct):
     """What came of the requests."""
 
     seconds: list[float]  # latency of each, from when it was due
     failed: int  # not answered with 200
     notes: list[tuple[float, ModelId]]  # when each was answered, monotonic, and by which version
+
+
+CAME = msgspec.json.Decoder(Came)
 
 
 def request(address: Address, job: str) -> bytes:
@@ -48,11 +54,11 @@ def request(address: Address, job: str) -> bytes:
 
 def asked(address: Address, job: str, rate: float, seconds: float) -> Came:
     """Ask for so long."""
-    notes, told = list[tuple[float, ModelId]](), msgspec.json.Decoder(_Told)
+    notes = list[tuple[float, ModelId]]()
 
     def note(answer: Answer) -> None:
         if answer.status == 200:
-            made = told.decode(answer.body).parameters
+            made = _TOLD.decode(answer.body).parameters
             notes.append((time.monotonic(), ModelId(made.epoch, made.version)))
 
     found = asyncio.run(on_schedule(address, request(address, job), rate, seconds, note))

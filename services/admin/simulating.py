@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from common.config.program import command_of, search_path
 from common.errors import GivenError, UserError
-from common.planning.apart import Order, Report
+from common.planning.apart import REPORT, Order
 from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Simulations:
         if process.returncode:
             _log.error("simulation_failed", status=process.returncode, said=said[-_SAID:].decode())
             raise RuntimeError("a simulation failed; the log has its last words")
-        report = msgspec.json.decode(answer, type=Report)
+        report = REPORT.decode(answer)
         if report.refused:
             raise UserError(report.refused)
         return bytes(report.results)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _WAIT_S = 0.05  # for what the group says, where nothing came
 _RETRY_S = 0.5
+_SPEC = msgspec.json.Decoder(JoinSpec)
 
 
 def main() -> int:
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("spec", help="the join, as JSON")
     parser.add_argument("name", help="of this process")
     arguments = parser.parse_args()
-    spec = msgspec.json.decode(arguments.spec, type=JoinSpec)
+    spec = _SPEC.decode(arguments.spec)
     return run("joiner", arguments.name, partial(_join, spec))
 
 

@@ -103,6 +103,18 @@ def test_what_it_raises_is_in_its_log(tmp_path: Path) -> None:
     assert child.last_words().endswith("invalid literal for int() with base 10: 'no number'")
 
 
+@pytest.mark.parametrize(
+    "fault", [signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT]
+)
+def test_fork_that_dies_of_a_fault_logs_its_stack(fault: signal.Signals, waiting: Child) -> None:
+    os.kill(waiting.pid, fault)
+    await_condition(lambda: not waiting.running(), "it has ended", PATIENCE_S)
+
+    assert waiting.exit_code == -fault
+    assert "Fatal Python error: " in waiting.last_words()
+    assert "forked.py" in waiting.last_words()
+
+
 def test_it_can_be_killed_frozen_and_asked_to_end(waiting: Child) -> None:
     os.kill(waiting.pid, signal.SIGSTOP)
     await_condition(lambda: state(waiting.pid) == "T", "it is frozen", PATIENCE_S)

@@ -31,6 +31,10 @@ class _Recommendation(msgspec.Struct):
     notice_time: _Instant = msgspec.field(name="noticeTime")
 
 
+_INSTANCE_ACTION = msgspec.json.Decoder(_InstanceAction)
+_RECOMMENDATION = msgspec.json.Decoder(_Recommendation)
+
+
 class Ec2Notices:
     """The notices of the EC2 instance that this process runs on.
 
@@ -63,7 +67,7 @@ class Ec2Notices:
 
 def _interruption(body: bytes) -> Notice:
     try:
-        answer = msgspec.json.decode(body, type=_InstanceAction)
+        answer = _INSTANCE_ACTION.decode(body)
     except msgspec.DecodeError as error:
         raise WireError(f"no instance action: {error}") from error
     return Notice("interruption", answer.time.timestamp(), answer.action)
@@ -71,7 +75,7 @@ def _interruption(body: bytes) -> Notice:
 
 def _rebalance(body: bytes) -> Notice:
     try:
-        answer = msgspec.json.decode(body, type=_Recommendation)
+        answer = _RECOMMENDATION.decode(body)
     except msgspec.DecodeError as error:
         raise WireError(f"no recommendation to rebalance: {error}") from error
     return Notice("rebalance", answer.notice_time.timestamp(), "")

@@ -56,6 +56,9 @@ class Record(msgspec.Struct, frozen=True):
         return bool(self.refused) or self.ended_s is not None
 
 
+_RECORD, _SECONDS = msgspec.json.Decoder(Record), msgspec.json.Decoder(float)
+
+
 class Records:
     """The records of one job, in a folder of their own; for one thread at a time.
 
@@ -82,7 +85,7 @@ class Records:
         with self._whole(now_s) as written, contextlib.suppress(FileExistsError):
             os.link(written, self._folder / _BORN)
         with self._files():
-            return _decoded(self._folder / _BORN, float)
+            return _decoded(self._folder / _BORN, _SECONDS)
 
     def claim(self, token: str, record: Record) -> bool:
         """Begin an order's record; False where somebody has.
@@ -118,7 +121,7 @@ class Records:
         with self._files():
             for path in self._folder.iterdir():
                 if path.name.endswith(_ORDER):
-                    record = self._over.get(path.name) or _decoded(path, Record)
+                    record = self._over.get(path.name) or _decoded(path, _RECORD)
                     records[unquote(path.name.removesuffix(_ORDER))] = record
                     if record.over:
                         self._over[path.name] = record
@@ -143,8 +146,8 @@ class Records:
             raise UnavailableError(f"the fleet's folder {self._folder}: {error}") from error
 
 
-def _decoded(path: Path, kind: type[T]) -> T:
+def _decoded(path: Path, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decoder.decode(path.read_bytes())
     except msgspec.DecodeError as error:
         raise CorruptError(f"{path} is no record of a fleet: {error}; move it away") from error

@@ -39,6 +39,9 @@ class _Page(msgspec.Struct):
     next: str | None = None
 
 
+_ID, _JOBS = msgspec.json.Decoder(_Id), msgspec.json.Decoder(_Page)
+
+
 class Client:
     """One admin service.
 
@@ -89,7 +92,7 @@ class Client:
         answer = self._connection.ask(
             "POST", "/v1/jobs", body.encode(), headers={"Idempotency-Key": token_hex(16)}
         )
-        return Job(self._connection, self._connection.decoded(answer.content, _Id).id)
+        return Job(self._connection, self._connection.decoded(answer.content, _ID).id)
 
     def job(self, name: str) -> Job:
         """A job by its name; whether there is one is seen when it is asked for something."""
@@ -106,7 +109,7 @@ class Client:
         while True:
             asked: dict[str, str | int] = {"limit": _PAGE, "after": after}
             answer = self._connection.ask("GET", "/v1/jobs", parameters=asked)
-            page = self._connection.decoded(answer.content, _Page)
+            page = self._connection.decoded(answer.content, _JOBS)
             names += [each.id for each in page.jobs]
             if page.next is None or page.next <= after:
                 return [Job(self._connection, name) for name in names]

@@ -47,6 +47,9 @@ class _Problem(msgspec.Struct):
     errors: list[_Field] = []
 
 
+_PROBLEM = msgspec.json.Decoder(_Problem)
+
+
 class Connection:
     """One service. May be shared between threads.
 
@@ -132,14 +135,14 @@ class Connection:
                 raise self._refusal(answer)
             yield answer
 
-    def decoded(self, content: bytes | str, kind: type[T]) -> T:
+    def decoded(self, content: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
         """Read an answer or an event.
 
         Raises:
             OutsideError: If it is something else.
         """
         try:
-            return msgspec.json.decode(content, type=kind)
+            return decoder.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self.strange(error) from error
 
@@ -164,7 +167,7 @@ class Connection:
     def _refusal(self, answer: httpx2.Response) -> Exception:
         status = answer.status_code
         try:
-            problem = msgspec.json.decode(answer.content, type=_Problem)
+            problem = _PROBLEM.decode(answer.content)
         except (msgspec.DecodeError, UnicodeDecodeError):
             problem = _Problem()
         detail = problem.detail or f"HTTP {status} {answer.reason_phrase}"

@@ -96,6 +96,12 @@ class _Head(msgspec.Struct):
     metadata: dict[str, str] = msgspec.field(default={}, name="__metadata__")
 
 
+_HEAD = msgspec.json.Decoder(_Head)
+_PAGE = msgspec.json.Decoder(_Page)
+_STATUS = msgspec.json.Decoder(Status)
+_UPDATE = msgspec.json.Decoder(Update)
+
+
 class Job:
     """A job of a service.
 
@@ -119,7 +125,7 @@ class Job:
             OutsideError: If the service cannot be reached or has a fault.
         """
         answer = self._connection.ask("GET", path_of(self.name))
-        return self._connection.decoded(answer.content, Status)
+        return self._connection.decoded(answer.content, _STATUS)
 
     def updates(self) -> Iterator[Update]:
         """Updates as they are made, the newest one first of all, until the job is over.
@@ -138,9 +144,9 @@ class Job:
         for event in events(self._connection, self.name):
             over = False
             if event.kind == "update":
-                found = [self._connection.decoded(event.data, Update)]
+                found = [self._connection.decoded(event.data, _UPDATE)]
             elif event.kind == "job":  # at first, after a change, and where events were missed
-                status = self._connection.decoded(event.data, Status)
+                status = self._connection.decoded(event.data, _STATUS)
                 over, found = status.state in _OVER, self._newest(status.progress.version)
             else:
                 continue
@@ -247,7 +253,7 @@ class Job:
         except TypeError as error:
             raise UserError(f"change: holds a value that is not plain data: {error}") from error
         answer = self._connection.ask("PATCH", path_of(self.name), body)
-        return self._connection.decoded(answer.content, Status)
+        return self._connection.decoded(answer.content, _STATUS)
 
     def delete(self, *, purge: bool = False) -> None:
         """Take it, stopped, out of the list; its history and its checkpoints stay.
@@ -266,7 +272,7 @@ class Job:
         """The update that made a version, while it counts."""
         path, asked = path_of(self.name, "updates"), {"after": max(version - 1, 0), "limit": 1}
         answer = self._connection.ask("GET", path, parameters=asked)
-        return self._connection.decoded(answer.content, _Page).updates
+        return self._connection.decoded(answer.content, _PAGE).updates
 
     def _model(self, version: int | str, framework: Framework, tag: str = "") -> Model | None:
         """A version's weights; None: they are those of the tag."""
@@ -288,7 +294,7 @@ class Job:
 def _metadata(file: bytes) -> dict[str, str]:
     """Of safetensors that can be read: their head is JSON, after its length."""
     head = file[8 : 8 + int.from_bytes(file[:8], "little")]
-    return msgspec.json.decode(head, type=_Head).metadata
+    return _HEAD.decode(head).metadata
 
 
 def _loader(framework: Framework) -> Any:  # noqa: ANN401 -- bytes to tensors of either

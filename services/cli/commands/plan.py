@@ -241,6 +241,7 @@ def read_rates(path: Path) -> list[float]:
     """
     import msgspec
 
+    from common.learning.decoders import new_decoder
     from doll.yaml_file import read_text
 
     try:
@@ -249,7 +250,7 @@ def read_rates(path: Path) -> list[float]:
         raise UserError(f"--rates: {error}") from error
     if text.lstrip().startswith(("[", "{")):
         try:
-            return msgspec.json.decode(text, type=list[float])
+            return new_decoder(list[float]).decode(text)
         except msgspec.DecodeError as error:
             raise UserError(f"--rates: {path}: must be a JSON list of numbers: {error}") from error
     return _column(text, path)

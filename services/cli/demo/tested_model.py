@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from common.config.program import command_of
 from common.embedded.process import Child
 from common.embedded.services import environment_of
 from common.errors import CorruptError, DollError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _BATCH = 512  # records per forward pass
 _TIMEOUT_S = 120.0  # torch may have to be loaded, on a busy machine
+_TESTED = msgspec.json.Decoder(dict[str, float])
 
 
 class ModelTest:
@@ -34,7 +36,7 @@ class ModelTest:
     """
 
     def __init__(self, settings: Settings, job: str, model: Path, log: Path) -> None:
-        command = [sys.executable, "-P", "-m", __name__, job, str(model.absolute())]
+        command = command_of(__name__, job, str(model.absolute()))
         self._child = Child(command, log, environment_of(settings), forks=True)
 
     def result(self) -> dict[str, float]:
@@ -50,7 +52,7 @@ class ModelTest:
         said = self._child.last_words()
         if self._child.exit_code:
             raise DollError(f"the last model could not be tested: {said}")
-        return msgspec.json.decode(said.splitlines()[-1], type=dict[str, float])
+        return _TESTED.decode(said.splitlines()[-1])
 
 
 def main() -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +34,24 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("process_logging", "handlers")
 PATIENCE_S = 120.0
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+# Takes the number of the signal.
+DIES = """
+import os, sys, threading
+from common.runtime.service import run
+
+def other_work():
+    begun.set()
+    threading.Event().wait()
+
+def work(process):
+    threading.Thread(target=other_work, daemon=True).start()
+    begun.wait()
+    os.kill(os.getpid(), int(sys.argv[1]))
+
+begun = threading.Event()
+run("worker", "w1", work)
+"""
 
 
 @pytest.fixture
@@ -65,6 +85,24 @@ def test_a_process_that_was_told_to_end_ends_well() -> None:
         assert process.stopping.wait(PATIENCE_S)
 
     assert run("worker", "w1", work) == service.EXIT_OK
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_service_that_dies_of_a_fault_logs_the_stacks_of_all_threads(
+    fault: signal.Signals,
+) -> None:
+    died = subprocess.run(  # noqa: S603 -- our own interpreter and program
+        [sys.executable, "-c", DIES, str(fault.value)],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+
+    assert died.returncode == -fault
+    assert "Fatal Python error: " in died.stderr
+    assert "in other_work\n" in died.stderr
+    assert "in work\n" in died.stderr
 
 
 def test_work_may_say_how_it_ended() -> None:
