@@ -145,6 +145,7 @@ class Row(NamedTuple):
     revision: int
     short: str
     metrics: dict[str, float]
+    measured: dict[str, int]  # by metric, samples that have a value
     mode: SynchronisationMode
     stale: int  # updates between the oldest of its gradients and itself
     progress: float  # updates of the job's own K that it and those before come to
@@ -192,6 +193,8 @@ class Columns:
         self._progress = array("d")
         self.switches = deque[Switched](maxlen=KEPT_SWITCHES)
         self._metrics: dict[str, array[float]] = {}
+        # Samples with a value, of those metrics alone that some sample had no value of.
+        self._measured: dict[str, array[int]] = {}
         self._offsets = {stream: array("q") for stream in self._streams}
         self._shorts = ["", _OTHER]
         self.samples = 0  # of all effective updates
@@ -237,7 +240,7 @@ class Columns:
         self._mode.append(mode)
         self._stale.append(update.staleness)
         self._progress.append(update.progress)
-        self._take_metrics(update.metrics)
+        self._take_metrics(update)
         offsets = _lengths(span for batch in update.batches for span in batch.address)
         for stream, column in self._offsets.items():
             column.append(offsets[stream])
@@ -279,7 +282,11 @@ class Columns:
         return found
 
     def _row(self, index: int) -> Row:
-        metrics = {name: column[index] for name, column in self._metrics.items()}
+        metrics = {
+            name: value
+            for name, column in self._metrics.items()
+            if not isnan(value := column[index])
+        }
         return Row(
             self._before + 1 + index,
             self._epoch[index],
@@ -290,18 +297,23 @@ class Columns:
             _known(self._gradient_s[index]),
             self._revision[index],
             self._shorts[self._short[index]],
-            {name: value for name, value in metrics.items() if not isnan(value)},
+            metrics,
+            {name: self._measured.get(name, self._samples)[index] for name in metrics},
             _MODES[self._mode[index]],
             self._stale[index],
             self._progress[index],
         )
 
-    def _take_metrics(self, metrics: dict[str, float]) -> None:
-        for name in metrics.keys() - self._metrics.keys():
+    def _take_metrics(self, update: UpdateApplied) -> None:
+        for name in update.metrics.keys() - self._metrics.keys():
             if len(self._metrics) < _NAMES:
                 self._metrics[name] = array("d", [nan]) * (len(self) - 1)
         for name, column in self._metrics.items():
-            column.append(metrics.get(name, nan))
+            column.append(update.metrics.get(name, nan))
+        for name in (update.measured or {}).keys() & self._metrics.keys():
+            self._measured.setdefault(name, self._samples[:-1])
+        for name, counts in self._measured.items():
+            counts.append(update.samples_with(name))
 
     def _code(self, short: str) -> int:
         if short not in self._shorts:
@@ -315,7 +327,7 @@ class Columns:
             *(self._epoch, self._samples, self._batches, self._revision, self._short, self._mode),
             self._stale,
         )
-        for numbers in (*counts, *self._offsets.values()):
+        for numbers in (*counts, *self._offsets.values(), *self._measured.values()):
             del numbers[first:end]
         measured = (self._at_s, self._loss, self._gradient_s, self._progress)
         for values in (*measured, *self._metrics.values()):
@@ -1118,15 +1130,19 @@ class JobProgress:
         rows = list(self.columns.rows(newest - SHOWN_UPDATES + 1, newest))
         if not rows:
             return None, {}
-        weights = [max(row.samples, 1) for row in rows]
-        pairs = list(zip(rows, weights, strict=True))
         metrics = dict[str, float]()
         for name in sorted({name for row in rows for name in row.metrics}):
-            having = [(row.metrics[name], weight) for row, weight in pairs if name in row.metrics]
-            total = sum(weight for _, weight in having)
-            metrics[name] = sum(value * weight for value, weight in having) / total
+            having = [row for row in rows if name in row.metrics]
+            metrics[name] = _mean([(row.metrics[name], row.measured[name]) for row in having])
         metrics |= {name: rows[-1].metrics[name] for name in WINDOWED if name in rows[-1].metrics}
-        return sum(row.loss * weight for row, weight in pairs) / sum(weights), metrics
+        return _mean([(row.loss, row.samples) for row in rows]), metrics
+
+
+def _mean(means: Sequence[tuple[float, int]]) -> float:
+    """Return the mean over all samples, of means and the number of samples of each."""
+    weights = [max(samples, 1) for _, samples in means]
+    pairs = zip(means, weights, strict=True)
+    return sum(mean * weight for (mean, _), weight in pairs) / sum(weights)
 
 
 def _counted(count: int, what: str) -> str:

@@ -580,6 +580,19 @@ def test_what_is_of_a_window_is_the_newest_updates_and_no_mean() -> None:
     assert view.numbers(NOW).metrics == {"auc": 0.75, "accuracy": 0.625}
 
 
+def test_metric_that_samples_have_no_value_of_is_the_mean_over_the_others() -> None:
+    view = JobProgress(job())
+    view.feed_update(0, lead(), NOW, NOW)
+    samples = update(0, 1).samples
+    for version, value, measured in ((1, 0.5, UNSET), (2, 2.0, {"half": 1}), (3, 9.0, UNSET)):
+        metrics = {"half": value} if version < 3 else {}
+        made = replace(update(0, version), metrics=metrics, measured=measured)
+        assert view.feed_update(version, made, NOW, NOW)
+    mean = (0.5 * samples + 2.0) / (samples + 1)
+    assert view.numbers(NOW).metrics == {"half": pytest.approx(mean)}
+    assert [row.measured for row in view.columns.rows(1, 3)] == [{"half": samples}, {"half": 1}, {}]
+
+
 def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> None:
     record = job()
     view = JobProgress(record)
