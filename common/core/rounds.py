@@ -761,7 +761,7 @@ def judge(failed: Failed, rounds: Rounds) -> Verdict:
         if count >= max(2, (most + 1) // 2):  # half of the data cannot be bad at once
             rounds.not_finite.clear()
             return Verdict(
-                hold=f"diverged: {count} batches, one after the other, are not finite;"
-                " lower the learning rate and start again"
+                hold=f"diverged: {count} batches, one after the other, are not finite"
+                f" ({failed.detail}); lower the learning rate and start again"
             )
     return Verdict(poison, f"poison: {failed.reason}: {failed.detail}")

@@ -77,6 +77,7 @@ QUIET_S = 3.0  # without an update: shorter, and a slow stream would flicker; lo
 RECENT_RECORDS = 10_000  # of which the share that was skipped or quarantined is taken
 TOPIC_RECORDS = 1_000  # likewise, of one stream: a slow one would not show among all
 _REASONS = 3  # of those that are told, the commonest
+_DEFAULT_MIN_BATCH = 2  # of a job whose worker waits for it, though the job file does not say it
 _REASON_LETTERS = 100
 REDIS_AWAY = "Redis is unavailable"
 
@@ -120,6 +121,7 @@ class Look(NamedTuple):
     ends: Mapping[Partition, int] | None = None  # of the streams' partitions
     starts: Mapping[Partition, int] | None = None  # likewise; the first offset that is still there
     waiting: tuple[str, ...] = ()  # workers whose records await a schema
+    too_few: tuple[str, ...] = ()  # workers whose records are fewer than `min_batch`
     unable: Mapping[str, str] = {}  # why a process cannot do its part of the job, by its name
 
 
@@ -1033,7 +1035,7 @@ class JobProgress:
         )
 
     def _without_records(self, now: float) -> State | None:
-        """Nothing is left to do, or too little."""
+        """Return the state of a job that has nothing left to do, or too little."""
         spec, lag, waiting = self.record.spec, self.lag, self.waiting
         if lag is None or waiting is None or not self._quiet(now):
             return None
@@ -1042,19 +1044,25 @@ class JobProgress:
                 return State("waiting for records", "none has come yet")
             return State("drained", "all records are settled, and none arrives")
         group_size = self._synchrony().group_size
-        missing = group_size - waiting
-        if missing <= 0:
-            return None
-        unclaimed = self._unclaimed() or [0]
+        missing, too_few = group_size - waiting, len(self.seen.too_few)
+        unclaimed = sum(self._unclaimed() or [0])
         # Each worker fills a batch of its own: all but one may lack a single record.
         apart = max(0, len(self.seen.statuses or ()) - 1) * (spec.batch_size - 1)
-        if sum(unclaimed) >= missing * spec.batch_size + apart:
+        enough = unclaimed >= missing * spec.batch_size + apart
+        if missing <= 0 or (enough and not too_few):
             return None
-        return State(
-            "waiting for records",
-            f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,}:"
-            f" {_counted(waiting, 'batch')} and {_counted(sum(unclaimed), 'record')} are there",
-        )
+        records = _counted(unclaimed, "record")
+        if too_few:
+            waits = "waits" if unclaimed == 1 else "wait"
+            least = spec.min_batch or _DEFAULT_MIN_BATCH
+            where = f" at each of {too_few} workers" if too_few > 1 else ""
+            why = f"{records} {waits}: fewer than min_batch ({least}){where}"
+        else:
+            why = (
+                f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,}:"
+                f" {_counted(waiting, 'batch')} and {records} are there"
+            )
+        return State("waiting for records", why)
 
     def _quiet(self, now: float) -> bool:
         last_s = self.columns.last_at_s

@@ -26,7 +26,7 @@ from common.learning.outputs import (
     check_outputs,
     check_same_metrics,
 )
-from common.learning.parameters import FlatModel, is_finite
+from common.learning.parameters import FlatModel, has_batch_norm, is_finite
 from common.learning.scores import count_scores
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class GradientComputer:
 
     Attributes:
         model: The model on the device, with the weights loaded last.
+        has_batch_norm: True if a batch needs two samples or more.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class GradientComputer:
         self._reduction = reduction
         self._together_bytes = together_bytes
         self.model = FlatModel(module.to(device).train())
+        self.has_batch_norm = has_batch_norm(module)
         self._buffers = self.model.buffers.clone()  # those of the round
         self._draws = False  # whether the task was seen to draw random numbers
 
@@ -190,7 +192,7 @@ class GradientComputer:
         before = _generator(self._device).get_state()
         finite = False
         with suppress(TaskError, ValueError, UserError):
-            apart = self.model.buffer_count or local_rate
+            apart = self.model.buffer_count or self.has_batch_norm or local_rate
             names, sums, vector = self._passes(
                 batches if apart else _joined(batches, self._together_bytes), local_rate
             )
@@ -301,7 +303,7 @@ def _infinite(names: Sequence[str], row: npt.NDArray[np.float64]) -> str:
         return "the loss"
     totals = zip(names, row[1:].tolist(), strict=False)
     metric = next((name for name, total in totals if not math.isfinite(total)), "")
-    return f"metric {metric!r} (NaN stands for a sample without a value, and is allowed)"
+    return f"metric {metric!r}"
 
 
 def _stay(samples: int) -> None:

@@ -17,10 +17,10 @@ from common.checkpoints.find import KeptModel
 from common.checkpoints.manifest import told
 from common.checkpoints.snapshot_file import FoundSnapshot, from_checkpoint
 from common.checkpoints.store import CheckpointStore
+from common.core.messages import ModelId
 from common.errors import CorruptError
 
 if TYPE_CHECKING:
-    from common.core.messages import ModelId
     from common.jobs.store import JobRecord
     from common.ports.servers import Blobs
     from common.ports.tracking import Tracking

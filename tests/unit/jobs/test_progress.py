@@ -404,6 +404,31 @@ def test_an_update_lacks_records() -> None:
     assert view.state(NOW).word == "waiting for records"
 
 
+@pytest.mark.parametrize(
+    ("end", "too_few", "min_batch", "why"),
+    [
+        (121, ("w1",), None, "1 record waits: fewer than min_batch (2)"),
+        (124, ("w1",), 5, "4 records wait: fewer than min_batch (5)"),
+        (122, ("w1", "w2"), None, "2 records wait: fewer than min_batch (2) at each of 2 workers"),
+    ],
+)
+def test_records_fewer_than_min_batch_count_as_lag_and_the_state_says_why_they_wait(
+    end: int, too_few: tuple[str, ...], min_batch: int | None, why: str
+) -> None:
+    record = job()
+    spec = record.spec.model_copy(update={"min_batch": min_batch, "batch_linger_s": 0.5})
+    view = JobProgress(record._replace(spec=spec))
+    view.feed_update(0, lead(), NOW, NOW)
+    for offset, each in enumerate(rows(2)):
+        view.feed_claim(offset, claim_of(each))
+    view.feed_update(1, update(0, 1, *rows(2)), NOW - QUIET_S, NOW - QUIET_S)
+    ends = {**FIRST, PLACES[0]: end}
+    alive = dict.fromkeys(("w1", "w2"), "alive")
+    view.look(Look(NOW, alive, leader_status(), led=True, ends=ends, too_few=too_few))
+    assert view.lag == end - 120
+    assert view.state(NOW) == ("waiting for records", why)
+
+
 def test_degraded_is_above_a_share_of_the_last_records() -> None:
     made = rows(200)
     made[7] = rows(8, skipped=BATCH)[7]  # no record of it decodes: it is in no update
