@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,7 +127,8 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
 def show(context: typer.Context, job: JobName) -> None:
     """Show a job as JSON: its specification with all defaults, its desired state, its start.
 
-    The reason why a job is held, and its traceback, go to standard error.
+    Standard error gets the state of a job that runs, if there is a reason for it, such as records
+    that wait, or else the reason why the job is held, with a traceback.
 
     Example: [bold]doll job show digits[/]
     """
@@ -139,6 +141,11 @@ def show(context: typer.Context, job: JobName) -> None:
     if record.held:
         typer.echo(f"{job} is held: {_printable(record.reason)}", err=True)
         typer.echo(_printable(record.detail), err=True)
+    if record.wanted == "running":
+        with closing(system_of(context).watch(job)) as watched:
+            state = watched.look(0.0).state
+        if state.why:
+            typer.echo(_printable(f"{job}: {state}"), err=True)
 
 
 @app.command()
