@@ -704,8 +704,8 @@ class JobSpec(Part):
     batch_linger_s: NotNegative | None = None
     """Close a partial batch after so long; by default never."""
     min_batch: Count | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Fewest records of a partial batch that `batch_linger_s` closes. Fewer wait for more, and count
-    as lag. By default 1, or 2 if the task's network has batch normalization."""
+    """Fewest records of a partial batch that `batch_linger_s` closes; fewer wait for more and count
+    as lag; by default 1, or 2 if the network has batch normalization."""
     group_linger_s: NotNegative | None = None
     """Apply a partial update after so long; by default never."""
     waiting_batches: Count | None = None

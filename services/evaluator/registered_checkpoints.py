@@ -95,12 +95,12 @@ class RegisteredCheckpoints:
         tests = {name: history.test_of(each.snapshot.made) for name, each in counting.items()}
         for name in sorted(counting):
             tags = self._tags(record, name, counting[name], tests[name])
-            known = there.get(told(name))
-            if known is None:
+            version = there.get(told(name))
+            if version is None:
                 lies = self._source(store, record.id, name)
                 versions[told(name)] = self._tracking.register(self._model, lies, run, tags)
-            elif tests[name] and known.tags.get(METRICS) != tags[METRICS]:
-                self._tracking.set_version_tag(self._model, known.number, METRICS, tags[METRICS])
+            elif tests[name] and version.tags.get(METRICS) != tags[METRICS]:
+                self._tracking.set_version_tag(self._model, version.number, METRICS, tags[METRICS])
         self._untested = frozenset(
             each.snapshot.made for name, each in counting.items() if not tests[name]
         )

@@ -73,9 +73,9 @@ def test_a_gradient_counts_whole_or_not_at_all() -> None:
 
 def test_metric_of_an_update_is_the_mean_over_the_samples_that_have_a_value() -> None:
     one = _One(batch(0), batch(1))
-    sums = ({"half": MetricSum(4.0, 2), "all": MetricSum(1.0, SAMPLES)}, {})
-    sums[1]["all"] = MetricSum(3.0, SAMPLES)  # and "half" has no value in the second batch
-    for number, each in enumerate(sums):
+    first = {"half": MetricSum(4.0, 2), "all": MetricSum(1.0, SAMPLES)}
+    second = {"all": MetricSum(3.0, SAMPLES)}
+    for number, each in enumerate((first, second)):
         answer = replace(gradient(A, MODEL, [batch(number)]), metric_sums=each)
         assert one.count(answer) == ""
 

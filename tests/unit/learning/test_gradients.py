@@ -18,7 +18,9 @@ from common.core.scores import BINS
 from common.errors import CorruptError, UserError
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer, resolve_device
+from common.learning.models import RunningNorm
 from common.learning.optimizers import OptimizerSettings
+from common.learning.parameters import has_batch_norm
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from tests.unit.learning.examples import (
@@ -121,6 +123,30 @@ def test_small_batches_share_a_pass_and_large_ones_do_not() -> None:
         assert np.allclose(each.vector, found[0][1].vector, rtol=1e-5)
         assert each.loss_sum == pytest.approx(found[0][1].loss_sum)
         assert each.samples == 12
+
+
+def test_batches_that_a_network_normalises_share_no_pass() -> None:
+    norm = nn.BatchNorm1d(3, track_running_stats=False)
+    task = Seeing(nn.Sequential(norm, nn.Linear(3, 1)))
+    task.passes = []
+    computer = GradientComputer(task, task.network, CPU)
+    computer.compute([points(1, 4), points(2, 4)])
+    assert (computer.has_batch_norm, task.passes) == (True, [4, 4])
+
+
+@pytest.mark.parametrize(
+    ("layers", "normalise"),
+    [
+        ((nn.SyncBatchNorm(2), nn.LazyBatchNorm1d(), nn.BatchNorm3d(2)), True),
+        ((nn.LayerNorm(2), nn.InstanceNorm1d(2), RunningNorm(2)), False),
+    ],
+)
+def test_any_of_the_batch_normalizations_is_found_however_deep(
+    layers: tuple[nn.Module, ...],
+    normalise: bool,  # noqa: FBT001 -- what is expected
+) -> None:
+    for layer in layers:
+        assert has_batch_norm(nn.Sequential(nn.Sequential(layer))) == normalise
 
 
 def test_the_batch_that_is_to_blame_is_named_though_it_shared_a_pass() -> None:

@@ -72,16 +72,17 @@ def test_a_batch_of_tensors_or_lists_is_tried_like_one_of_arrays() -> None:
     for batch in (tensors, {n: c.tolist() for n, c in BATCH.items()}, frozen):
         assert doll.check_task(Line(), batch) == doll.check_task(Line(), BATCH)
     assert doll.check_task(Line(), {"x": tensors["x"].clone().requires_grad_(), "y": [2.0] * 4})
-    for column in ([[1.0], [1.0, 2.0]], ["a"] * 4, None):
+    wrong: tuple[list[object], ...] = ([[1.0], [1.0, 2.0]], ["a"] * 4, [None] * 4)
+    for each in wrong:
         with pytest.raises(doll.UserError, match='batch: "x" cannot be read as numbers'):
-            doll.check_task(Line(), {"x": column, "y": [2.0] * 4})
+            doll.check_task(Line(), {"x": each, "y": [2.0] * 4})
 
 
 def test_only_trainable_parameters_are_counted() -> None:
     class Frozen(Line):
         def build(self) -> nn.Module:
             line = super().build()
-            line.get_parameter("weight").requires_grad_(requires_grad=False)
+            line.get_parameter("weight").requires_grad_(False)  # noqa: FBT003 -- torch's
             return line
 
     assert doll.check_task(Frozen(), BATCH).parameters == 1
