@@ -127,8 +127,7 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
 def show(context: typer.Context, job: JobName) -> None:
     """Show a job as JSON: its specification with all defaults, its desired state, its start.
 
-    Standard error gets the state of a job that runs, if there is a reason for it, such as records
-    that wait, or else the reason why the job is held, with a traceback.
+    Standard error says why a held job is held, with the traceback, and why a running job waits.
 
     Example: [bold]doll job show digits[/]
     """
