@@ -21,7 +21,9 @@ from common.core.spans import Address, LogPosition, Partition, Span, address_of
 # brokers one of more than 1,048,588; the rest is for metrics and a traceback.
 RECORD_BYTES = 900_000
 SKIPPED_BYTES = 200_000  # of a claim; a batch is closed at so many bytes of bad records
-MAX_SKIPPED = 1000  # or at so many of them: their dead letters are written in one go
+# A batch is also closed at this number of bad records, because their dead letters are written
+# together. If it has samples, but fewer than `min_batch`, only `SKIPPED_BYTES` closes it.
+MAX_SKIPPED = 1000
 REASON_CHARACTERS = 200  # the rest of it is in the record, which its dead letter has
 ADDRESSES_BYTES = 600_000  # of all batches of an update together: each has its K-th part
 BATCH_BYTES = 200  # of a batch in an update without its address: numbers, and who claimed it
@@ -115,11 +117,6 @@ class _Open:
         )
 
 
-def _is_full(records: int, size: int) -> bool:
-    """Whether so many bad records, of so many bytes, close a batch."""
-    return records >= MAX_SKIPPED or size >= SKIPPED_BYTES
-
-
 def _bytes_of(partition: Partition, reason: str, *, known: bool) -> int:
     """How many bytes a bad record adds to a claim, at most."""
     named = 0 if known else span_bytes(partition.topic) + _ESCAPED_BYTES * len(reason)
@@ -133,13 +130,23 @@ class Batcher:
         batch_size: b >= 1, samples in a batch.
         linger_s: Close a partial batch this long after its first record; None for never.
         group_size: K >= 1, batches whose addresses must fit into one record of an update.
+        min_batch: Samples that a partial batch needs before the linger closes it; at most b counts.
+            Only the limits of a record in Kafka close a batch with fewer samples, but not without
+            any.
 
     Raises:
         ValueError: If `batch_size` or `group_size` is less than 1.
     """
 
-    def __init__(self, batch_size: int, linger_s: float | None = None, group_size: int = 1) -> None:
+    def __init__(
+        self,
+        batch_size: int,
+        linger_s: float | None = None,
+        group_size: int = 1,
+        min_batch: int = 1,
+    ) -> None:
         self._linger_s = linger_s
+        self._min_batch = min_batch
         self._set_sizes(batch_size, group_size)
         self._reading = dict[Partition, _Reading]()
         self._open = dict[Partition, _Open]()
@@ -216,12 +223,25 @@ class Batcher:
     def drop(self, partition: Partition) -> None:
         """Forget a partition: its position, and its part of the open batch."""
         self._reading.pop(partition, None)
+        self._drop_part(partition)
+
+    def expire(self, partition: Partition, end: int) -> Span:
+        """Continue at `end`; return the span up to there, with the partition's open part."""
+        reading, part = self._reading[partition], self._drop_part(partition)
+        start, before = reading.position, reading.epoch
+        if part is not None:
+            start, before = part.start, part.before
+        reading.position = end
+        return reading.span(partition, start, before)
+
+    def _drop_part(self, partition: Partition) -> _Open | None:
         part = self._open.pop(partition, None)
         if part is not None:
             self._samples -= part.samples
             self._skipped -= part.skipped_records
             self._skipped_bytes -= part.skipped_bytes
             self._spans_bytes -= span_bytes(partition.topic)
+        return part
 
     def add(self, run: Run, now: float) -> tuple[Cut, ...]:
         """Take in a run; returns the batches that it completes, oldest first.
@@ -250,7 +270,8 @@ class Batcher:
             end, i_next, j_next = self._next_end(run, i, j)
             self._extend(run, (i, i_next), (j, j_next), end, now)
             i, j = i_next, j_next
-            if self._samples >= self._batch_size or _is_full(self._skipped, self._skipped_bytes):
+            skipped_full = self._is_full(self._skipped, self._skipped_bytes, self._samples)
+            if self._samples >= self._batch_size or skipped_full:
                 cuts.append(self._close())
         return tuple(cuts)
 
@@ -267,10 +288,20 @@ class Batcher:
         return self._close() if self._samples >= batch_size else None
 
     def due(self) -> float | None:
-        """When a partial batch has to go, or None."""
-        if self._linger_s is None or not self._open:
+        """Return when the linger closes the open batch, or None while it doesn't."""
+        if self._linger_s is None or not self._open or self.is_too_small:
             return None
         return self._opened_at + self._linger_s
+
+    @property
+    def is_too_small(self) -> bool:
+        """True if the open batch has samples, but fewer than `min_batch`."""
+        return 0 < self._samples < self._least
+
+    def waits_for_more(self, now: float) -> bool:
+        """Return True if the linger would have closed the open batch, were it large enough."""
+        lingers = self._linger_s is not None and now >= self._opened_at + self._linger_s
+        return lingers and self.is_too_small
 
     def close(self) -> Cut | None:
         """Close the open batch as it is; None where it is empty."""
@@ -279,12 +310,14 @@ class Batcher:
     def _next_end(self, run: Run, i: int, j: int) -> tuple[int, int, int]:
         """Position up to which the run fits into the open batch, as (position, i, j)."""
         offsets, skipped = run.offsets, run.skipped
-        last_good = i + self._batch_size - self._samples - 1  # the sample that would fill the batch
+        # More bad records than close a batch may wait with a sample: then enough samples close it.
+        full = self._batch_size if self._skipped < MAX_SKIPPED else self._least
+        last_good = i + full - self._samples - 1  # the sample that would fill the batch
         full_at = offsets[last_good] if last_good < len(offsets) else None
         if not skipped:  # the common road
             end = offsets[-1] + 1 if full_at is None else full_at + 1
             return end, min(last_good + 1, len(offsets)), 0
-        bad_at = self._full_of_skipped_at(run.partition, skipped, j)
+        bad_at = self._full_of_skipped_at(run, i, j)
         ends = [x for x in (full_at, bad_at) if x is not None]
         end = min(ends) + 1 if ends else max([*offsets[-1:], skipped[-1].offset]) + 1
         return end, bisect_left(offsets, end), bisect_left(skipped, end, key=lambda s: s.offset)
@@ -295,6 +328,7 @@ class Batcher:
                 f"batch_size and group_size must be at least 1, got {batch_size} and {group_size}"
             )
         self._batch_size = batch_size
+        self._least = min(self._min_batch, batch_size)
         self._address_bytes = ADDRESSES_BYTES // group_size
 
     def _is_too_wide_with(self, run: Run) -> bool:
@@ -303,21 +337,34 @@ class Batcher:
             return False
         return self._spans_bytes + span_bytes(run.partition.topic) > self._address_bytes
 
-    def _full_of_skipped_at(
-        self, partition: Partition, skipped: Sequence[Skipped], j: int
-    ) -> int | None:
-        """Offset of the bad record, from the j-th on, with which the open batch is full of them."""
+    def _is_full(self, records: int, size: int, samples: int) -> bool:
+        """Return True if bad records, of this size in bytes, close a batch with these samples."""
+        too_small = 0 < samples < self._least
+        return size >= SKIPPED_BYTES or (records >= MAX_SKIPPED and not too_small)
+
+    def _full_of_skipped_at(self, run: Run, i: int, j: int) -> int | None:
+        """Return the offset with which bad records close the open batch; None: this run doesn't.
+
+        Args:
+            run: The run.
+            i: Number of its samples that were taken in so far.
+            j: Number of its bad records that were taken in so far.
+        """
         records, size = self._skipped, self._skipped_bytes
-        part = self._open.get(partition)
+        part = self._open.get(run.partition)
         reasons = set(part.skipped) if part is not None else set[str]()
-        for record in skipped[j : j + MAX_SKIPPED]:
+        for record in run.skipped[j:]:
+            samples = self._samples + bisect_left(run.offsets, record.offset) - i
+            if samples >= (self._batch_size if records < MAX_SKIPPED else self._least):
+                break  # the batch was closed by a sample before
             reason = record.reason[:REASON_CHARACTERS]
-            size += _bytes_of(partition, reason, known=reason in reasons)
+            size += _bytes_of(run.partition, reason, known=reason in reasons)
             records += 1
             reasons.add(reason)
-            if _is_full(records, size):
+            if self._is_full(records, size, samples):
                 return record.offset
-        return None
+        enough = i + self._least - self._samples - 1  # the sample that makes it large enough
+        return run.offsets[enough] if records >= MAX_SKIPPED and enough < len(run.offsets) else None
 
     def _extend(
         self, run: Run, good: tuple[int, int], bad: tuple[int, int], end: int, now: float

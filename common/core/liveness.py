@@ -10,7 +10,10 @@ from common.core.messages import WorkerId
 ALIVE = "alive"
 LEAVING = "leaving"
 WAITING = "waiting"  # alive, and what it has read awaits a schema that nobody gives it now
-STATUSES = (ALIVE, LEAVING, WAITING)
+# The worker is alive, and the linger of its open batch is over, but that batch has fewer samples
+# than `min_batch`.
+TOO_FEW = "too-few"
+STATUSES = (ALIVE, LEAVING, WAITING, TOO_FEW)
 WORKER = "worker "  # before a worker's name, among processes that cannot do their part of a job
 
 

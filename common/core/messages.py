@@ -236,7 +236,9 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update"):
     batches: tuple[Batch, ...]  # K of them, unless `short` says why not; `without_skipped`
     samples: int
     loss: float  # mean per sample at the weights before the update (prequential)
-    metrics: dict[str, float] = {}  # task metrics, mean per sample, likewise, and `WINDOWED` ones
+    # Mean of each task metric over the samples that have a value of it, at the same weights as the
+    # loss, and the `WINDOWED` metrics.
+    metrics: dict[str, float] = {}
     short: str = ""  # why fewer than K batches: "linger", "missing", "quarantined", or ""
     revision: int = 0  # of the job's settings, K among them, that it was made under
     gradient_s: float = 0.0  # mean compute time of one batch's gradient
@@ -256,6 +258,12 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update"):
     # Bytes of weights and gradients that a worker sent and received for an update, as its makers
     # have counted since the update before.
     moved: int | UnsetType = UNSET
+    # By metric, how many samples have a value. Left out are metrics that all samples have one of.
+    measured: dict[str, int] | UnsetType = UNSET
+
+    def samples_with(self, metric: str) -> int:
+        """Return the number of samples that a metric is the mean of."""
+        return (self.measured or {}).get(metric, self.samples)
 
     @property
     def progress(self) -> float:
@@ -506,6 +514,13 @@ class UpdateTrigger(msgspec.Struct, frozen=True, gc=False):
         return model is not None and self.since == model
 
 
+class MetricSum(NamedTuple):
+    """A metric summed over the samples that have a value of it."""
+
+    total: float
+    samples: int  # at least 1
+
+
 class Gradient(msgspec.Struct, frozen=True, gc=False, tag="gradient"):
     """The gradient of one order (g_J,k summed over its batches; Algorithm 2, line 7).
 
@@ -517,7 +532,7 @@ class Gradient(msgspec.Struct, frozen=True, gc=False, tag="gradient"):
     batches: tuple[int, ...]  # control offsets
     samples: int
     loss_sum: float  # summed over the samples
-    metric_sums: dict[str, float]  # summed over the samples
+    metric_sums: dict[str, MetricSum]  # without the metrics that no sample has a value of
     seconds: float  # compute time, for the deadline of later rounds
     # Vector or SparseVector: (P,) gradient summed over the samples, then (B,) buffers x samples
     vector: Any = None
@@ -537,7 +552,7 @@ class GradientReady(msgspec.Struct, frozen=True, gc=False, tag="ready"):
     batches: tuple[int, ...]
     samples: int
     loss_sum: float
-    metric_sums: dict[str, float]
+    metric_sums: dict[str, MetricSum]
     seconds: float
     life: int  # see `Member`
     local_rate: float | UnsetType = UNSET

@@ -27,6 +27,7 @@ from common.core.messages import (
     Assignment,
     Batch,
     GradientReady,
+    MetricSum,
     Synchrony,
     UpdateApplied,
     WorkerId,
@@ -170,7 +171,7 @@ class Round:
         self._squares = 0.0  # see `Scatter`
         self.seconds = 0.0  # of all gradients counted
         self.loss_sum = 0.0
-        self.metric_sums = dict[str, float]()
+        self.metric_sums = dict[str, MetricSum]()
         self.scores: Counts | None = None  # of a task of two classes
         self.base: int | None = None  # the oldest version that one of them was taken at
 
@@ -214,8 +215,9 @@ class Round:
         self._squares += nan if gradient.square is UNSET else gradient.square / samples
         self.seconds += gradient.seconds
         self.loss_sum += gradient.loss_sum
-        for name, value in gradient.metric_sums.items():
-            self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+        for name, (total, count) in gradient.metric_sums.items():
+            before, among = self.metric_sums.get(name, (0.0, 0))
+            self.metric_sums[name] = MetricSum(before + total, among + count)
         if gradient.scores:
             scores = np.array(gradient.scores)
             self.scores = scores if self.scores is None else self.scores + scores
@@ -295,13 +297,15 @@ class Round:
         progress, rate = before + self.share, self.learning_rate
         scale = self._scale(version - 1 - base, before, noise_scale)
         plain = self.synchrony == Synchrony(self.settings.mode.group_size)
+        sums = self.metric_sums
+        measured = {n: each.samples for n, each in sums.items() if each.samples != self.samples}
         return UpdateApplied(
             epoch=epoch,
             version=version,
             batches=tuple([b.without_skipped() if b.skipped else b for b in self.counted.values()]),
             samples=self.samples,
             loss=self.loss_sum / self.samples,
-            metrics={name: total / self.samples for name, total in self.metric_sums.items()},
+            metrics={name: total / count for name, (total, count) in sums.items()},
             short=self.short,
             revision=self.settings.revision,
             gradient_s=self.seconds / len(self.counted),
@@ -312,6 +316,7 @@ class Round:
             scale=UNSET if scale == 1 else scale,
             rate=UNSET if rate is None else rate * scale,
             equivalent=UNSET if progress == version else progress,
+            measured=measured or UNSET,
         )
 
 
@@ -756,7 +761,7 @@ def judge(failed: Failed, rounds: Rounds) -> Verdict:
         if count >= max(2, (most + 1) // 2):  # half of the data cannot be bad at once
             rounds.not_finite.clear()
             return Verdict(
-                hold=f"diverged: {count} batches, one after the other, are not finite;"
-                " lower the learning rate and start again"
+                hold=f"diverged: {count} batches, one after the other, are not finite"
+                f" ({failed.detail}); lower the learning rate and start again"
             )
     return Verdict(poison, f"poison: {failed.reason}: {failed.detail}")

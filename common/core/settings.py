@@ -21,6 +21,7 @@ class WorkerSettings:
     )
     batch_linger_s: float | None = None  # close a partial batch after this; None: never (the paper)
     group_size: int = 1  # largest K: the addresses of so many batches must fit into one record
+    min_batch: int = 1  # samples that a partial batch needs before the linger closes it
     # Offsets without a record at a log's end are claimed after this, unless a record follows: while
     # transactions come one after the other, their markers go with the next batch.
     end_linger_s: float = 1.0

@@ -27,6 +27,7 @@ import msgspec
 from common.core import commands as do
 from common.core import events
 from common.core.batching import Batcher, Cut, Run
+from common.core.liveness import ALIVE, LEAVING, TOO_FEW
 from common.core.messages import BatchReady, SpanExpired, TriggerStream, Unsettled
 from common.core.spans import Address, LogPosition, Partition, Span, address_of
 
@@ -90,7 +91,8 @@ class Worker:
     def __init__(self, worker: WorkerId, settings: WorkerSettings) -> None:
         self._id = worker
         self._settings = settings
-        self._batcher = Batcher(settings.batch_size, settings.batch_linger_s, settings.group_size)
+        sizes = settings.batch_size, settings.batch_linger_s, settings.group_size
+        self._batcher = Batcher(*sizes, settings.min_batch)
         # Partitions that the group gave to this worker, and where each must stand while nobody else
         # moves it: generation and `claimed`; None until it is placed.
         self._own = dict[Partition, tuple[int, int] | None]()
@@ -225,12 +227,13 @@ class Worker:
                     yield self._announce(full, now)
             case events.Leaving():
                 self._leaving = True
-                yield do.Heartbeat("leaving")
+                yield do.Heartbeat(LEAVING)
 
     def _tick(self, now: float) -> Iterator[WorkerCommand]:
         if now >= self._beat_at + self._settings.heartbeat_s:
             self._beat_at = now
-            yield do.Heartbeat("leaving" if self._leaving else "alive")
+            waits = TOO_FEW if self._batcher.waits_for_more(now) else ALIVE
+            yield do.Heartbeat(LEAVING if self._leaving else waits)
         if now >= self._leader_status_at + self._look_every_s():
             self._leader_status_at = now
             self._news = False
@@ -414,14 +417,21 @@ class Worker:
             yield self._announce(cut, now)
 
     def _expire(self, partition: Partition, start: int, now: float) -> Iterator[WorkerCommand]:
-        """Claim what retention deleted, so that the partition goes on; then read from `start`."""
+        """Claim what retention deleted, so that the partition continues; then read from `start`.
+
+        Claims of a partition go in order. What is open is claimed before; but if it is too small
+        for a batch, it is claimed as expired, because Kafka deleted these records, too.
+        """
         position = self._batcher.position(partition)
         if position is None:
             return
         if start > position:
             if self._batcher.has_open(partition):
-                yield from self._close(now)  # claims go in order: what was read comes first
-            address = address_of([self._batcher.pass_over(partition, start)])
+                if self._batcher.is_too_small:
+                    yield do.DropRows(partition)
+                else:
+                    yield from self._close(now)
+            address = address_of([self._batcher.expire(partition, start)])
             self._send(address, now)
             yield do.Announce(self._announced, SpanExpired(self._id, address), (0,))
             self._ends.pop(partition, None)

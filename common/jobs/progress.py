@@ -77,6 +77,7 @@ QUIET_S = 3.0  # without an update: shorter, and a slow stream would flicker; lo
 RECENT_RECORDS = 10_000  # of which the share that was skipped or quarantined is taken
 TOPIC_RECORDS = 1_000  # likewise, of one stream: a slow one would not show among all
 _REASONS = 3  # of those that are told, the commonest
+_DEFAULT_MIN_BATCH = 2  # of a job whose worker waits for it, though the job file does not say it
 _REASON_LETTERS = 100
 REDIS_AWAY = "Redis is unavailable"
 
@@ -120,6 +121,7 @@ class Look(NamedTuple):
     ends: Mapping[Partition, int] | None = None  # of the streams' partitions
     starts: Mapping[Partition, int] | None = None  # likewise; the first offset that is still there
     waiting: tuple[str, ...] = ()  # workers whose records await a schema
+    too_few: tuple[str, ...] = ()  # workers whose records are fewer than `min_batch`
     unable: Mapping[str, str] = {}  # why a process cannot do its part of the job, by its name
 
 
@@ -145,6 +147,7 @@ class Row(NamedTuple):
     revision: int
     short: str
     metrics: dict[str, float]
+    measured: dict[str, int]  # by metric, samples that have a value
     mode: SynchronisationMode
     stale: int  # updates between the oldest of its gradients and itself
     progress: float  # updates of the job's own K that it and those before come to
@@ -192,6 +195,8 @@ class Columns:
         self._progress = array("d")
         self.switches = deque[Switched](maxlen=KEPT_SWITCHES)
         self._metrics: dict[str, array[float]] = {}
+        # Samples with a value, of those metrics alone that some sample had no value of.
+        self._measured: dict[str, array[int]] = {}
         self._offsets = {stream: array("q") for stream in self._streams}
         self._shorts = ["", _OTHER]
         self.samples = 0  # of all effective updates
@@ -237,7 +242,7 @@ class Columns:
         self._mode.append(mode)
         self._stale.append(update.staleness)
         self._progress.append(update.progress)
-        self._take_metrics(update.metrics)
+        self._take_metrics(update)
         offsets = _lengths(span for batch in update.batches for span in batch.address)
         for stream, column in self._offsets.items():
             column.append(offsets[stream])
@@ -279,7 +284,11 @@ class Columns:
         return found
 
     def _row(self, index: int) -> Row:
-        metrics = {name: column[index] for name, column in self._metrics.items()}
+        metrics = {
+            name: value
+            for name, column in self._metrics.items()
+            if not isnan(value := column[index])
+        }
         return Row(
             self._before + 1 + index,
             self._epoch[index],
@@ -290,18 +299,23 @@ class Columns:
             _known(self._gradient_s[index]),
             self._revision[index],
             self._shorts[self._short[index]],
-            {name: value for name, value in metrics.items() if not isnan(value)},
+            metrics,
+            {name: self._measured.get(name, self._samples)[index] for name in metrics},
             _MODES[self._mode[index]],
             self._stale[index],
             self._progress[index],
         )
 
-    def _take_metrics(self, metrics: dict[str, float]) -> None:
-        for name in metrics.keys() - self._metrics.keys():
+    def _take_metrics(self, update: UpdateApplied) -> None:
+        for name in update.metrics.keys() - self._metrics.keys():
             if len(self._metrics) < _NAMES:
                 self._metrics[name] = array("d", [nan]) * (len(self) - 1)
         for name, column in self._metrics.items():
-            column.append(metrics.get(name, nan))
+            column.append(update.metrics.get(name, nan))
+        for name in (update.measured or {}).keys() & self._metrics.keys():
+            self._measured.setdefault(name, self._samples[:-1])
+        for name, counts in self._measured.items():
+            counts.append(update.samples_with(name))
 
     def _code(self, short: str) -> int:
         if short not in self._shorts:
@@ -315,7 +329,7 @@ class Columns:
             *(self._epoch, self._samples, self._batches, self._revision, self._short, self._mode),
             self._stale,
         )
-        for numbers in (*counts, *self._offsets.values()):
+        for numbers in (*counts, *self._offsets.values(), *self._measured.values()):
             del numbers[first:end]
         measured = (self._at_s, self._loss, self._gradient_s, self._progress)
         for values in (*measured, *self._metrics.values()):
@@ -1021,7 +1035,7 @@ class JobProgress:
         )
 
     def _without_records(self, now: float) -> State | None:
-        """Nothing is left to do, or too little."""
+        """Return the state of a job that has nothing left to do, or too little."""
         spec, lag, waiting = self.record.spec, self.lag, self.waiting
         if lag is None or waiting is None or not self._quiet(now):
             return None
@@ -1030,19 +1044,25 @@ class JobProgress:
                 return State("waiting for records", "none has come yet")
             return State("drained", "all records are settled, and none arrives")
         group_size = self._synchrony().group_size
-        missing = group_size - waiting
-        if missing <= 0:
-            return None
-        unclaimed = self._unclaimed() or [0]
+        missing, too_few = group_size - waiting, len(self.seen.too_few)
+        unclaimed = sum(self._unclaimed() or [0])
         # Each worker fills a batch of its own: all but one may lack a single record.
         apart = max(0, len(self.seen.statuses or ()) - 1) * (spec.batch_size - 1)
-        if sum(unclaimed) >= missing * spec.batch_size + apart:
+        enough = unclaimed >= missing * spec.batch_size + apart
+        if missing <= 0 or (enough and not too_few):
             return None
-        return State(
-            "waiting for records",
-            f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,}:"
-            f" {_counted(waiting, 'batch')} and {_counted(sum(unclaimed), 'record')} are there",
-        )
+        records = _counted(unclaimed, "record")
+        if too_few:
+            waits = "waits" if unclaimed == 1 else "wait"
+            least = spec.min_batch or _DEFAULT_MIN_BATCH
+            where = f" at each of {too_few} workers" if too_few > 1 else ""
+            why = f"{records} {waits}: fewer than min_batch ({least}){where}"
+        else:
+            why = (
+                f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,}:"
+                f" {_counted(waiting, 'batch')} and {records} are there"
+            )
+        return State("waiting for records", why)
 
     def _quiet(self, now: float) -> bool:
         last_s = self.columns.last_at_s
@@ -1118,15 +1138,19 @@ class JobProgress:
         rows = list(self.columns.rows(newest - SHOWN_UPDATES + 1, newest))
         if not rows:
             return None, {}
-        weights = [max(row.samples, 1) for row in rows]
-        pairs = list(zip(rows, weights, strict=True))
         metrics = dict[str, float]()
         for name in sorted({name for row in rows for name in row.metrics}):
-            having = [(row.metrics[name], weight) for row, weight in pairs if name in row.metrics]
-            total = sum(weight for _, weight in having)
-            metrics[name] = sum(value * weight for value, weight in having) / total
+            having = [row for row in rows if name in row.metrics]
+            metrics[name] = _mean([(row.metrics[name], row.measured[name]) for row in having])
         metrics |= {name: rows[-1].metrics[name] for name in WINDOWED if name in rows[-1].metrics}
-        return sum(row.loss * weight for row, weight in pairs) / sum(weights), metrics
+        return _mean([(row.loss, row.samples) for row in rows]), metrics
+
+
+def _mean(means: Sequence[tuple[float, int]]) -> float:
+    """Return the mean over all samples, of means and the number of samples of each."""
+    weights = [max(samples, 1) for _, samples in means]
+    pairs = zip(means, weights, strict=True)
+    return sum(mean * weight for (mean, _), weight in pairs) / sum(weights)
 
 
 def _counted(count: int, what: str) -> str:

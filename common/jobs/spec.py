@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import to_json
 
 from common.config.aggregation import AggregationSpec  # noqa: TC001 -- pydantic reads it when run
 from common.config.synchronisation import (
@@ -702,6 +703,9 @@ class JobSpec(Part):
     """`earliest`, `latest`, or a time with its zone, such as 2026-01-31T12:00:00Z."""
     batch_linger_s: NotNegative | None = None
     """Close a partial batch after so long; by default never."""
+    min_batch: Count | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Fewest records of a partial batch that `batch_linger_s` closes; fewer wait for more and count
+    as lag; by default 1, or 2 if the network has batch normalization."""
     group_linger_s: NotNegative | None = None
     """Apply a partial update after so long; by default never."""
     waiting_batches: Count | None = None
@@ -731,6 +735,13 @@ class JobSpec(Part):
     """What an evaluator looks at; without one it leaves the job alone."""
     tracking: TrackingSpec | None = Field(default=None, exclude_if=lambda value: value is None)
     """Where an evaluator tells how the job learns."""
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:  # noqa: ANN401 -- as pydantic's
+        """Validate plain data as at submission: with lists, which the fields have as tuples."""
+        if isinstance(obj, Mapping):
+            return cls.model_validate_json(to_json(obj), **options)
+        return super().model_validate(obj, **options)
 
     @property
     def waiting_bound(self) -> int:
@@ -992,6 +1003,10 @@ class JobSpec(Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
+        if self.min_batch is not None and self.min_batch > self.batch_size:
+            raise ValueError(
+                f"min_batch: must be at most batch_size ({self.batch_size}), got {self.min_batch}"
+            )
         largest = self.largest_group
         if self.waiting_batches is not None and self.waiting_batches < largest:
             raise ValueError(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from common.core.liveness import ALIVE, WAITING
+from common.core.liveness import ALIVE, TOO_FEW, WAITING
 from common.core.spans import Partition
 from common.errors import (
     ExpiredError,
@@ -231,9 +231,12 @@ def look_at(board: Board, look: Look) -> Look:
     """
     led, statuses = board.is_leased(), board.alive()
     waiting = {worker for worker, status in statuses.items() if status == WAITING}
+    too_few = {worker for worker, status in statuses.items() if status == TOO_FEW}
+    alive = waiting | too_few
     return look._replace(
-        statuses={str(w): ALIVE if w in waiting else status for w, status in statuses.items()},
+        statuses={str(w): ALIVE if w in alive else status for w, status in statuses.items()},
         waiting=tuple(sorted(waiting)),
+        too_few=tuple(sorted(too_few)),
         leader_status=board.get_leader_status(),
         led=led,
         unable=board.unable(),

@@ -79,7 +79,7 @@ def _module(at: TracebackType) -> str:
 
 
 class NotFiniteError(DollError):
-    """A loss, a metric or a gradient is infinite or not a number.
+    """A loss or a gradient is infinite or not a number, or a metric is infinite.
 
     Attributes:
         batch_index: Which of the batches it was; None where only their sum shows it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from common.core.scores import measures
@@ -13,7 +14,6 @@ from common.learning.outputs import check_losses, check_metrics, check_outputs
 from common.learning.scores import count_scores
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from common.core.messages import Vector
@@ -53,8 +53,15 @@ class PerRecord(NamedTuple):
     scores: npt.NDArray[np.int64] | None  # of all, where the task has any
 
     def means(self) -> dict[str, float]:
-        """Of the columns; and what the scores say."""
-        means = {name: float(values.mean()) for name, values in self.columns.items()}
+        """Return the means of the columns, and what the scores say.
+
+        A NaN of a metric counts as no value. A metric without any value is left out.
+        """
+        means = {"loss": float(self.columns["loss"].mean())}
+        for name, values in self.columns.items():
+            there = values[~np.isnan(values)]
+            if name != "loss" and len(there):
+                means[name] = float(there.mean())
         return means if self.scores is None else means | measures(self.scores)
 
 
@@ -112,5 +119,5 @@ def _judged(
         raise  # what it returned was looked at already
     except Exception as error:  # the task is the user's code and may raise anything
         raise TaskError(index, what_was_raised(error, task, __name__)) from error
-    columns = {"loss": losses, **metrics}
+    columns = {**metrics, "loss": losses}
     return {name: column.to("cpu", torch.float64) for name, column in columns.items()}, scores

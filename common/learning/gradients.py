@@ -14,12 +14,19 @@ import numpy as np
 import torch
 from torch.backends import cudnn
 
+from common.core.messages import MetricSum
 from common.core.vectors import SparseVector, dense, numbers_in
 from common.errors import UserError
 from common.learning.errors import NotFiniteError, TaskError, what_was_raised
 from common.learning.fields import concatenate
-from common.learning.outputs import check_losses, check_metrics, check_outputs, check_same_metrics
-from common.learning.parameters import FlatModel, is_finite
+from common.learning.outputs import (
+    check_gradient,
+    check_losses,
+    check_metrics,
+    check_outputs,
+    check_same_metrics,
+)
+from common.learning.parameters import FlatModel, has_batch_norm, is_finite
 from common.learning.scores import count_scores
 
 if TYPE_CHECKING:
@@ -35,7 +42,8 @@ TOGETHER_BYTES = 128 << 10
 
 Reduction: TypeAlias = Literal["mean", "sum"]  # what is made of a sum over samples
 Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"  # columns of a batch
-# (passes, columns) float64: sums of each pass's losses, each metric, then its scores.
+# (passes, columns) float64: by pass, the sum of its losses, the sum of each metric over the samples
+# that have a value, the number of these samples for each metric, and the counts of its scores.
 Sums: TypeAlias = "npt.NDArray[np.float64]"
 _Found: TypeAlias = "tuple[list[str], Sums, Vector | SparseVector]"  # names of metrics first
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
@@ -61,7 +69,7 @@ class GradientSum:
     sparse: Vector | SparseVector
     samples: int
     loss_sum: float
-    metric_sums: dict[str, float]
+    metric_sums: dict[str, MetricSum]  # without the metrics that no sample has a value of
     seconds: float  # compute time
     scores: tuple[int, ...] = ()  # of a task of two classes: see `common.core.scores`
 
@@ -83,6 +91,7 @@ class GradientComputer:
 
     Attributes:
         model: The model on the device, with the weights loaded last.
+        has_batch_norm: True if a batch needs two samples or more.
     """
 
     def __init__(
@@ -114,6 +123,7 @@ class GradientComputer:
         self._reduction = reduction
         self._together_bytes = together_bytes
         self.model = FlatModel(module.to(device).train())
+        self.has_batch_norm = has_batch_norm(module)
         self._buffers = self.model.buffers.clone()  # those of the round
         self._draws = False  # whether the task was seen to draw random numbers
 
@@ -146,7 +156,7 @@ class GradientComputer:
         Raises:
             TaskError: If the task raises on a batch.
             WrongTaskError: If what its methods return cannot be used, whatever the batch.
-            NotFiniteError: If a loss or the gradient is not finite.
+            NotFiniteError: If a loss or the gradient is not finite, or a metric is infinite.
             ValueError: If there is no batch, or one without samples.
             UserError: If the module does not write its buffers in place.
         """
@@ -157,15 +167,19 @@ class GradientComputer:
         with _same_algorithms(self._device):
             found = None if self._draws else self._unseeded(batches, local_rate)
             names, sums, vector = found or self._seeded(batches, local_rate)
-        measured = 1 + len(names)
-        loss_sum, *metric_sums = map(math.fsum, sums[:, :measured].T.tolist())
+        loss_sum, *rest = map(math.fsum, sums[:, : 1 + 2 * len(names)].T.tolist())
+        totals, with_value = rest[: len(names)], rest[len(names) :]
         return GradientSum(
             vector,
             sum(counts),
             loss_sum,
-            dict(zip(names, metric_sums, strict=True)),
+            {
+                name: MetricSum(total, int(count))
+                for name, total, count in zip(names, totals, with_value, strict=True)
+                if count
+            },
             time.perf_counter() - started,
-            tuple(sums[:, measured:].sum(0).astype(np.int64).tolist()),
+            tuple(sums[:, 1 + 2 * len(names) :].sum(0).astype(np.int64).tolist()),
         )
 
     def _unseeded(self, batches: Sequence[Records], local_rate: float) -> _Found | None:
@@ -178,7 +192,7 @@ class GradientComputer:
         before = _generator(self._device).get_state()
         finite = False
         with suppress(TaskError, ValueError, UserError):
-            apart = self.model.buffer_count or local_rate
+            apart = self.model.buffer_count or self.has_batch_norm or local_rate
             names, sums, vector = self._passes(
                 batches if apart else _joined(batches, self._together_bytes), local_rate
             )
@@ -197,7 +211,7 @@ class GradientComputer:
             names, sums, vector = self._passes(batches, local_rate, seeded=True)
         for index, row in enumerate(sums):
             if not np.isfinite(row).all():
-                raise NotFiniteError("a loss or metric", index)
+                raise NotFiniteError(_infinite(names, row), index)
         if not is_finite(numbers_in(vector)):
             raise NotFiniteError("the gradient", 0 if len(batches) == 1 else None)
         return names, sums, vector
@@ -240,7 +254,7 @@ class GradientComputer:
         model.gradient.copy_(total)
 
     def _add(self, index: int, batch: Records) -> tuple[list[str], Tensor]:
-        """Add a batch's part to the gradient; return metric names, and loss and metric sums."""
+        """Add a batch's part to the gradient; return metric names, and a row of `Sums`."""
         if self.model.buffer_count:
             self.model.buffers.copy_(self._buffers)
         try:
@@ -255,9 +269,13 @@ class GradientComputer:
             moved = self.model.buffers - self._buffers
             self.model.gradient[self.model.parameter_count :].add_(moved, alpha=len(losses))
         names = sorted(metrics)
-        columns = [losses, *(metrics[name].to(losses.device) for name in names)]
-        sums = torch.stack([column.sum(dtype=torch.float64) for column in columns])
-        return names, sums if scores is None else torch.cat([sums, scores])
+        sums = [losses.sum(dtype=torch.float64)[None]]
+        if names:
+            columns = [metrics[name].to(losses.device, torch.float64) for name in names]
+            values = torch.stack(columns)
+            # A NaN says that the sample has no value of the metric.
+            sums += [values.nansum(1), values.isnan().logical_not().sum(1)]
+        return names, torch.cat(sums if scores is None else [*sums, scores])
 
     def _run(self, batch: Records) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
         """Pass a batch forward and back; return (n,) losses and metrics, and counts of scores."""
@@ -270,12 +288,22 @@ class GradientComputer:
             check_outputs(self._task, outputs)
             losses = self._task.losses(outputs, records)
         check_losses(self._task, losses, _samples_of(batch))
+        check_gradient(self._task, outputs, losses)
         torch.autograd.backward(losses.sum())
         with torch.no_grad():
             metrics = self._task.metrics(outputs.detach(), records)
             scores = count_scores(self._task, outputs.detach(), records)
         check_metrics(self._task, metrics, _samples_of(batch))
         return losses.detach(), metrics, scores
+
+
+def _infinite(names: Sequence[str], row: npt.NDArray[np.float64]) -> str:
+    """Name the loss, or else the first metric, that is not finite in a row of `Sums`."""
+    if not math.isfinite(row[0]):
+        return "the loss"
+    totals = zip(names, row[1:].tolist(), strict=False)
+    metric = next((name for name, total in totals if not math.isfinite(total)), "")
+    return f"metric {metric!r}"
 
 
 def _stay(samples: int) -> None:

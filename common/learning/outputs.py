@@ -1,20 +1,26 @@
-"""What a task's methods must return: a tensor, one loss for each sample, one value of each metric.
+"""Checks of what a task's methods return: a tensor, one loss and one of each metric per sample.
 
 A mean instead of a value per sample would be summed with other batches' means and weigh samples
-differently; no batch is to blame for it, as each would show it.
+differently. No batch is to blame for such a task, because every batch would show the same mistake.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from common.core.scores import WINDOWED
 from common.learning.errors import WrongTaskError
 
 if TYPE_CHECKING:
     from common.learning.tasks import Task
+
+# Rule of Prometheus for names of labels. MLflow accepts such names, too.
+_METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST_METRIC = 100  # MLflow allows 250 characters, with the folder.
 
 
 def check_outputs(task: Task, outputs: object) -> None:
@@ -41,11 +47,26 @@ def check_losses(task: Task, losses: object, count: int) -> None:
         raise WrongTaskError(task, "losses", what)
 
 
+def check_gradient(task: Task, outputs: Tensor, losses: Tensor) -> None:
+    """Check that the losses have a gradient: that a graph leads from them to the network.
+
+    Raises:
+        WrongTaskError: If they have none, as after `detach`, `no_grad`, NumPy or `torch.tensor`.
+    """
+    if losses.grad_fn is None:
+        method = "losses" if outputs.requires_grad else "forward"
+        what = (
+            f"the loss has no gradient: {method} cut it off from the network, for example with"
+            " detach(), no_grad(), NumPy or torch.tensor()"
+        )
+        raise WrongTaskError(task, method, what)
+
+
 def check_metrics(task: Task, metrics: object, count: int) -> None:
     """Check what `metrics` returned for `count` samples.
 
     Raises:
-        WrongTaskError: If it does not map names to (count,) real numbers.
+        WrongTaskError: If it does not map legal names to (count,) real numbers.
     """
     if not isinstance(metrics, Mapping):
         what = f"metrics returned {_kind(metrics)}: a dict of tensors is needed, {{}} for none"
@@ -54,10 +75,25 @@ def check_metrics(task: Task, metrics: object, count: int) -> None:
         if not isinstance(name, str):
             what = f"metrics has a key {name!r}: names of metrics are strings"
             raise WrongTaskError(task, "metrics", what)
+        _check_name(task, name)
         _check_column(task, "metrics", f"metric {name!r}", column, count)
         if column.dtype.is_complex:
             what = f"metric {name!r} has dtype {column.dtype}: real numbers are needed"
             raise WrongTaskError(task, "metrics", what)
+
+
+def _check_name(task: Task, name: str) -> None:
+    scored = getattr(task, "binary_scores", None) is not None
+    if name == "loss" or name.startswith("doll") or (scored and name in WINDOWED):
+        what = f"metric {name!r} has a reserved name: rename it"
+    elif not _METRIC.fullmatch(name) or len(name) > _LONGEST_METRIC:
+        what = (
+            f"metric {name[: _LONGEST_METRIC + 1]!r} has a name that no label can have: use"
+            f" letters, digits and _, no digit first, at most {_LONGEST_METRIC} characters"
+        )
+    else:
+        return
+    raise WrongTaskError(task, "metrics", what)
 
 
 def check_scores(task: Task, scores: object, count: int) -> None:

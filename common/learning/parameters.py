@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.core.vectors import SparseVector, write_to
 from common.errors import CorruptError, UserError
@@ -220,6 +221,11 @@ class FlatModel:
                     f"buffer {name!r} was replaced by a new tensor, so its changes would be lost: "
                     "write into it with copy_() or another in-place operation"
                 )
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Return True if some part of a module normalises by the samples of its batch."""
+    return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
 def is_finite(vector: Vector) -> bool:

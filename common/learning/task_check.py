@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 
+from common.errors import UserError
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import Task, build_model
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+Column: TypeAlias = "npt.NDArray[Any] | torch.Tensor | Sequence[Any]"  # (n, *shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,30 +24,49 @@ class TaskCheck:
     """What one gradient of a task gave."""
 
     samples: int
-    parameters: int  # float32 numbers that are learned
+    parameters: int  # float32 numbers that are learned, without frozen ones
     loss: float  # mean over the samples
-    metrics: dict[str, float]  # likewise
+    metrics: dict[str, float]  # mean over the samples that have a value
 
 
-def check_task(task: Task, batch: Mapping[str, npt.NDArray[Any]], *, seed: int = 0) -> TaskCheck:
+def check_task(task: Task, batch: Mapping[str, Column], *, seed: int = 0) -> TaskCheck:
     """Build a task's model and compute one gradient: shapes, dtypes, and whether all is finite.
 
     Args:
         task: An instance of your class.
-        batch: By field: (n, *shape) numbers, n at least 1.
+        batch: By field: (n, *shape) numbers, n at least 1, as an array, a tensor or lists.
+            Fractions in lists become float32.
         seed: Of the first weights.
 
     Raises:
-        UserError: If `build` does not make a model that can be trained here.
+        UserError: If `build` does not make a model that can be trained here, or a column of the
+            batch is not made of numbers.
         TaskError: If a method raises on this batch.
         WrongTaskError: If what a method returns cannot be used, whatever the batch.
-        NotFiniteError: If a loss, a metric or the gradient is not finite.
+        NotFiniteError: If a loss or the gradient is not finite, or a metric is infinite.
     """
-    computer = GradientComputer(task, build_model(task, seed), torch.device("cpu"))
-    found = computer.compute([batch])
+    columns = {name: _array(name, column) for name, column in batch.items()}
+    module = build_model(task, seed)
+    found = GradientComputer(task, module, torch.device("cpu")).compute([columns])
     return TaskCheck(
         samples=found.samples,
-        parameters=computer.model.parameter_count,
+        parameters=sum(each.numel() for each in module.parameters() if each.requires_grad),
         loss=found.loss_sum / found.samples,
-        metrics={name: total / found.samples for name, total in found.metric_sums.items()},
+        metrics={name: total / count for name, (total, count) in found.metric_sums.items()},
     )
+
+
+def _array(name: str, column: Column) -> npt.NDArray[Any]:
+    """Return a copy of a column that a task may write to.
+
+    Raises:
+        UserError: If it is not made of numbers.
+    """
+    try:
+        if not isinstance(column, np.ndarray):
+            column = torch.as_tensor(column).numpy(force=True)
+        found = np.array(column)
+        torch.from_numpy(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f'batch: "{name}" cannot be read as numbers: {error}') from error
+    return found

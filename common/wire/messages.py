@@ -102,6 +102,12 @@ def _check_metrics(field: str, metrics: Mapping[str, float]) -> None:
         _check_finite(f"{field}[{name!r}]", value)
 
 
+def _check_measured(field: str, measured: Mapping[str, int], most: int) -> None:
+    for name, samples in measured.items():
+        expected = f"a number of samples from 1 to {most}"
+        _need(1 <= samples <= most, f"{field}[{name!r}]", samples, expected)
+
+
 def _check_worker(worker: str) -> None:
     _need(bool(worker), "worker", worker, "a name")
 
@@ -286,7 +292,8 @@ def check_audit(record: AuditRecord) -> None:
 
 
 def _check_made(update: UpdateApplied) -> None:
-    """Look at how an update was made, where it says so."""
+    """Check how an update was made, as far as the record says it."""
+    _check_measured("measured", update.measured or {}, update.samples)
     if synchrony := update.synchrony:
         _check_count("synchrony.group_size", synchrony.group_size, 1)
         _check_count("synchrony.staleness", synchrony.staleness)
@@ -491,7 +498,10 @@ def _check_answer(reply: Gradient | GradientReady | Failed) -> None:
     if isinstance(reply, Gradient | GradientReady):
         _check_count("samples", reply.samples)
         _check_finite("loss_sum", reply.loss_sum)
-        _check_metrics("metric_sums", reply.metric_sums)
+        sums = reply.metric_sums
+        _check_metrics("metric_sums", {name: total for name, (total, _) in sums.items()})
+        measured = {name: samples for name, (_, samples) in sums.items()}
+        _check_measured("metric_sums", measured, reply.samples)
         _check_seconds("seconds", reply.seconds)
         _check_rate("local_rate", reply.local_rate or 0.0)
         _check_rate("square", reply.square or 0.0)

@@ -67,16 +67,17 @@ class ErrorWatch:
 
 
 def errors_of(columns: Mapping[str, Sequence[float]]) -> list[float]:
-    """The error of each record, from 0 to 1.
+    """Return the error of each record, from 0 to 1.
 
-    1 - accuracy where the task has that metric. Else 1 - exp(-loss): it rises with the loss, and
+    1 - accuracy if the task has that metric; a NaN says that the record has no value, and therefore
+    no error. Otherwise 1 - exp(-loss): it rises with the loss, and
     of a cross-entropy it is the probability that the model gave to all that was not the truth.
 
     Args:
         columns: Values per record: `loss`, and the task's metrics.
     """
     if "accuracy" in columns:
-        return [_bounded(1.0 - value) for value in columns["accuracy"]]
+        return [_bounded(1.0 - value) for value in columns["accuracy"] if not math.isnan(value)]
     return [_bounded(1.0 - math.exp(-value) if value > 0 else value) for value in columns["loss"]]
 
 

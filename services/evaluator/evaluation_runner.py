@@ -126,7 +126,7 @@ class EvaluationRunner:
             except TaskError as error:
                 self._complain("test set", str(error))
                 return
-            opened.records, opened.test = len(judged.errors), self._finite("test", judged.means)
+            opened.records, opened.test = judged.records, self._finite("test", judged.means)
             self._metrics.tested(self._job, opened.test, monotonic() - started)
 
     def go_on(self, after: Mapping[str, tuple[Batch, ...]], *, last: bool) -> None:

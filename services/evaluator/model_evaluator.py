@@ -37,7 +37,8 @@ class Judged(NamedTuple):
 
     means: dict[str, float]  # loss and metrics, per record, and what scores say
     scores: npt.NDArray[np.int64] | None  # of a task of two classes
-    errors: list[float]  # of each record, from 0 to 1
+    errors: list[float]  # of each record that has one, from 0 to 1
+    records: int
 
 
 class ModelEvaluator:
@@ -68,7 +69,7 @@ class ModelEvaluator:
         """
         found = per_record(self._task, self._model, records, AT_ONCE)
         errors = errors_of({name: values.tolist() for name, values in found.columns.items()})
-        return Judged(found.means(), found.scores, errors)
+        return Judged(found.means(), found.scores, errors, len(found.columns["loss"]))
 
 
 class Records:

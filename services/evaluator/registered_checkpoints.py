@@ -17,16 +17,16 @@ from common.checkpoints.find import KeptModel
 from common.checkpoints.manifest import told
 from common.checkpoints.snapshot_file import FoundSnapshot, from_checkpoint
 from common.checkpoints.store import CheckpointStore
+from common.core.messages import ModelId
 from common.errors import CorruptError
 
 if TYPE_CHECKING:
-    from common.core.messages import ModelId
     from common.jobs.store import JobRecord
     from common.ports.servers import Blobs
     from common.ports.tracking import Tracking
     from services.evaluator.tracked_metrics import TrackedMetrics
 
-CHECKPOINT, KEPT = "doll.checkpoint", "doll.kept"
+CHECKPOINT, KEPT, METRICS = "doll.checkpoint", "doll.kept", "doll.metrics"
 
 
 class RegisteredCheckpoints:
@@ -56,14 +56,15 @@ class RegisteredCheckpoints:
         self._opened: Mapping[ModelId, FoundSnapshot | None] = {}  # None: it cannot be read
         self._aliases = dict[str, str]()
         self._seen: ModelId | None = None  # the hint to the newest when last all was well
+        self._untested = frozenset[ModelId]()  # registered without figures of the test set
 
     def look(self, record: JobRecord, run: str, history: TrackedMetrics, *, last: bool) -> None:
-        """Register what is new, if anything is.
+        """Register new checkpoints, and add figures of the test set that came later.
 
         Args:
             record: The job.
             run: The job's run in the tracker.
-            history: Which versions count.
+            history: Which versions count, and their figures on the test set.
             last: Look at all there is, though there is no new checkpoint.
 
         Raises:
@@ -73,7 +74,8 @@ class RegisteredCheckpoints:
         """
         store = CheckpointStore(self._blobs, record.id)
         hint = store.latest()
-        if hint is None or (hint == self._seen and not last):
+        tested = any(history.test_of(made) for made in self._untested)
+        if hint is None or (hint == self._seen and not (last or tested)):
             return
         names = store.finished()
         found = {name: self._open(store, name) for name in names}
@@ -85,15 +87,23 @@ class RegisteredCheckpoints:
         if not known:
             return
         wanted = self._identity | {KEPT: "true"}
-        versions = {
-            each.tags.get(CHECKPOINT, ""): each.number
+        there = {
+            each.tags.get(CHECKPOINT, ""): each
             for each in self._tracking.versions(self._model, wanted)
         }
+        versions = {name: each.number for name, each in there.items()}
+        tests = {name: history.test_of(each.snapshot.made) for name, each in counting.items()}
         for name in sorted(counting):
-            if told(name) not in versions:
+            tags = self._tags(record, name, counting[name], tests[name])
+            version = there.get(told(name))
+            if version is None:
                 lies = self._source(store, record.id, name)
-                tags = self._tags(record, name, counting[name])
                 versions[told(name)] = self._tracking.register(self._model, lies, run, tags)
+            elif tests[name] and version.tags.get(METRICS) != tags[METRICS]:
+                self._tracking.set_version_tag(self._model, version.number, METRICS, tags[METRICS])
+        self._untested = frozenset(
+            each.snapshot.made for name, each in counting.items() if not tests[name]
+        )
         self._set_aliases(counting, versions)
         for gone in versions.keys() - set(map(told, names)):
             self._tracking.set_version_tag(self._model, versions[gone], KEPT, "false")
@@ -107,9 +117,11 @@ class RegisteredCheckpoints:
         except CorruptError:  # torn, or deleted in this moment
             return None
 
-    def _tags(self, record: JobRecord, name: ModelId, found: FoundSnapshot) -> dict[str, str]:
-        """What the file of a model says of itself, and which checkpoint it is."""
-        about = about_model(record, KeptModel(found.title, found.snapshot, {}, found.made_at_s))
+    def _tags(
+        self, record: JobRecord, name: ModelId, found: FoundSnapshot, test: dict[str, float]
+    ) -> dict[str, str]:
+        """Return what the file of a model says of itself, and which checkpoint it is."""
+        about = about_model(record, KeptModel(found.title, found.snapshot, test, found.made_at_s))
         own = self._identity | {CHECKPOINT: told(name), KEPT: "true"}
         return {f"doll.{key}": value for key, value in about.items()} | own
 

@@ -15,7 +15,15 @@ import re
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
-from common.core.messages import AuditRecord, Drifted, Evaluated, Lead, ModelId, UpdateApplied
+from common.core.messages import (
+    AuditRecord,
+    Drifted,
+    Evaluated,
+    Lead,
+    MetricSum,
+    ModelId,
+    UpdateApplied,
+)
 from common.core.partial_history import PartialHistory
 from common.core.scores import WINDOWED
 from common.core.snapshot_schedule import is_offered
@@ -23,6 +31,7 @@ from common.ports.tracking import Metric
 
 _ILLEGAL = re.compile(r"[^\w.-]")  # in the name that a task gives a metric
 _NAME_CHARACTERS = 250  # of one that MLflow takes
+_KEPT_TESTS = 1000  # newest evaluations: a checkpoint is registered long before so many follow
 
 
 class TrackedMetrics:
@@ -38,9 +47,9 @@ class TrackedMetrics:
         self._history = PartialHistory(start)
         self._last: UpdateApplied | None = None  # since the Lead in force
         self._at_s = 0.0  # when it was written
-        self._samples = 0  # of the updates since the last point
-        self._sums = dict[str, float]()  # by metric, over these samples
+        self._sums = dict[str, MetricSum]()  # by metric, over the updates since the last point
         self._newest = dict[str, float]()  # by metric that is no mean
+        self._tests = dict[ModelId, dict[str, float]]()  # newest last
 
     @property
     def position(self) -> int:
@@ -50,6 +59,10 @@ class TrackedMetrics:
     def holds(self, made: ModelId) -> bool:
         """Whether a version counts, as far as the topic has been fed."""
         return self._history.holds(made)
+
+    def test_of(self, made: ModelId) -> dict[str, float]:
+        """Return loss and metrics of a version on the test set; empty if they are not known."""
+        return self._tests.get(made, {})
 
     def feed(self, offset: int, at_s: float, record: AuditRecord | None) -> list[Metric]:
         """Fold the record at `offset`, written at this time; what a tracker is told by it.
@@ -66,6 +79,7 @@ class TrackedMetrics:
             case UpdateApplied() if counts:
                 return self._learned(at_s, record)
             case Evaluated() if self._history.holds(record.model):
+                self._keep_test(record)
                 by_folder = {"test": record.test} | {
                     f"prequential/{stream}": means for stream, means in record.prequential.items()
                 }
@@ -90,12 +104,15 @@ class TrackedMetrics:
     def _learned(self, at_s: float, update: UpdateApplied) -> list[Metric]:
         before = self._last.progress if self._last else update.progress - 1
         self._last, self._at_s = update, at_s
-        self._samples += update.samples
-        for name, value in ({"loss": update.loss} | update.metrics).items():
+        means = {"loss": update.loss} | update.metrics
+        means["loss"] = update.loss  # whatever a task calls its metrics
+        for name, value in means.items():
             if name in WINDOWED:
                 self._newest[name] = value
             else:
-                self._sums[name] = self._sums.get(name, 0.0) + value * update.samples
+                total, among = self._sums.get(name, (0.0, 0))
+                samples = update.samples_with(name)
+                self._sums[name] = MetricSum(total + value * samples, among + samples)
         if isinstance(update.rate, float):
             self._newest["learning_rate"] = update.rate
         if not is_offered(before, update.progress, self._every):
@@ -104,12 +121,18 @@ class TrackedMetrics:
         self._forget()
         return points
 
+    def _keep_test(self, evaluated: Evaluated) -> None:
+        if evaluated.test:
+            self._tests.pop(evaluated.model, None)
+            self._tests[evaluated.model] = evaluated.test
+        if len(self._tests) > _KEPT_TESTS:
+            del self._tests[next(iter(self._tests))]
+
     def _means(self) -> dict[str, float]:
-        samples = max(self._samples, 1)
-        return {name: total / samples for name, total in self._sums.items()} | self._newest
+        means = {name: total / max(samples, 1) for name, (total, samples) in self._sums.items()}
+        return means | self._newest
 
     def _forget(self) -> None:
-        self._samples = 0
         self._sums.clear()
         self._newest.clear()
 

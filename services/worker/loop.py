@@ -122,7 +122,11 @@ class JobWorker:
                 worker,
                 job.id,
                 WorkerSettings(
-                    spec.batch_size, spec.waiting_bound, spec.batch_linger_s, spec.largest_group
+                    spec.batch_size,
+                    spec.waiting_bound,
+                    spec.batch_linger_s,
+                    spec.largest_group,
+                    spec.min_batch or (2 if computer.has_batch_norm else 1),
                 ),
                 codec=codec,
                 schemas=schemas,

@@ -21,6 +21,7 @@ from common.core.messages import (
     Batch,
     Failed,
     Gradient,
+    MetricSum,
     ModelId,
     TriggerId,
     UpdateTrigger,
@@ -66,7 +67,7 @@ def failure(offset: int = 7, epoch: int = 3) -> Failed:
 
 
 def gradient(vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Gradient:
-    return Gradient(WORKER, MODEL, (7, 8), 20, 3.5, {"accuracy": 12.0}, 0.02, vector)
+    return Gradient(WORKER, MODEL, (7, 8), 20, 3.5, {"accuracy": MetricSum(12.0, 20)}, 0.02, vector)
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -311,6 +312,8 @@ def test_a_worker_says_that_it_waits_and_that_it_is_leaving(board: Board) -> Non
     board.beat(WORKER, "alive", LONG_S * 10)
     board.beat(WORKER, "waiting", LONG_S * 10)
     assert board.alive() == {WORKER: "waiting"}
+    board.beat(WORKER, "too-few", LONG_S * 10)
+    assert board.alive() == {WORKER: "too-few"}
     board.beat(WORKER, "leaving", LONG_S * 10)
     assert board.alive() == {WORKER: "leaving"}
 

@@ -81,6 +81,47 @@ class Mended(CountingTask):
         return super().losses(outputs, records)
 
 
+class Normalised(CountingTask):
+    """Learns nothing wrong, but its network refuses a batch of one record."""
+
+    def build(self) -> nn.Module:
+        """Make the counting model beside a batch normalization."""
+        module = super().build()
+        module.add_module("norm", nn.BatchNorm1d(1, affine=False))
+        return module
+
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+        """(n,) the weights, to which the normalized ones add nothing."""
+        outputs = super().forward(module, records)
+        normalised: Tensor = module.get_submodule("norm")(outputs[:, None])
+        return outputs + 0 * normalised[:, 0].detach()
+
+
+class Detached(CountingTask):
+    """Cuts its loss off from the network."""
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """(n,) losses without a gradient."""
+        return super().losses(outputs, records).detach()
+
+
+class NamesLoss(CountingTask):
+    """Has a metric of a reserved name."""
+
+    def metrics(self, outputs: Tensor, _records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """(n,) under the name of the loss."""
+        return {"loss": outputs}
+
+
+class NoValues(CountingTask):
+    """Has a metric that no record has a value of, and one that every other record has one of."""
+
+    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """(n,) NaN, and 1 for even ids."""
+        nan = float("nan")
+        return {"none": outputs * nan, "even": torch.where(records["id"] % 2 == 0, 1.0, nan)}
+
+
 class Averages(CountingTask):
     """Gives the mean of the losses instead of one for each record."""
 

@@ -37,7 +37,11 @@ pytestmark = pytest.mark.kafka
 
 MENDED = "tests.integration.bad_tasks:Mended"
 AVERAGES = "tests.integration.bad_tasks:Averages"
-TASKS = (ENTRYPOINT, MENDED, AVERAGES)
+DETACHED = "tests.integration.bad_tasks:Detached"
+NAMES_LOSS = "tests.integration.bad_tasks:NamesLoss"
+NO_VALUES = "tests.integration.bad_tasks:NoValues"
+NORMALISED = "tests.integration.bad_tasks:Normalised"
+TASKS = (ENTRYPOINT, MENDED, AVERAGES, DETACHED, NAMES_LOSS, NO_VALUES, NORMALISED)
 RECORDS = 25_000
 MOST_QUARANTINED = 20
 
@@ -63,8 +67,10 @@ def cluster(
         made.close()
 
 
-def submitted(cluster: Cluster, name: str, task: str, records: int) -> CountingJob:
-    """A job with a backlog of so many records."""
+def submitted(
+    cluster: Cluster, name: str, task: str, records: int, options: str = ""
+) -> CountingJob:
+    """Submit a job with a backlog of `records`."""
     spec = parse_job(
         f"""
         name: {name}
@@ -76,16 +82,23 @@ def submitted(cluster: Cluster, name: str, task: str, records: int) -> CountingJ
         reduction: sum
         optimizer: {{name: sgd, learning_rate: 1.0}}
         hot_snapshot: {{every_s: 0.2}}
+        {options}
         """.replace("\n        ", "\n"),
         TASKS,
     )
-    job = CountingJob(spec, cluster.settings, cluster.log, partitions=2)
+    job = CountingJob(spec, cluster.settings, cluster.log, partitions=min(records, 2))
+    produce(cluster, job, 0, records)
+    return job
+
+
+def produce(cluster: Cluster, job: CountingJob, begin: int, end: int) -> None:
+    """Write records with ids from `begin` to `end`."""
     writer = cluster.log.writer()
-    for number, value in enumerate(codec_of(spec).encode({"id": np.arange(records)})):
-        writer.append(f"{name}-a", value, partition=number % 2)
+    values = codec_of(job.record.spec).encode({"id": np.arange(begin, end)})
+    for number, value in enumerate(values):
+        writer.append(f"{job.name}-a", value, partition=number % len(job.places))
     assert writer.flush(30.0)
     writer.close()
-    return job
 
 
 def held(cluster: Cluster, job: CountingJob) -> JobRecord:
@@ -96,14 +109,15 @@ def held(cluster: Cluster, job: CountingJob) -> JobRecord:
 
 
 def doll(cluster: Cluster, *arguments: str) -> str:
-    """What the command says."""
-    return subprocess.run(  # noqa: S603 -- our own command line
+    """Return all that the command says."""
+    done = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-m", "services.cli", *arguments],
         env={**os.environ, **cluster.settings.environ()},
         capture_output=True,
         text=True,
         check=True,
-    ).stdout
+    )
+    return done.stdout + done.stderr
 
 
 def test_a_backlog_outlives_a_bug_and_what_was_quarantined_is_taken_back(
@@ -133,11 +147,53 @@ def test_a_backlog_outlives_a_bug_and_what_was_quarantined_is_taken_back(
     assert np.flatnonzero(job.weights(proof) != -1.0).tolist() == []
 
 
-def test_a_task_that_gives_a_mean_is_held_at_once_and_no_batch_is_blamed(cluster: Cluster) -> None:
-    task = f'{{entrypoint: "{AVERAGES}", records: 1000}}'
-    job = submitted(cluster, "averages", task, 1000)
+@pytest.mark.parametrize(
+    ("name", "task", "reason"),
+    [
+        ("averages", AVERAGES, "one value per sample"),
+        ("detached", DETACHED, "the loss has no gradient: losses cut it off"),
+        ("names-loss", NAMES_LOSS, "metric 'loss' has a reserved name"),
+    ],
+)
+def test_a_task_that_is_wrong_whatever_the_data_is_held_at_once_and_no_batch_is_blamed(
+    cluster: Cluster, name: str, task: str, reason: str
+) -> None:
+    job = submitted(cluster, name, f'{{entrypoint: "{task}", records: 1000}}', 1000)
 
     record = held(cluster, job)
 
-    assert "one value per sample" in record.reason or "losses" in record.reason
+    assert reason in record.reason
     assert job.audit().quarantined == ()
+
+
+def test_metric_without_a_value_holds_no_job_and_is_absent_from_its_updates(
+    cluster: Cluster,
+) -> None:
+    task = f'{{entrypoint: "{NO_VALUES}", records: 400}}'
+    job = submitted(cluster, "no-values", task, 400)
+    await_condition(job.drained, "everything is trained", patience_s=60.0)
+    audit = job.audit()
+    assert (audit.flaws, audit.quarantined, audit.trained) == ((), (), 400)
+    assert all(update.metrics == {"even": 1.0} for update in audit.updates)
+    assert sum(update.samples_with("even") for update in audit.updates) == 200
+
+
+def test_rest_of_one_record_waits_for_another_where_the_network_has_batch_norm(
+    cluster: Cluster,
+) -> None:
+    # records   1 waits: fewer than min_batch (2) | 1 more
+    # batches                                     | 2
+    task = f'{{entrypoint: "{NORMALISED}", records: 2}}'
+    lingers = "batch_linger_s: 0.3\n        group_linger_s: 0.3"
+    job = submitted(cluster, "normalised", task, 1, lingers)
+    why = f"{job.name}: waiting for records: 1 record waits: fewer than min_batch (2)"
+    await_condition(
+        lambda: why in doll(cluster, "job", "show", job.name), "the rest waits", patience_s=60.0
+    )
+
+    produce(cluster, job, 1, 2)
+    await_condition(job.drained, "everything is trained", patience_s=60.0)
+    audit = job.audit()
+    assert (audit.flaws, audit.quarantined, audit.trained) == ((), (), 2)
+    with closing(JobStore(cluster.log)) as book:
+        assert not book.get(job.name).held

@@ -69,7 +69,10 @@ class LossCurve:
         """Take in the next version; one without a time gets that of the one before."""
         run, weight = (row.version - 1) // self.length, max(row.samples, 1)
         at_s = row.at_s or (self._blocks[-1].at_s if self._blocks else 0.0)
-        metrics = {name: (value * weight, weight) for name, value in row.metrics.items()}
+        metrics = {
+            name: (value * (count := max(row.measured[name], 1)), count)
+            for name, value in row.metrics.items()
+        }
         self._add(_Block(run, row.version, at_s, weight, row.loss * weight, metrics))
         if len(self._blocks) > self._capacity:
             self.length *= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,7 +127,7 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
 def show(context: typer.Context, job: JobName) -> None:
     """Show a job as JSON: its specification with all defaults, its desired state, its start.
 
-    The reason why a job is held, and its traceback, go to standard error.
+    Standard error says why a held job is held, with the traceback, and why a running job waits.
 
     Example: [bold]doll job show digits[/]
     """
@@ -139,6 +140,11 @@ def show(context: typer.Context, job: JobName) -> None:
     if record.held:
         typer.echo(f"{job} is held: {_printable(record.reason)}", err=True)
         typer.echo(_printable(record.detail), err=True)
+    if record.wanted == "running":
+        with closing(system_of(context).watch(job)) as watched:
+            state = watched.look(0.0).state
+        if state.why:
+            typer.echo(_printable(f"{job}: {state}"), err=True)
 
 
 @app.command()

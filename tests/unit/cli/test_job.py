@@ -262,6 +262,24 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     assert "0.2500" in shown
 
 
+def test_show_says_that_records_fewer_than_min_batch_wait_and_prints_json_alone(
+    world: World,
+) -> None:
+    submitted(world)
+    world.write("clinic-a", b"record")
+    world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c")))
+    board = world.board("digits")
+    board.hold_lease("c1", 60.0)
+    place = Partition("clinic-a", 0)
+    board.put_leader_status(LeaderStatus(0, 0, {place: 0}, 0, 0, 1, {place: 0}))
+    board.beat(WorkerId("w1"), "too-few", 60.0)
+    shown = world.run("job", "show", "digits")
+    assert json.loads(shown.stdout)["wanted"] == "running"
+    why = "1 record waits: fewer than min_batch (2)"
+    assert f"digits: waiting for records: {why}\n" in shown.stderr
+    assert "workers 1" in world.run("job", "watch", "digits", "--once").stdout
+
+
 def test_a_list_in_a_file_cuts_nothing(world: World) -> None:
     submitted(world)
     (line,) = (

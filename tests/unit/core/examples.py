@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from common.core.messages import Batch, BatchReady, Gradient, WorkerId
+from common.core.messages import Batch, BatchReady, Gradient, MetricSum, WorkerId
 from common.core.spans import Partition, Span, address_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def gradient(worker: WorkerId, model: ModelId, batches: Iterable[Batch]) -> Grad
     batches = tuple(batches)
     samples = sum(batch.samples for batch in batches)
     offsets = tuple(batch.offset for batch in batches)
-    return Gradient(worker, model, offsets, samples, 2.0 * samples, {"right": 1.0 * samples}, 0.1)
+    sums = {"right": MetricSum(1.0 * samples, samples)} if samples else {}
+    return Gradient(worker, model, offsets, samples, 2.0 * samples, sums, 0.1)
 
 
 def answer(order: Assignment, model: ModelId) -> Gradient:

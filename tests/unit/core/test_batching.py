@@ -22,7 +22,7 @@ from common.core.batching import (
     span_bytes,
 )
 from common.core.messages import Skipped
-from common.core.spans import Partition
+from common.core.spans import Partition, Span
 from tests.unit.core.examples import P, Q, span
 
 BEGIN = {P: 0, Q: 100}
@@ -48,8 +48,10 @@ def bad_records(cut: Cut) -> int:
     return sum(each.records for each in cut.skipped)
 
 
-def placed(batch_size: int, linger_s: float | None = None, group_size: int = 1) -> Batcher:
-    batcher = Batcher(batch_size, linger_s, group_size)
+def placed(
+    batch_size: int, linger_s: float | None = None, group_size: int = 1, min_batch: int = 1
+) -> Batcher:
+    batcher = Batcher(batch_size, linger_s, group_size, min_batch)
     for partition, position in BEGIN.items():
         batcher.place(partition, position)
     return batcher
@@ -127,6 +129,83 @@ def test_without_a_linger_a_partial_batch_is_never_due() -> None:
     batcher = placed(2)
     batcher.add(run(P, range(1)), now=10.0)
     assert batcher.due() is None
+
+
+# --- min_batch -----------------------------------------------------------------------------------
+
+
+def test_rest_below_min_batch_is_due_once_a_later_record_makes_it_large_enough() -> None:
+    batcher = placed(4, linger_s=5.0, min_batch=3)
+    batcher.add(run(P, range(2)), now=10.0)
+    assert batcher.due() is None
+    assert [batcher.waits_for_more(now) for now in (14.9, 15.0)] == [False, True]
+
+    batcher.add(run(Q, range(100, 101)), now=40.0)
+    assert (batcher.due(), batcher.waits_for_more(40.0)) == (15.0, False)
+    batcher.drop(Q)  # taken away: another worker has it
+    assert (batcher.due(), batcher.waits_for_more(40.0)) == (None, True)
+
+
+def test_rest_of_bad_records_alone_is_due_whatever_min_batch_is() -> None:
+    batcher = placed(4, linger_s=5.0, min_batch=3)
+    batcher.add(run(P, range(0), bad=range(2)), now=10.0)
+    assert (batcher.due(), batcher.waits_for_more(15.0)) == (15.0, False)
+
+
+def test_rest_does_not_wait_for_min_batch_where_it_would_wait_for_b_anyway() -> None:
+    batcher = placed(4, min_batch=3)
+    batcher.add(run(P, range(1)), now=10.0)
+    assert (batcher.due(), batcher.waits_for_more(1e9)) == (None, False)
+
+
+def test_batches_of_one_sample_are_whole_batches_where_b_is_one() -> None:
+    batcher = placed(1, linger_s=5.0, min_batch=2)
+    assert [cut.samples for cut in batcher.add(run(P, range(2)), now=0.0)] == [1, 1]
+    assert batcher.resize(4) is None
+    batcher.add(run(P, range(2, 3)), now=0.0)
+    assert batcher.due() is None
+    cut = batcher.resize(1)
+    assert cut is not None
+    assert cut.samples == 1
+
+
+@pytest.mark.parametrize("chunk", [1, 7, MAX_SKIPPED, 10_000])
+def test_a_thousand_bad_records_close_no_batch_below_min_batch(chunk: int) -> None:
+    # good      0                 1500           2000         first batch  [0:1501]
+    # bad         1 ........ 1499      1501 ....       2001   second batch [1501:2502], its 1001st
+    batcher, cuts = placed(5, min_batch=2), list[Cut]()
+    good = {0, 1500, 2000}
+    for start in range(0, 2600, chunk):
+        here = range(start, min(start + chunk, 2600))
+        bad = tuple(skipped(P, offset) for offset in here if offset not in good)
+        cuts += batcher.add(Run(P, [o for o in here if o in good], bad, 0.0, 0.0), now=0.0)
+
+    assert [(cut.samples, bad_records(cut)) for cut in cuts] == [(2, 1499)]
+    assert cuts[0].address == (span(P, 0, 1501),)
+    assert batcher.samples == 1
+    (cut,) = batcher.add(run(P, range(2600, 2601)), now=0.0)
+    assert (cut.address, cut.samples) == ((span(P, 1501, 2601),), 2)
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 5000])
+def test_the_size_of_a_record_of_kafka_goes_before_min_batch(chunk: int) -> None:
+    batcher, cuts = placed(5, min_batch=2), list[Cut]()
+    batcher.add(run(Q, range(100, 101)), now=0.0)
+    bad = [Skipped(*P, offset, f"{offset} {'x' * 1000}") for offset in range(5000)]  # all different
+    for start in range(0, 5000, chunk):
+        cuts += batcher.add(Run(P, (), tuple(bad[start : start + chunk]), 0.0, 0.0), now=0.0)
+
+    assert [cut.samples for cut in cuts[:2]] == [1, 0]
+    assert all(len(msgspec.json.encode(cut.skipped)) < SKIPPED_BYTES for cut in cuts)
+
+
+def test_expired_records_are_passed_over_with_the_open_part_of_their_partition() -> None:
+    batcher = placed(4, min_batch=3)
+    batcher.add(Run(P, [0, 1], (), 0.0, 0.0, epoch=2), now=0.0)
+    batcher.add(run(Q, range(100, 101)), now=0.0)
+    assert batcher.expire(P, 9) == Span(*P, 0, 9, 0, -1, 2, 2)
+    assert (batcher.samples, batcher.position(P), batcher.has_open(P)) == (1, 9, False)
+    assert batcher.expire(P, 12) == Span(*P, 9, 12, 0, 2, 2, 2)
 
 
 @pytest.mark.parametrize("again", [run(P, range(2, 5)), run(P, range(5, 6), bad=range(2, 3))])
@@ -267,21 +346,40 @@ def chunked(reads: list[Read], breaks: list[bool]) -> list[Run]:
     ]
 
 
-def cut_all(batch_size: int, runs: list[Run], group_size: int = 1) -> tuple[list[Cut], Cut | None]:
-    """The full batches, and the partial one that is left."""
-    batcher = placed(batch_size, group_size=group_size)
+def cut_all(
+    batch_size: int, runs: list[Run], group_size: int = 1, min_batch: int = 1
+) -> tuple[list[Cut], Cut | None]:
+    """Return the full batches, and the partial one that is left."""
+    batcher = placed(batch_size, group_size=group_size, min_batch=min_batch)
     return [cut for each in runs for cut in batcher.add(each, now=0.0)], batcher.close()
 
 
-@given(readings(), st.integers(1, 5), st.sampled_from([1, 10**6]), st.data())
+@given(
+    readings(),
+    st.integers(1, 5),
+    st.sampled_from([1, 10**6]),
+    st.integers(1, 6),
+    st.sampled_from([1, 2, 3, MAX_SKIPPED]),
+    st.data(),
+)
 def test_any_chunking_of_the_same_records_gives_the_same_batches(
-    reads: list[Read], batch_size: int, group_size: int, data: st.DataObject
+    reads: list[Read],
+    batch_size: int,
+    group_size: int,
+    min_batch: int,
+    most: int,
+    data: st.DataObject,
 ) -> None:
     size = len(reads)
     breaks = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
-    one_by_one = cut_all(batch_size, chunked(reads, [True] * size), group_size)
-    assert cut_all(batch_size, chunked(reads, breaks), group_size) == one_by_one
-    assert cut_all(batch_size, chunked(reads, [False] * size), group_size) == one_by_one
+    sizes = (group_size, min_batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.core.batching.MAX_SKIPPED", most)
+        one_by_one = cut_all(batch_size, chunked(reads, [True] * size), *sizes)
+        assert cut_all(batch_size, chunked(reads, breaks), *sizes) == one_by_one
+        assert cut_all(batch_size, chunked(reads, [False] * size), *sizes) == one_by_one
+    if group_size == 1:
+        assert all(not 0 < cut.samples < min(min_batch, batch_size) for cut in one_by_one[0])
 
 
 @given(readings(), st.integers(1, 5))

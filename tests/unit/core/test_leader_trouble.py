@@ -257,7 +257,10 @@ def test_when_half_of_a_round_is_not_finite_the_job_is_held_and_no_batch_is_lost
     a, b = bench.orders
     assert of_kind(fail(bench, a, "not_finite"), do.Hold) == []
     said = fail(bench, b, "not_finite")
-    assert the(said, do.Hold).reason.startswith("diverged: 2 batches, one after the other, are not")
+    assert the(said, do.Hold).reason == (
+        "diverged: 2 batches, one after the other, are not finite (why); lower"
+        " the learning rate and start again"
+    )
     assert of_kind(said, do.DiscardSum) == [do.DiscardSum(1)]
     assert of_kind(bench.announce(A), do.PostTrigger) == []
     assert bench.leader_status.waiting == 3

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from common.core.messages import Assignment, Batch, Gradient, GradientReady, ModelId, WorkerId
+from common.core.messages import (
+    Assignment,
+    Batch,
+    Gradient,
+    GradientReady,
+    MetricSum,
+    ModelId,
+    WorkerId,
+)
 from common.core.poison import Suspects
 from common.core.rounds import GradientTimes, Round, Rounds, fits
 from common.core.settings import CoordinatorSettings, Mode
@@ -60,7 +68,21 @@ def test_a_gradient_counts_whole_or_not_at_all() -> None:
 
     assert one.round.counted == {0: batch(0)}
     assert (one.round.samples, one.round.loss_sum) == (SAMPLES, 2.0 * SAMPLES)
-    assert one.round.metric_sums == {"right": 1.0 * SAMPLES}
+    assert one.round.metric_sums == {"right": (1.0 * SAMPLES, SAMPLES)}
+
+
+def test_metric_of_an_update_is_the_mean_over_the_samples_that_have_a_value() -> None:
+    one = _One(batch(0), batch(1))
+    first = {"half": MetricSum(4.0, 2), "all": MetricSum(1.0, SAMPLES)}
+    second = {"all": MetricSum(3.0, SAMPLES)}
+    for number, each in enumerate((first, second)):
+        answer = replace(gradient(A, MODEL, [batch(number)]), metric_sums=each)
+        assert one.count(answer) == ""
+
+    update = one.round.update(1, 1, 0.0)
+    assert update.metrics == {"half": 2.0, "all": 4.0 / (2 * SAMPLES)}
+    assert update.measured == {"half": 2}
+    assert (update.samples_with("half"), update.samples_with("all")) == (2, 2 * SAMPLES)
 
 
 def test_scores_of_a_round_add_up_even_where_an_older_worker_sends_none() -> None:
@@ -151,7 +173,8 @@ def test_deadlines_grow_with_batches_and_attempts_and_stay_finite(
 def ready(worker: WorkerId, batches: list[Batch], loss: float = 1.0) -> GradientReady:
     samples = sum(each.samples for each in batches)
     offsets = tuple(each.offset for each in batches)
-    return GradientReady(worker, MODEL, offsets, samples, loss * samples, {"right": loss}, 0.1, 1)
+    sums = {"right": MetricSum(loss, samples)}
+    return GradientReady(worker, MODEL, offsets, samples, loss * samples, sums, 0.1, 1)
 
 
 def test_what_was_counted_is_lost_with_its_member_and_asked_of_others() -> None:

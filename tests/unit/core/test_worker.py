@@ -13,6 +13,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.batching import Run
 from common.core.ledger import Ledger
+from common.core.liveness import ALIVE, TOO_FEW
 from common.core.messages import BatchReady, Claim, LeaderStatus, Opened, SpanExpired, Unsettled
 from common.core.settings import WorkerSettings
 from common.core.spans import LogPosition, Partition, Span
@@ -259,6 +260,35 @@ def test_expired_records_are_claimed_after_what_was_read() -> None:
     )
     stream.deliver(_1=0, _2=1)
     assert stream.stand(2, p=40, waiting=1) == ()
+
+
+def test_rest_below_min_batch_waits_for_a_record_and_the_heartbeat_says_so() -> None:
+    # read [0:1   the linger is over: no claim     [1:2  a second record: both are claimed
+    stream = _Stream(settings=replace(SETTINGS, batch_linger_s=1.0, min_batch=2))
+    stream.stand(0)
+    stream.read(0, 1)
+    before = stream.on(events.Tick(), 0.5)
+    said = stream.on(events.Tick(), 2.0)
+    assert (claims(before), claims(said)) == ([], [])
+    assert the(before, do.Heartbeat) == do.Heartbeat(ALIVE)
+    assert the(said, do.Heartbeat) == do.Heartbeat(TOO_FEW)
+
+    stream.read(1, 2, now=3.0)
+    said = stream.on(events.Tick(), 3.0)
+    assert claims(said) == [BatchReady(A, (span(P, 0, 2),), 2)]
+    assert the(said, do.Heartbeat) == do.Heartbeat(ALIVE)
+
+
+def test_rest_below_min_batch_is_claimed_as_expired_with_what_retention_deleted() -> None:
+    # read [0:1   retention deleted up to 40, the record that was read among it
+    stream = _Stream(settings=replace(SETTINGS, min_batch=2))
+    stream.stand(0)
+    stream.read(0, 1)
+    assert stream.on(events.FellBehind(P, 40), 0.0) == (
+        do.DropRows(P),
+        do.Announce(1, SpanExpired(A, (Span(*P, 0, 40, known=1),)), (0,)),
+        place(40),
+    )
 
 
 def test_the_end_of_a_log_without_records_is_claimed_as_an_empty_batch() -> None:

@@ -404,6 +404,31 @@ def test_an_update_lacks_records() -> None:
     assert view.state(NOW).word == "waiting for records"
 
 
+@pytest.mark.parametrize(
+    ("end", "too_few", "min_batch", "why"),
+    [
+        (121, ("w1",), None, "1 record waits: fewer than min_batch (2)"),
+        (124, ("w1",), 5, "4 records wait: fewer than min_batch (5)"),
+        (122, ("w1", "w2"), None, "2 records wait: fewer than min_batch (2) at each of 2 workers"),
+    ],
+)
+def test_records_fewer_than_min_batch_count_as_lag_and_the_state_says_why_they_wait(
+    end: int, too_few: tuple[str, ...], min_batch: int | None, why: str
+) -> None:
+    record = job()
+    spec = record.spec.model_copy(update={"min_batch": min_batch, "batch_linger_s": 0.5})
+    view = JobProgress(record._replace(spec=spec))
+    view.feed_update(0, lead(), NOW, NOW)
+    for offset, each in enumerate(rows(2)):
+        view.feed_claim(offset, claim_of(each))
+    view.feed_update(1, update(0, 1, *rows(2)), NOW - QUIET_S, NOW - QUIET_S)
+    ends = {**FIRST, PLACES[0]: end}
+    alive = dict.fromkeys(("w1", "w2"), "alive")
+    view.look(Look(NOW, alive, leader_status(), led=True, ends=ends, too_few=too_few))
+    assert view.lag == end - 120
+    assert view.state(NOW) == ("waiting for records", why)
+
+
 def test_degraded_is_above_a_share_of_the_last_records() -> None:
     made = rows(200)
     made[7] = rows(8, skipped=BATCH)[7]  # no record of it decodes: it is in no update
@@ -578,6 +603,19 @@ def test_what_is_of_a_window_is_the_newest_updates_and_no_mean() -> None:
         made = replace(update(0, version), metrics={"auc": value, "accuracy": value})
         view.feed_update(version, made, NOW, NOW)
     assert view.numbers(NOW).metrics == {"auc": 0.75, "accuracy": 0.625}
+
+
+def test_metric_that_samples_have_no_value_of_is_the_mean_over_the_others() -> None:
+    view = JobProgress(job())
+    view.feed_update(0, lead(), NOW, NOW)
+    samples = update(0, 1).samples
+    for version, value, measured in ((1, 0.5, UNSET), (2, 2.0, {"half": 1}), (3, 9.0, UNSET)):
+        metrics = {"half": value} if version < 3 else {}
+        made = replace(update(0, version), metrics=metrics, measured=measured)
+        assert view.feed_update(version, made, NOW, NOW)
+    mean = (0.5 * samples + 2.0) / (samples + 1)
+    assert view.numbers(NOW).metrics == {"half": pytest.approx(mean)}
+    assert [row.measured for row in view.columns.rows(1, 3)] == [{"half": samples}, {"half": 1}, {}]
 
 
 def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> None:

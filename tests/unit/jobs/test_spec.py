@@ -10,9 +10,11 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from common.core.settings import AggregationSettings, Mode, Rule
 from common.errors import UserError
+from common.jobs.edit import changed_spec
 from common.jobs.spec import JobSpec, job_from_json, parse_job
 
 TEXT = """
@@ -50,6 +52,29 @@ def changed(path: str = "", value: Any = None) -> str:  # noqa: ANN401 -- any JS
     else:
         place[last] = value
     return yaml.safe_dump(data, sort_keys=False)
+
+
+def test_plain_data_with_lists_is_validated_as_it_is_at_submission() -> None:
+    data = yaml.safe_load(TEXT)
+    data["tuner"] = {"group_size": [10, 40]}
+    data["task"] |= {"network": "cnn-28"}
+    spec = JobSpec.model_validate(data)
+    assert spec == job_from_json(json.dumps(data))
+    assert JobSpec.model_validate(spec.model_dump()) == spec
+    assert JobSpec.model_validate(spec) is spec
+    assert JobSpec.model_validate(data | {"optimizer": spec.optimizer}) == spec
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate(data | {"streams": ["clinic-a", 7]})
+    assert caught.value.errors()[0]["loc"] == ("streams", 1)
+
+
+def test_min_batch_is_at_most_batch_size() -> None:
+    assert parse_job(changed("min_batch", 256)).min_batch == 256
+    said = refusal(changed("min_batch", 257))
+    assert "min_batch: must be at most batch_size (256), got 257" in said
+    assert "min_batch" in refusal(changed("min_batch", 0))
+    with pytest.raises(UserError, match=r"change: .*min_batch: must be at most batch_size \(1\)"):
+        changed_spec(parse_job(changed("min_batch", 2)), {"batch_size": 1})
 
 
 def refusal(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite, nan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +53,22 @@ def test_records_are_judged_one_by_one_in_their_order() -> None:
         alone = {name: column[index : index + 1] for name, column in records.items()}
         expected = evaluate(task, model, model.weights(), alone, 1)
         assert {name: values[index] for name, values in columns.items()} == pytest.approx(expected)
+
+
+def test_nan_of_a_metric_counts_as_no_value_and_no_metric_replaces_the_loss() -> None:
+    class Partial(Regression):
+        def metrics(
+            self, outputs: torch.Tensor, records: Mapping[str, torch.Tensor]
+        ) -> dict[str, torch.Tensor]:
+            del records
+            numbers = torch.arange(len(outputs))
+            return {"half": torch.where(numbers % 2 == 0, 3.0, nan), "none": outputs * nan}
+
+    network = nn.Linear(3, 1)
+    model = FlatModel(network)
+    found = evaluate(Partial(network), model, model.weights(), points(1, 7), 4)
+    assert found == {"half": 3.0, "loss": found["loss"]}
+    assert isfinite(found["loss"])
 
 
 def test_scores_of_two_classes_are_judged_together() -> None:

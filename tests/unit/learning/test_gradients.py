@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import cycle
+from math import inf, nan
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
@@ -16,7 +18,9 @@ from common.core.scores import BINS
 from common.errors import CorruptError, UserError
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer, resolve_device
+from common.learning.models import RunningNorm
 from common.learning.optimizers import OptimizerSettings
+from common.learning.parameters import has_batch_norm
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from tests.unit.learning.examples import (
@@ -87,7 +91,7 @@ def test_the_gradient_is_that_of_plain_autograd_summed_over_all_batches() -> Non
     assert np.allclose(found.vector, expected.numpy(), rtol=1e-4, atol=1e-4)
     assert found.samples == 37
     assert found.loss_sum == pytest.approx(loss.item(), rel=1e-5)
-    assert found.metric_sums == {"accuracy": float((outputs.argmax(1) == labels).sum())}
+    assert found.metric_sums == {"accuracy": (float((outputs.argmax(1) == labels).sum()), 37)}
     assert found.vector.dtype == np.float32
 
 
@@ -119,6 +123,30 @@ def test_small_batches_share_a_pass_and_large_ones_do_not() -> None:
         assert np.allclose(each.vector, found[0][1].vector, rtol=1e-5)
         assert each.loss_sum == pytest.approx(found[0][1].loss_sum)
         assert each.samples == 12
+
+
+def test_batches_that_a_network_normalises_share_no_pass() -> None:
+    norm = nn.BatchNorm1d(3, track_running_stats=False)
+    task = Seeing(nn.Sequential(norm, nn.Linear(3, 1)))
+    task.passes = []
+    computer = GradientComputer(task, task.network, CPU)
+    computer.compute([points(1, 4), points(2, 4)])
+    assert (computer.has_batch_norm, task.passes) == (True, [4, 4])
+
+
+@pytest.mark.parametrize(
+    ("layers", "normalise"),
+    [
+        ((nn.SyncBatchNorm(2), nn.LazyBatchNorm1d(), nn.BatchNorm3d(2)), True),
+        ((nn.LayerNorm(2), nn.InstanceNorm1d(2), RunningNorm(2)), False),
+    ],
+)
+def test_any_of_the_batch_normalizations_is_found_however_deep(
+    layers: tuple[nn.Module, ...],
+    normalise: bool,  # noqa: FBT001 -- what is expected
+) -> None:
+    for layer in layers:
+        assert has_batch_norm(nn.Sequential(nn.Sequential(layer))) == normalise
 
 
 def test_the_batch_that_is_to_blame_is_named_though_it_shared_a_pass() -> None:
@@ -319,6 +347,18 @@ class Returning(Regression):
         (Returning(metrics=lambda x: {7: x}), "metrics has a key 7", "metrics"),
         (Returning(metrics=lambda x: {"e": x * 1j}), "metric 'e' has dtype torch.compl", "metrics"),
         (Returning(metrics=lambda x: x), "metrics returned an object of type Tensor", "metrics"),
+        (Returning(metrics=lambda x: {"loss": x}), "metric 'loss' has a reserved", "metrics"),
+        (Returning(metrics=lambda x: {"doll_up": x}), "metric 'doll_up' has a res", "metrics"),
+        (Returning(metrics=lambda x: {"top-5": x}), "metric 'top-5' has a name that", "metrics"),
+        (Returning(metrics=lambda x: {"": x}), "metric '' has a name that no label", "metrics"),
+        (Returning(metrics=lambda x: {"a" * 101: x}), "metric 'aaaaaaaaaaaaaaaaaaa", "metrics"),
+        (Returning(losses=torch.Tensor.detach), "the loss has no gradient: losses", "losses"),
+        (
+            Returning(losses=lambda x: torch.tensor(x.tolist(), requires_grad=True)),
+            "the loss has no gradient: losses",
+            "losses",
+        ),
+        (Returning(outputs=torch.Tensor.detach), "the loss has no gradient: forward", "forward"),
     ],
 )
 def test_what_a_method_must_not_return_is_the_tasks_fault_and_no_batchs(
@@ -331,6 +371,49 @@ def test_what_a_method_must_not_return_is_the_tasks_fault_and_no_batchs(
     assert caught.value.summary.startswith(told)
     line = getattr(Returning, method).__code__.co_firstlineno
     assert caught.value.summary.endswith(f" (test_gradients.py, line {line}, in {method})")
+
+
+def test_metric_of_the_name_of_a_score_is_refused_where_the_task_has_scores() -> None:
+    class Scored(Returning):
+        def binary_scores(
+            self, outputs: Tensor, records: Mapping[str, Tensor]
+        ) -> tuple[Tensor, Tensor]:
+            return outputs, records["y"] > 0
+
+    for kind, refused in ((Returning, False), (Scored, True)):
+        task = kind(metrics=lambda x: {"recall": x})
+        with pytest.raises(WrongTaskError, match="reserved") if refused else nullcontext():
+            GradientComputer(task, task.network, CPU).compute([points(1, 4)])
+
+
+@pytest.mark.parametrize("together_bytes", [0, 1 << 20])
+def test_nan_of_a_metric_counts_as_no_value_of_that_record(together_bytes: int) -> None:
+    task = Returning(metrics=lambda x: {"half": _every_other(x), "none": x * nan, "all": x * 0 + 1})
+    computer = GradientComputer(task, task.network, CPU, together_bytes=together_bytes)
+    found = computer.compute([points(1, 4), points(2, 6)])
+    assert found.metric_sums == {"all": (10.0, 10), "half": (5.0, 5)}
+    assert found.samples == 10
+    assert np.isfinite(found.vector).all()
+
+
+def _every_other(column: Tensor) -> Tensor:
+    """Return 1 for records of even numbers, and no value for the others."""
+    return torch.where(torch.arange(len(column)) % 2 == 0, 1.0, nan)
+
+
+@pytest.mark.parametrize(
+    ("losses", "metrics", "said"),
+    [
+        (lambda x: x * inf, lambda x: {"error": x * inf}, "the loss is not finite for batch 0"),
+        (lambda x: x, lambda x: {"a": x, "b": x * inf}, "metric 'b' is not finite for batch 0"),
+    ],
+)
+def test_error_of_what_is_not_finite_names_the_loss_or_the_metric(
+    losses: Callable[[Tensor], Tensor], metrics: Callable[[Tensor], object], said: str
+) -> None:
+    task = Returning(losses=losses, metrics=metrics)
+    with pytest.raises(NotFiniteError, match=said):
+        GradientComputer(task, task.network, CPU).compute([points(1, 4)])
 
 
 def test_metrics_that_change_from_batch_to_batch_are_the_tasks_fault() -> None:
@@ -348,7 +431,7 @@ def test_the_order_of_metrics_is_of_no_account() -> None:
     found = GradientComputer(task, task.network, CPU, together_bytes=0).compute(
         [points(1, 4), points(2, 4)]
     )
-    assert found.metric_sums["b"] - found.metric_sums["a"] == pytest.approx(8)
+    assert found.metric_sums["b"].total - found.metric_sums["a"].total == pytest.approx(8)
 
 
 class Replacing(nn.Linear):

@@ -64,6 +64,55 @@ def test_a_task_is_tried_on_a_batch_without_any_server() -> None:
     assert doll.check_task(task, BATCH) == doll.TaskCheck(4, 4, 4.0, {"absolute_error": 2.0})
 
 
+def test_a_batch_of_tensors_or_lists_is_tried_like_one_of_arrays() -> None:
+    tensors = {name: torch.from_numpy(column) for name, column in BATCH.items()}
+    frozen = {name: column.copy() for name, column in BATCH.items()}
+    for column in frozen.values():
+        column.flags.writeable = False
+    for batch in (tensors, {n: c.tolist() for n, c in BATCH.items()}, frozen):
+        assert doll.check_task(Line(), batch) == doll.check_task(Line(), BATCH)
+    assert doll.check_task(Line(), {"x": tensors["x"].clone().requires_grad_(), "y": [2.0] * 4})
+    wrong: tuple[list[object], ...] = ([[1.0], [1.0, 2.0]], ["a"] * 4, [None] * 4)
+    for each in wrong:
+        with pytest.raises(doll.UserError, match='batch: "x" cannot be read as numbers'):
+            doll.check_task(Line(), {"x": each, "y": [2.0] * 4})
+
+
+def test_only_trainable_parameters_are_counted() -> None:
+    class Frozen(Line):
+        def build(self) -> nn.Module:
+            line = super().build()
+            line.get_parameter("weight").requires_grad_(False)  # noqa: FBT003 -- torch's
+            return line
+
+    assert doll.check_task(Frozen(), BATCH).parameters == 1
+
+
+def test_reserved_name_of_a_metric_and_a_detached_loss_are_told_by_the_check() -> None:
+    class Named(Line):
+        def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {"loss": outputs - records["y"]}
+
+    class Detached(Line):
+        def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+            return super().losses(outputs, records).detach()
+
+    with pytest.raises(doll.WrongTaskError, match="metric 'loss' has a reserved name"):
+        doll.check_task(Named(), BATCH)
+    with pytest.raises(doll.WrongTaskError, match=r"the loss has no gradient: losses .*detach"):
+        doll.check_task(Detached(), BATCH)
+
+
+def test_a_metric_without_any_value_is_left_out_of_the_check() -> None:
+    class Partial(Line):
+        def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            column, nan = records["y"].clone(), float("nan")
+            column[1::2] = nan
+            return {"none": outputs * nan, "some": column}
+
+    assert doll.check_task(Partial(), BATCH).metrics == {"some": 2.0}
+
+
 def test_a_task_that_is_wrong_is_told_so() -> None:
     with pytest.raises(doll.WrongTaskError, match=r"losses.*public"):
         doll.check_task(Mean(), BATCH)

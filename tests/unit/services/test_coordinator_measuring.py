@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from common.core import events
-from common.core.messages import Failed, ModelId, Synchrony, UpdateApplied
+from common.core.messages import Failed, MetricSum, ModelId, Synchrony, UpdateApplied
 from common.jobs.spec import parse_job
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.leading import (
@@ -131,7 +131,7 @@ def test_an_update_is_told_with_its_batches_records_and_results() -> None:
 def test_a_ghost_that_names_many_metrics_makes_few_series() -> None:
     bench = leading()
     bench.announce(A, B)
-    many = {f"m{number:03}": 1.0 for number in range(500)}
+    many = {f"m{number:03}": MetricSum(1.0, 1) for number in range(500)}
     replies = tuple(
         msgspec.structs.replace(answer(order, bench.model), metric_sums=many)
         for order in bench.orders

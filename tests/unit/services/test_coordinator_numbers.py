@@ -12,6 +12,7 @@ from common.core.messages import (
     BatchReady,
     Failed,
     Gradient,
+    MetricSum,
     ModelId,
     Skipped,
     TriggerId,
@@ -106,7 +107,7 @@ class Bench:
             tuple(batch.offset for batch in order.batches),
             samples,
             0.5 * samples,
-            {"accuracy": 1.0 * samples},
+            {"accuracy": MetricSum(1.0 * samples, samples)},
             0.1,
             np.zeros(len(weights) // 4, np.float32),
         )

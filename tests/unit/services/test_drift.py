@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -67,6 +69,7 @@ def test_no_records_are_no_drift() -> None:
 
 def test_an_error_is_what_accuracy_lacks_or_else_grows_with_the_loss() -> None:
     assert errors_of({"loss": [9.0, 0.0], "accuracy": [1.0, 0.0]}) == [0.0, 1.0]
+    assert errors_of({"loss": [9.0, 0.0], "accuracy": [math.nan, 0.5]}) == [0.5]
     low, zero, high, lost = errors_of({"loss": [-3.0, 0.0, 50.0, float("nan")]})
     assert (low, zero, lost) == (0.0, 0.0, 1.0)
     assert high == pytest.approx(1.0)

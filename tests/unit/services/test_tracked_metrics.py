@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+from msgspec.structs import replace
+
 from common.core.messages import (
     GENESIS,
     AuditRecord,
@@ -53,6 +56,15 @@ def test_metrics_of_updates_are_means_over_the_records_of_so_many() -> None:
         Metric("train/accuracy", 0.375, 102.0, 2),
         Metric("train/auc", 0.5, 102.0, 2),  # of the last minute already, so that it is the newest
     ]
+
+
+def test_metric_is_the_mean_over_records_with_a_value_and_none_replaces_the_loss() -> None:
+    first = replace(update(1, 1.0), metrics={"half": 4.0, "loss": 7.0}, measured={"half": 2})
+    second = replace(update(2, 3.0), metrics={})
+    third = replace(update(3, 2.0, 8), metrics={"half": 1.0}, measured={"half": 1})
+    found = points([lead(E1), first, second, third], every_updates=3)
+    means = {each.name: each.value for each in found}
+    assert means == {"train/loss": pytest.approx(2.0), "train/half": 3.0}
 
 
 def test_what_a_leader_without_a_lead_writes_is_told_to_nobody() -> None:

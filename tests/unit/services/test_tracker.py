@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -293,6 +294,34 @@ def test_checkpoints_are_versions_with_aliases_and_say_what_they_are(tracked: Tr
     assert last.tags["doll.epoch"] == str(epoch)
     assert last.tags["doll.offsets"] == '{"left":{"0":24,"1":4}}'
     assert (last.tags["doll.job"], last.tags["doll.incarnation"]) == (NAME, "1")
+
+
+def test_registered_version_has_the_figures_of_the_test_set_even_if_they_come_later(
+    tracked: Tracked,
+) -> None:
+    def figures() -> dict[str, object]:
+        kept = tracked.server.models[NAME]
+        return {n: json.loads(each.tags["doll.metrics"])["test"] for n, each in kept.items()}
+
+    tracker = tracked.start()
+    tracked.learn(1)
+    tracked.save(1)
+    tracked.world.update(2)
+    tracked.save(2)
+    tracker.turn()
+    assert figures() == {"1": {"loss": 1.0}, "2": {}}
+    calls = tracked.server.calls
+    tracker.turn()
+    idle = tracked.server.calls - calls
+    tracked.judge(2)
+    tracker.turn()
+    assert figures() == {"1": {"loss": 1.0}, "2": {"loss": 0.5}}
+    calls = tracked.server.calls
+    tracker.turn()
+    assert tracked.server.calls - calls == idle  # nothing is left to do
+
+    tracked.start().turn()
+    assert figures() == {"1": {"loss": 1.0}, "2": {"loss": 0.5}}
 
 
 def test_a_version_whose_checkpoint_was_deleted_says_so(tracked: Tracked) -> None:

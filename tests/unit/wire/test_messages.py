@@ -35,6 +35,7 @@ from common.core.messages import (
     LeaderStatus,
     Member,
     Membership,
+    MetricSum,
     ModelId,
     Opened,
     Quarantined,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 # --- what can be said ----------------------------------------------------------------------------
 
 counts = st.integers(0, 2**63 - 1)
+some = st.integers(1, 2**63 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 names = texts.filter(bool)
@@ -74,6 +76,8 @@ partitions = st.builds(Partition, names, st.integers(0, 1000))
 epochs = st.integers(-1, 2**31 - 1)
 positions = st.dictionaries(partitions, counts, max_size=4)
 metrics = st.dictionaries(texts, finite, max_size=3)
+# Of messages of one sample or more, of which one has a value.
+sums = st.dictionaries(texts, st.builds(MetricSum, finite, st.just(1)), max_size=3)
 models = st.builds(ModelId, counts, counts) | st.just(GENESIS)
 
 
@@ -248,7 +252,7 @@ vectors = st.lists(st.floats(width=32), min_size=1, max_size=9).map(
 )
 gradients = st.builds(
     Gradient,
-    *(workers, models, offsets, counts, finite, metrics, st.floats(0, 1e9), vectors),
+    *(workers, models, offsets, some, finite, sums, st.floats(0, 1e9), vectors),
     *(st.just(UNSET) | rates, st.just(UNSET) | rates),
 )
 failures = st.builds(
@@ -257,7 +261,7 @@ failures = st.builds(
 group_replies: st.SearchStrategy[GroupReply] = (
     st.builds(
         GradientReady,
-        *(workers, models, offsets, counts, finite, metrics, st.floats(0, 1e9), counts),
+        *(workers, models, offsets, some, finite, sums, st.floats(0, 1e9), counts),
         *(st.just(UNSET) | rates, st.just(UNSET) | rates),
     )
     | st.builds(
@@ -660,6 +664,16 @@ NONSENSE = {
         "audit",
         UpdateApplied(3, 1, (BATCH,), 10, 0.5, {"accuracy": float("nan")}),
         "metrics['accuracy']",
+    ),
+    "a metric of more samples than there are": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH,), 10, 0.5, {"accuracy": 0.5}, measured={"accuracy": 11}),
+        "measured['accuracy'] is 11, expected a number of samples from 1 to 10",
+    ),
+    "a metric of no sample": (
+        "reply",
+        Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {"a": MetricSum(1.0, 0)}, 0.1, VECTOR),
+        "metric_sums['a'] is 0, expected a number of samples from 1 to 10",
     ),
     "a batch twice in an update": (
         "audit",

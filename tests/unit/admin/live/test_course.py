@@ -14,7 +14,9 @@ CAPACITY = 8
 
 def row(version: int, loss: float, samples: int, at_s: float | None) -> Row:
     metrics = {"accuracy": loss / 2} if version % 3 else {}
-    return Row(version, 0, at_s, samples, 1, loss, None, 0, "", metrics, "synchronous", 0, version)
+    measured = dict.fromkeys(metrics, samples)
+    made = (version, 0, at_s, samples, 1, loss, None, 0, "")
+    return Row(*made, metrics, measured, "synchronous", 0, version)
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30)), max_size=12))
