@@ -82,9 +82,13 @@ def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
 
 
 def test_a_leader_that_was_frozen_neither_holds_nor_ends_the_next_job(lives: Lives) -> None:
-    for act in (lives.zombie.book.hold, lives.zombie.book.finish):
+    book = lives.zombie.book
+    for act in (
+        lambda: book.hold(FIRST, "it has found something"),
+        lambda: book.finish(FIRST, "it has found something", 0),
+    ):
         with pytest.raises(NotFoundError, match="was purged"):
-            act(FIRST, "it has found something")
+            act()
     assert lives.book.get(NAME).wanted == "running"
 
 
