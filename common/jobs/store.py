@@ -230,9 +230,9 @@ class JobStore:
         """Make a job: its topics, its first positions, its record.
 
         Args:
-            spec: What it is.
-            origin: What it begins with, kept in its folder already.
-            request: Fingerprint of what asked for it, kept as it is.
+            spec: Specification of the job.
+            origin: Checkpoint that the job begins with, stored in its folder already.
+            request: Fingerprint of the request, kept as it is.
 
         Raises:
             ConflictError: If the name belongs to a job, or to the history of an earlier one.
@@ -257,17 +257,18 @@ class JobStore:
                 incarnation=incarnation,
                 known=known,
             )
-            _check_size(record)  # before topics are made for a job that there will not be
+            _check_size(record)
             self._make_topics(record)
             return record
 
-        with closing(self._log.writer()):  # it finds its brokers while all else is done
+        # This writer makes the log find its brokers while the topics are created.
+        with closing(self._log.writer()):
             return self._book.update(spec.name, made, encode_job)
 
     def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
-        """Change what is wanted of a job; a stopped one goes on where it was.
+        """Change what is wanted of a job. A stopped job can be resumed where it was.
 
-        A job that has finished stays as it is when it is to stop.
+        A finished job that is to stop stays as it is.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -278,15 +279,15 @@ class JobStore:
     def resume_after_loss(
         self, job: str, reason: str, *, from_start: bool = False, read_from: ReadFrom = ""
     ) -> JobRecord:
-        """Go on with a job that is held since Kafka lost records, with what is left.
+        """Resume a job that is held since Kafka lost records, with the records that are left.
 
         If its control or its updates topic was deleted, this creates the topic again, empty.
 
         Args:
-            job: Its name.
-            reason: Why, cut off likewise.
-            from_start: True if version 0 will do, should no other be left.
-            read_from: From where streams' topics are read that were created anew.
+            job: Name of the job.
+            reason: Reason of the person, cut off after `REASON_CHARACTERS`.
+            from_start: True to accept version 0 if no other version is left.
+            read_from: Where to begin with streams' topics that were created anew.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -298,14 +299,14 @@ class JobStore:
         return self._update(job, lambda record: self._resumed(record, reason, after_loss))
 
     def finish(self, job: str, reason: str, revision: int) -> JobRecord:
-        """End a job that has reached its stop rule; a stopped one stays as it is.
+        """End a job that has reached its stop rule. A stopped job stays as it is.
 
-        `want` may let the job go on all the same.
+        `want` may resume a finished job.
 
         Args:
-            job: Its id.
-            reason: What it has reached.
-            revision: The revision by which it has reached its stop rule.
+            job: Id of the job.
+            reason: Stop rule that the job has reached.
+            revision: Revision of the job whose stop rule that is.
 
         Raises:
             NotFoundError: If there is no such job; its name may be another one's.
@@ -324,13 +325,15 @@ class JobStore:
         return self._update(topics.job_name(job), finished, job)
 
     def hold(self, job: str, reason: str, detail: str = "") -> JobRecord:
-        """Pause a running job for a reason that a person must look at; another stays as it is.
+        """Pause a running job for a reason that a person must look at.
+
+        A job that is not running stays as it is.
 
         Args:
-            job: Its id.
-            reason: What is wrong and what to do, one line; cut off likewise.
-            detail: What a programmer wants to see, such as a traceback; its end is cut off where
-                it is longer than `DETAIL_CHARACTERS`.
+            job: Id of the job.
+            reason: Fault and remedy in one line, cut off after `REASON_CHARACTERS`.
+            detail: Details for a programmer, such as a traceback, cut off after
+                `DETAIL_CHARACTERS`.
 
         Raises:
             NotFoundError: If there is no such job; its name may be another one's.
@@ -351,14 +354,14 @@ class JobStore:
         return self._update(topics.job_name(job), held, job)
 
     def change(self, job: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
-        """Change settings of a job, of a stopped one too; nothing where nothing differs.
+        """Change settings of a job, which may be stopped. Equal settings change nothing.
 
         Args:
-            job: Its name.
-            changed: By name, as in `common.jobs.edit`: `deadline_s` (None for none, otherwise
-                counted from when the job was submitted), `group_size`, `batch_size`,
+            job: Name of the job.
+            changed: Settings by name, as in `common.jobs.edit`: `deadline_s` (None for none,
+                otherwise counted from the submission), `group_size`, `batch_size`,
                 `learning_rate`, and whole blocks.
-            reason: Why, for those who look at its changes.
+            reason: Reason of the person, cut off after `CHANGE_CHARACTERS`.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -380,12 +383,12 @@ class JobStore:
         """Do several of `change`, `want` and `resume_after_loss` as one change, or nothing.
 
         Args:
-            job: Its name.
-            reason: Why, for each of them.
+            job: Name of the job.
+            reason: Reason of the person.
             changed: Settings, see `change`.
-            wanted: None, or what is wanted already, changes nothing.
-            after_loss: If given, resume the job, see `resume_after_loss`.
-            revision: If given, the only revision of which to change the job.
+            wanted: Optional. If unset, or wanted already, it stays.
+            after_loss: Optional. If set, resume the job, see `resume_after_loss`.
+            revision: Optional. If set, refuse to change another revision.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -424,7 +427,7 @@ class JobStore:
         self._book.update(job, deleted, _encode)
 
     def free(self, job: str) -> None:
-        """Take a stopped job out of the list, if it is there, and let another one have its name.
+        """Take a stopped job out of the list, if it is there, and make its name free.
 
         Raises:
             ConflictError: If it is not stopped.
@@ -434,7 +437,8 @@ class JobStore:
 
         def freed(entry: JobRecord | FreeName | None) -> JobRecord | FreeName | None:
             if _incarnation(entry) >= incarnation:
-                return entry  # somebody else has freed the name meanwhile
+                # Somebody else has freed the name meanwhile.
+                return entry
             if isinstance(entry, JobRecord):
                 _stopped(entry)
             return FreeName(incarnation)
@@ -500,7 +504,8 @@ class JobStore:
         return record._replace(spec=spec, revision=change.revision, changes=changes)
 
     def _resumed(self, record: JobRecord, reason: str, after_loss: AfterLoss) -> JobRecord:
-        if not record.held:  # the wish would stay until something else is lost
+        if not record.held:
+            # Otherwise the acceptance would apply to the next loss.
             name = record.spec.name
             raise ConflictError(
                 f'the job "{name}" is not held: there is no loss for it to go on after; resume it'

@@ -48,16 +48,21 @@ from common.topics.read import identified
 T = TypeVar("T")
 R = TypeVar("R")
 
-NUMBER = "number"  # name of the header, a decimal number
-WRITE = "write"  # name of the header, a random id by which a writer finds its own record
-REMOVED = b"null"  # value of the record of a removed name
-REPAIR_S = 5.0  # a writer whose record lost needs milliseconds to write again
-COMPACTION_LAG_S = 3600.0  # many times longer than a repair takes
+# Names of headers: a decimal number, and a random id by which a writer finds its own record.
+NUMBER = "number"
+WRITE = "write"
+# Value of the record of a removed name.
+REMOVED = b"null"
+# Time for which a lost record may be the last one. Its writer needs milliseconds to write again.
+REPAIR_S = 5.0
+# Age up to which compaction leaves a record alone: many times the time of a repair.
+COMPACTION_LAG_S = 3600.0
 
 _log = event_logger(__name__)
 _READ_RECORDS = 1000
 _READ_S = 0.2
 _PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
+# Digits of a number: more than writers can ever reach one by one.
 _MOST_DIGITS = 15
 # Each lost race has another winner: 20 in a row mean that some program writes in a loop.
 _ATTEMPTS = 20
@@ -111,18 +116,23 @@ class CompactedTable(Generic[T]):
         self._noun = noun
         self._closed = closed
         self._clock = clock
-        self._lock = threading.RLock()  # guards all that follows
+        # The lock guards all that follows.
+        self._lock = threading.RLock()
         self._open: Tail | None = None
-        self._whole = False  # read to the topic's end since it was opened
-        self._looked = False  # at the topic's settings
+        # True once the topic was read to its end since it was opened.
+        self._whole = False
+        # True once the topic's settings were checked.
+        self._looked = False
         self._entries = dict[str, T]()
         self._in_force = dict[str, _InForce]()
         # Names whose last record is a lost one, with the time at which it was written or read.
         self._lost_since = dict[str, float]()
         self._unreadable = dict[str, Unreadable]()
-        self.rejected = 0  # records so far that are not ours or do not parse
+        # Number of records so far that are not ours or do not parse.
+        self.rejected = 0
         self._arrived = threading.Condition()
-        self._arrivals = 0  # times that there was something to read, or that somebody read it
+        # Number of times that records arrived or that a thread read some.
+        self._arrivals = 0
 
     def read(self) -> dict[str, T]:
         """All entries as of now, by name.
@@ -187,18 +197,20 @@ class CompactedTable(Generic[T]):
             self.repair()
             try:
                 for _ in range(_ATTEMPTS):
-                    entry = self._entries.get(name)
+                    entry, in_force = self._entries.get(name), self._in_force.get(name)
                     new, before = change(entry), cast("object", entry)
                     if new is before:
                         return new
-                    lost = False  # if the outcome is unknown, a repair would be another unknown
-                    lost = not self._put(name, encode(new))
+                    # If the outcome is unknown, the outcome of a repair would be, too.
+                    lost = False
+                    lost = not self._put(name, in_force, encode(new))
                     if not lost:
                         return new
                     if monotonic() > until:
                         break
             finally:
-                if lost:  # this process may end before anybody else repairs it
+                # This process may be the only one that writes, and may end now.
+                if lost:
                     self._repair(name)
         raise ConflictError(
             f'others changed the {self._noun} "{name}" each time that this change was tried; it was'
@@ -224,14 +236,14 @@ class CompactedTable(Generic[T]):
                 self._open = None
                 self._whole = False
 
-    def _put(self, name: str, value: bytes | None) -> bool:
+    def _put(self, name: str, made_from: _InForce | None, value: bytes | None) -> bool:
         """Append a record made from the one in force; True if it counts, False if it lost.
 
         Raises:
             UnavailableError: If that is not known.
         """
-        in_force, write = self._in_force.get(name), secrets.token_hex(8).encode()
-        number = 1 if in_force is None else in_force.number + 1
+        write = secrets.token_hex(8).encode()
+        number = 1 if made_from is None else made_from.number + 1
         headers = ((NUMBER, b"%d" % number), (WRITE, write))
         writer = self._log.writer()
         try:
@@ -257,8 +269,8 @@ class CompactedTable(Generic[T]):
         try:
             self._catch_up()
             if name in self._lost_since:
-                value = self._in_force[name].value
-                self._put(name, value)
+                in_force = self._in_force[name]
+                self._put(name, in_force, in_force.value)
                 _log.info(f"{self._noun}_repaired", name=name)
         except OutsideError as error:
             self._lost_since[name] = self._clock()
@@ -283,7 +295,8 @@ class CompactedTable(Generic[T]):
                     f"{self._partition.topic} could not be read to its end at {end}"
                 )
             for write, counts in self._take(_READ_S):
-                news.setdefault(write, counts)  # a second one is a copy, which never counts
+                # A second record of one write is a copy, which never counts.
+                news.setdefault(write, counts)
             tail = self._tail()
         self._whole = True
         return news
@@ -354,17 +367,18 @@ class CompactedTable(Generic[T]):
         name = (record.key or b"").decode(errors="replace")
         in_force, number = self._in_force.get(name), _number_of(record)
         if record.value is None or number is None:
-            self._reject(record, "it has no number and no value: another program wrote it")
+            self._reject(record, "it has no number or no value: another program wrote it")
         elif in_force is None or number > in_force.number:
             self._in_force[name] = _InForce(number, record.value)
             self._lost_since.pop(name, None)
             self._enter(name, record, record.value)
             return True
-        elif (number, record.value) == in_force:  # a copy: compaction may keep either
+        elif (number, record.value) == in_force:
+            # A copy or the same repair by somebody else: compaction may keep either.
             self._lost_since.pop(name, None)
             return False
         if in_force is not None:
-            # Clocks of brokers and ours differ: what seems to be of the future is of now.
+            # The broker's clock may be ahead of ours: a record of the future counts from now on.
             self._lost_since[name] = min(record.timestamp_s, self._clock())
         return False
 

@@ -505,6 +505,19 @@ def test_a_record_that_does_not_parse_counts_by_its_number(
     assert table.unreadable == {}
 
 
+def test_a_change_that_reads_the_table_loses_nothing(log: MemoryLog, clock: ManualClock) -> None:
+    table, rival = table_of(log, clock), table_of(log, clock)
+    table.update(NAME, lambda _: ("start",), encode)
+
+    def change(value: Value | None) -> Value:
+        if len(value or ()) == 1:
+            rival.update(NAME, lambda value: (*(value or ()), "theirs"), encode)
+            table.read()
+        return (*(value or ()), "ours")
+
+    assert table.update(NAME, change, encode) == ("start", "theirs", "ours")
+
+
 def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog, clock: ManualClock) -> None:
     table = table_of(log, clock)
     table.update(NAME, lambda _: ("ours",), encode)
