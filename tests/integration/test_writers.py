@@ -68,6 +68,7 @@ class World(NamedTuple):
     log: Log
     book: JobStore
     operators: list[httpx2.Client]  # of an admin service each
+    admins: list[Service]
     coordinator: Service
 
 
@@ -92,11 +93,12 @@ def world(
         log.create_topics([NewTopic(f"{NAME}-a")])
         book.submit(parse_job(SPEC, (TASK,)))
         stack.callback(book.want, NAME, "stopped", "the test is over")
-        operators = list[httpx2.Client]()
+        operators, admins = list[httpx2.Client](), list[Service]()
         for name in ("a1", "a2"):
             port = free_port()
             own = settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port})
-            stack.callback(Service("admin", name, own, tmp_path).kill)
+            admins.append(Service("admin", name, own, tmp_path))
+            stack.callback(admins[-1].kill)
             client = httpx2.Client(
                 base_url=f"http://127.0.0.1:{port}",
                 headers={"Authorization": f"Bearer {key}"},
@@ -107,7 +109,7 @@ def world(
         stack.callback(coordinator.kill)
         for client in operators:
             await_condition(lambda client=client: ready(client), "it is ready", PATIENCE_S)  # type: ignore[misc]
-        yield World(bootstrap, log, book, operators, coordinator)
+        yield World(bootstrap, log, book, operators, admins, coordinator)
 
 
 def ready(client: httpx2.Client) -> bool:
@@ -151,6 +153,7 @@ def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
     await_condition(lambda: world.book.get(NAME).held, "the job is held", PATIENCE_S)
     assert held >= rounds // 3
     assert "hold_not_written" not in world.coordinator.log.read_text()
+    check_crash(world)
     check_compacted(world)
 
 
@@ -169,6 +172,23 @@ def check(
     assert [change.revision for change in made.changes] == list(
         range(made.revision - len(made.changes) + 1, made.revision + 1)
     )
+
+
+def check_crash(world: World) -> None:
+    """See what becomes of a change whose service is killed as soon as the record is there."""
+    end, before = world.log.bounds(PLACE).end, world.book.get(NAME)
+    with ThreadPoolExecutor(1) as pool:
+        body = {"batch_size": 100, "reason": "before a crash"}
+        answer = pool.submit(world.operators[0].patch, f"/v1/jobs/{NAME}", json=body)
+        await_condition(lambda: world.log.bounds(PLACE).end > end, "it is written", PATIENCE_S)
+        world.admins[0].kill()
+        acknowledged = answer.exception() is None and answer.result().status_code == 200
+    body = {"group_size": 100, "reason": "after a crash"}
+    assert world.operators[1].patch(f"/v1/jobs/{NAME}", json=body).status_code == 200
+    made = world.book.get(NAME)
+    reasons = [change.reason for change in made.changes[before.revision - made.revision :]]
+    assert reasons in (["before a crash", "after a crash"], ["after a crash"])
+    assert "before a crash" in reasons or not acknowledged
 
 
 def check_compacted(world: World) -> None:
