@@ -695,10 +695,11 @@ def test_whoever_worked_for_the_first_job_of_a_name_ends_and_holds_no_other(log:
     book.want("digits", "stopped", "enough")
     book.free("digits")
     second = book.submit(parse_job(TEXT))
-    for act in (
+    acts: tuple[Callable[[], object], ...] = (
         lambda: book.finish(first.id, "a leader that was frozen", 0),
         lambda: book.hold(first.id, "a leader that was frozen"),
-    ):
+    )
+    for act in acts:
         with pytest.raises(NotFoundError, match='"digits" was purged'):
             act()
     assert book.get("digits") == second

@@ -27,7 +27,7 @@ from tests.unit.services.replicas import until
 from tests.unit.services.test_coordinator_jobs import Bench
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from common.core.messages import AuditRecord
     from common.testing.board import MemoryBoard
@@ -83,10 +83,11 @@ def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
 
 def test_a_leader_that_was_frozen_neither_holds_nor_ends_the_next_job(lives: Lives) -> None:
     book = lives.zombie.book
-    for act in (
+    acts: tuple[Callable[[], object], ...] = (
         lambda: book.hold(FIRST, "it has found something"),
         lambda: book.finish(FIRST, "it has found something", 0),
-    ):
+    )
+    for act in acts:
         with pytest.raises(NotFoundError, match="was purged"):
             act()
     assert lives.book.get(NAME).wanted == "running"
