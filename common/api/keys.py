@@ -54,15 +54,14 @@ class KeyStore(CompactedTable[KeyRecord]):
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         # Closed: whatever a newer program says of a key, what it replaced must not let anybody in.
-        super().__init__(log, topics.KEYS, decode_key, "key", closed=True)
-        self._clock = clock
+        super().__init__(log, topics.KEYS, decode_key, "key", closed=True, clock=clock)
 
     def create(self, name: str, role: Role, note: str = "") -> tuple[str, KeyRecord]:
         """Make a key; it is returned here and nowhere else, ever.
 
         Raises:
             UserError: If the name or the note is not a legal one.
-            ConflictError: If the name is taken, also by somebody else in the same moment.
+            ConflictError: If the name is taken.
             UnavailableError: If Kafka is unavailable for long.
         """
         try:
@@ -73,29 +72,34 @@ class KeyStore(CompactedTable[KeyRecord]):
             raise UserError(
                 f"the note of a key must be at most {_LONGEST_NOTE} characters in one line"
             )
-        if name in self.read():
-            raise ConflictError(
-                f'there is a key "{name}" already: choose another name, or make this one invalid'
-                f" with `doll key revoke {name}`"
-            )
         key = new_key()
-        record = KeyRecord(name, role, fingerprint(key), self._clock(), note)
-        self.write(name, msgspec.json.encode(record))
-        return key, record
+
+        def created(taken: KeyRecord | None) -> KeyRecord:
+            if taken is not None:
+                raise ConflictError(
+                    f'there is a key "{name}" already: choose another name, or make this one'
+                    f" invalid with `doll key revoke {name}`"
+                )
+            return KeyRecord(name, role, fingerprint(key), self._clock(), note)
+
+        return key, self.update(name, created, msgspec.json.encode)
 
     def revoke(self, name: str) -> None:
         """Make a key invalid for good.
 
         Raises:
             NotFoundError: If there is none of this name.
-            ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is unavailable for long.
         """
-        keys = self.read()
-        if name not in keys:
-            known = ", ".join(sorted(keys)) or "none yet, make one with `doll key create NAME`"
-            raise NotFoundError(f'there is no key "{name}"; keys: {known}')
-        self.write(name, None)
+
+        def revoked(key: KeyRecord | None) -> None:
+            if key is None:
+                known = ", ".join(sorted(self.read())) or (
+                    "none yet, make one with `doll key create NAME`"
+                )
+                raise NotFoundError(f'there is no key "{name}"; keys: {known}')
+
+        self.update(name, revoked, lambda _: None)
 
 
 class Keys:

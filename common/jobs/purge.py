@@ -60,8 +60,7 @@ def purge(name: str, book: JobStore, outside: Outside) -> Remains:
 
     Raises:
         NotFoundError: If there never was such a job.
-        ConflictError: If it is not stopped, is just being stopped, or its record does not parse; or
-            if somebody else wrote it in the same moment.
+        ConflictError: If it is not stopped, is just being stopped, or its record does not parse.
         UnavailableError: If Kafka is unavailable.
     """
     remains_of(name, book, outside)  # or it is refused

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from time import time
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -28,7 +28,7 @@ from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
 from common.ports.servers import Log, NewTopic
 from common.topics import names as topics
-from common.topics.table import CompactedTable, Unreadable
+from common.topics.table import CompactedTable, Unreadable, table_topic
 
 if TYPE_CHECKING:
     from common.core.messages import LogPositions, Positions
@@ -148,6 +148,13 @@ _STORED = msgspec.json.Decoder(_Stored)
 _AS_IT_IS = {*_Stored.__struct_fields__} & {*JobRecord._fields} - {"spec", "first"}
 
 
+class AfterLoss(NamedTuple):
+    """What an operator accepts for a job that Kafka lost records of."""
+
+    from_start: bool = False  # version 0, if no other is left
+    read_from: ReadFrom = ""  # for streams' topics that were created anew
+
+
 class JobStore:
     """Reads and writes the jobs topic. May be shared between threads: one for a process will do."""
 
@@ -156,7 +163,7 @@ class JobStore:
         self._clock = clock
         # Not closed: a job that only a newer program understands goes on as it was.
         self._book = CompactedTable[JobRecord | FreeName](
-            log, topics.JOBS, _decode, "job", closed=False
+            log, topics.JOBS, _decode, "job", closed=False, clock=clock
         )
 
     @property
@@ -195,11 +202,7 @@ class JobStore:
             NotFoundError: If there is none of this name.
             UnavailableError: If Kafka is unavailable for long.
         """
-        jobs = self.read()
-        if job not in jobs:
-            known = ", ".join(sorted(jobs)) or "none yet, submit one with `doll job submit FILE`"
-            raise NotFoundError(f'there is no job "{job}"; jobs: {known}')
-        return jobs[job]
+        return self._job(job, self._book.read().get(job))
 
     def id_of(self, name: str) -> str:
         """The id of a name's job; where there is none, of the next one that will have the name.
@@ -207,8 +210,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable for long.
         """
-        entry = self._book.read().get(name)
-        return entry.id if isinstance(entry, JobRecord) else topics.job_id(name, _next(entry))
+        return topics.job_id(name, _incarnation(self._book.read().get(name)))
 
     def past_ids(self, name: str) -> list[str]:
         """The ids of jobs that had a name before.
@@ -216,8 +218,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable for long.
         """
-        entry = self._book.read().get(name)
-        now = entry.incarnation if isinstance(entry, JobRecord) else _next(entry)
+        now = _incarnation(self._book.read().get(name))
         return [topics.job_id(name, each) for each in range(1, now)]
 
     def check_new(self, spec: JobSpec) -> int:
@@ -228,33 +229,24 @@ class JobStore:
             UserError: If a stream does not exist.
             UnavailableError: If Kafka is unavailable for long.
         """
-        taken = self._book.read().get(spec.name)
-        if isinstance(taken, JobRecord):
-            raise ConflictError(
-                f'the name "{spec.name}" belongs to a job that is {taken.wanted}: choose another'
-                f" name, or make this one free with `doll job delete {spec.name} --purge`"
-            )
-        check_streams(spec, self._log)
-        _check_group(spec)
-        return _next(taken)
+        return self._check_new(spec, self._book.read().get(spec.name))
 
     def submit(self, spec: JobSpec, origin: Origin | None = None, request: str = "") -> JobRecord:
         """Make a job: its topics, its first positions, its record.
 
         Args:
-            spec: What it is.
-            origin: What it begins with, kept in its folder already.
-            request: Fingerprint of what asked for it, kept as it is.
+            spec: Specification of the job.
+            origin: Checkpoint that the job begins with, stored in its folder already.
+            request: Fingerprint of the request, kept as it is.
 
         Raises:
-            ConflictError: If the name is taken, by a job or by the history of an earlier one, or
-                if somebody else wrote a job of this name in the same moment.
+            ConflictError: If the name belongs to a job, or to the history of an earlier one.
             UserError: If a stream does not exist.
             UnavailableError: If Kafka is unavailable for long.
         """
-        # The writer of the record finds its brokers while all else is done.
-        with self._book.lock, closing(self._log.writer()):
-            incarnation = self.check_new(spec)
+
+        def made(taken: JobRecord | FreeName | None) -> JobRecord:
+            incarnation = self._check_new(spec, taken)
             known = first_positions(spec, self._log)
             first = {place: position.offset for place, position in known.items()}
             reason = "submitted" if origin is None else f"submitted, begins with {origin}"
@@ -270,197 +262,270 @@ class JobStore:
                 incarnation=incarnation,
                 known=known,
             )
-            data = _new(record)  # before topics are made for a job that there will not be
+            _check_size(record)
             self._make_topics(record)
-            self._book.write(spec.name, data)
             return record
 
+        # This writer makes the log find its brokers while the topics are created.
+        with closing(self._log.writer()):
+            return self._book.update(spec.name, made, encode_job)
+
     def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
-        """Change what is wanted of a job; a stopped one goes on where it was.
+        """Change what is wanted of a job. A stopped job can be resumed where it was.
+
+        A finished job that is to stop stays as it is.
 
         Raises:
             NotFoundError: If there is no such job.
-            ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is unavailable for long.
         """
-        reason = reason[:REASON_CHARACTERS]
-        return self._rewrite(
-            job, wanted=wanted, reason=reason, held=False, detail="", finished=False
-        )
+        return self._update(job, lambda record: _wanted(record, wanted, reason))
 
     def resume_after_loss(
         self, job: str, reason: str, *, from_start: bool = False, read_from: ReadFrom = ""
     ) -> JobRecord:
-        """Go on with a job that is held since Kafka lost records, with what is left.
+        """Resume a job that is held since Kafka lost records, with the records that are left.
 
-        Where its control or its updates topic was deleted, that is made again, empty.
+        If its control or its updates topic was deleted, this creates the topic again, empty.
 
         Args:
-            job: Its name.
-            reason: Why, cut off likewise.
-            from_start: Whether version 0 will do, where no other is left.
-            read_from: From where streams' topics are read that were created anew.
+            job: Name of the job.
+            reason: Reason of the person, cut off after `REASON_CHARACTERS`.
+            from_start: True to accept version 0 if no other version is left.
+            read_from: Where to begin with streams' topics that were created anew.
 
         Raises:
             NotFoundError: If there is no such job.
-            ConflictError: If it is not held, or somebody else wrote it in the same moment.
+            ConflictError: If it is not held.
             OutsideError: If Kafka does not let us make a topic.
             UnavailableError: If Kafka is unavailable for long.
         """
-        with self._book.lock:
-            record = self.get(job)
-            if not record.held:  # the wish would stay until something else is lost
-                raise ConflictError(
-                    f'the job "{job}" is not held: there is no loss for it to go on after; resume'
-                    f" it with `doll job resume {job}`"
-                )
-            self._log.create_topics(_own_topics(record.id))
-            return self._rewrite(
-                job,
-                wanted="running",
-                reason=reason[:REASON_CHARACTERS],
-                held=False,
-                detail="",
-                after_loss=record.after_loss + 1,
-                from_start=from_start,
-                read_from=read_from,
+        after_loss = AfterLoss(from_start, read_from)
+        return self._update(job, lambda record: self._resumed(record, reason, after_loss))
+
+    def finish(self, job: str, reason: str, revision: int) -> JobRecord:
+        """End a job that has reached its stop rule. A stopped job stays as it is.
+
+        `want` may resume a finished job.
+
+        Args:
+            job: Id of the job.
+            reason: Stop rule that the job has reached.
+            revision: Revision of the job whose stop rule that is.
+
+        Raises:
+            NotFoundError: If there is no such job; its name may be another one's.
+            ConflictError: If the job has another revision now.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+
+        def finished(record: JobRecord) -> JobRecord:
+            if record.wanted == "stopped":
+                return record
+            _check_revision(record, revision)
+            return record._replace(
+                wanted="stopped", reason=reason, held=False, detail="", finished=True
             )
 
-    def finish(self, job: str, reason: str) -> JobRecord:
-        """End a job that has reached its stop rule; `want` may let it go on all the same.
-
-        Args:
-            job: Its id.
-            reason: What it has reached.
-
-        Raises:
-            NotFoundError: If there is no such job; its name may be another one's.
-            ConflictError: If somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is unavailable for long.
-        """
-        return self._rewrite(
-            topics.job_name(job),
-            job,
-            wanted="stopped",
-            reason=reason,
-            held=False,
-            detail="",
-            finished=True,
-        )
+        return self._update(topics.job_name(job), finished, job)
 
     def hold(self, job: str, reason: str, detail: str = "") -> JobRecord:
-        """Pause a job for a reason that a person must look at.
+        """Pause a running job for a reason that a person must look at.
+
+        A job that is not running stays as it is.
 
         Args:
-            job: Its id.
-            reason: What is wrong and what to do, one line; cut off likewise.
-            detail: What a programmer wants to see, such as a traceback; its end is cut off where
-                it is longer than `DETAIL_CHARACTERS`.
+            job: Id of the job.
+            reason: Fault and remedy in one line, cut off after `REASON_CHARACTERS`.
+            detail: Details for a programmer, such as a traceback, cut off after
+                `DETAIL_CHARACTERS`.
 
         Raises:
             NotFoundError: If there is no such job; its name may be another one's.
-            ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._rewrite(
-            topics.job_name(job),
-            job,
-            wanted="paused",
-            reason=reason[:REASON_CHARACTERS],
-            held=True,
-            detail=detail[:DETAIL_CHARACTERS],
-            finished=False,
-        )
+
+        def held(record: JobRecord) -> JobRecord:
+            if record.wanted != "running":
+                return record
+            return record._replace(
+                wanted="paused",
+                reason=reason[:REASON_CHARACTERS],
+                held=True,
+                detail=detail[:DETAIL_CHARACTERS],
+                finished=False,
+            )
+
+        return self._update(topics.job_name(job), held, job)
 
     def change(self, job: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
-        """Change settings of a job, of a stopped one too; nothing where nothing differs.
+        """Change settings of a job, which may be stopped. Equal settings change nothing.
 
         Args:
-            job: Its name.
-            changed: By name, as in `common.jobs.edit`: `deadline_s` (None for none, otherwise
-                counted from when the job was submitted), `group_size`, `batch_size`,
+            job: Name of the job.
+            changed: Settings by name, as in `common.jobs.edit`: `deadline_s` (None for none,
+                otherwise counted from the submission), `group_size`, `batch_size`,
                 `learning_rate`, and whole blocks.
-            reason: Why, for those who look at its changes.
+            reason: Reason of the person, cut off after `CHANGE_CHARACTERS`.
 
         Raises:
             NotFoundError: If there is no such job.
             UserError: Naming the field that cannot be changed so.
-            ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is unavailable for long.
         """
-        with self._book.lock:
-            old = self.get(job)
-            spec = changed_spec(old.spec, changed)
-            differs = differences(old.spec, spec)
-            if not differs:
-                return old
-            _check_group(spec)
-            reason = reason[:CHANGE_CHARACTERS]
-            change = Change(old.revision + 1, self._clock(), differs, reason)
-            changes = (*old.changes, change)[-CHANGES_KEPT:]
-            return self._rewrite(job, spec=spec, revision=change.revision, changes=changes)
+        return self._update(job, lambda record: self._changed(record, changed, reason))
+
+    def patch(
+        self,
+        job: str,
+        reason: str,
+        *,
+        changed: Mapping[str, Value],
+        wanted: Wanted | None = None,
+        after_loss: AfterLoss | None = None,
+        revision: int | None = None,
+    ) -> JobRecord:
+        """Do several of `change`, `want` and `resume_after_loss` as one change, or nothing.
+
+        Args:
+            job: Name of the job.
+            reason: Reason of the person.
+            changed: Settings, see `change`.
+            wanted: Optional. If unset, or wanted already, it stays.
+            after_loss: Optional. If set, resume the job, see `resume_after_loss`.
+            revision: Optional. If set, refuse to change another revision.
+
+        Raises:
+            NotFoundError: If there is no such job.
+            UserError: Naming the field that cannot be changed so.
+            ConflictError: If the job has another revision, or `after_loss` is given for a job that
+                is not held.
+            OutsideError: If Kafka does not let us make a topic.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+
+        def patched(record: JobRecord) -> JobRecord:
+            if revision is not None:
+                _check_revision(record, revision)
+            record = self._changed(record, changed, reason)
+            if after_loss is not None:
+                return self._resumed(record, reason, after_loss)
+            if wanted in (None, record.wanted):
+                return record
+            return _wanted(record, wanted, reason)
+
+        return self._update(job, patched)
 
     def delete(self, job: str) -> None:
         """Take a stopped job out of the list; its history and its checkpoints keep the name.
 
         Raises:
             NotFoundError: If there is no such job.
-            ConflictError: If it is not stopped, or if somebody else wrote it in the same moment.
+            ConflictError: If it is not stopped.
             UnavailableError: If Kafka is unavailable for long.
         """
-        with self._book.lock:
-            self._free(job, self.stopped(job).incarnation)
+
+        def deleted(entry: JobRecord | FreeName | None) -> FreeName | None:
+            incarnation = _stopped(self._job(job, entry)).incarnation
+            return FreeName(incarnation) if incarnation > 1 else None
+
+        self._book.update(job, deleted, _encode)
 
     def free(self, job: str) -> None:
-        """Take a stopped job out of the list, if it is there, and let another one have its name.
+        """Take a stopped job out of the list, if it is there, and make its name free.
 
         Raises:
-            ConflictError: If it is not stopped, or if somebody else wrote it in the same moment.
+            ConflictError: If it is not stopped.
             UnavailableError: If Kafka is unavailable for long.
         """
-        with self._book.lock:
-            entry = self._book.read().get(job)
-            is_job = isinstance(entry, JobRecord)
-            incarnation = 1 + (self.stopped(job).incarnation if is_job else _next(entry))
-            try:
-                self._free(job, incarnation)
-            except ConflictError:
-                now = self._book.read().get(job)
-                if isinstance(now, JobRecord) or _next(now) < incarnation:
-                    raise  # it was not another one who freed it
+        incarnation = 1 + _incarnation(self._book.read().get(job))
+
+        def freed(entry: JobRecord | FreeName | None) -> JobRecord | FreeName | None:
+            if _incarnation(entry) >= incarnation:
+                # Somebody else has freed the name meanwhile.
+                return entry
+            if isinstance(entry, JobRecord):
+                _stopped(entry)
+            return FreeName(incarnation)
+
+        self._book.update(job, freed, _encode)
 
     def stopped(self, job: str) -> JobRecord:
-        """A job that may be deleted.
+        """Return a job that may be deleted.
 
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If it is not stopped.
             UnavailableError: If Kafka is unavailable for long.
         """
-        record = self.get(job)
-        if record.wanted != "stopped":
-            raise ConflictError(
-                f'the job "{job}" is {record.wanted}: stop it first, with `doll job stop {job}`'
-            )
-        return record
+        return _stopped(self.get(job))
+
+    def repair(self) -> None:
+        """See `CompactedTable.repair`; for a process that may write the jobs topic."""
+        self._book.repair()
 
     def close(self) -> None:
         """Let go of the reader."""
         self._book.close()
 
-    def _free(self, name: str, incarnation: int) -> None:
-        entry = FreeName(incarnation) if incarnation > 1 else None
-        self._book.write(name, None if entry is None else msgspec.json.encode(entry))
+    def _update(
+        self, name: str, change: Callable[[JobRecord], JobRecord], job: str | None = None
+    ) -> JobRecord:
+        """Change a job's record; if an id is given, the record of that job only."""
 
-    def _rewrite(self, name: str, job: str | None = None, **changes: Any) -> JobRecord:  # noqa: ANN401 -- fields of the record
-        """Change a job's record, where an id is given of that job alone."""
-        with self._book.lock:
-            record = self.get(name)
+        def changed(entry: JobRecord | FreeName | None) -> JobRecord:
+            record = self._job(name, entry)
             if job not in (None, record.id):
                 raise NotFoundError(f'the job "{name}" was purged: this one is another of its name')
-            record = record._replace(**changes)
-            self._book.write(name, encode_job(record))
+            return change(record)
+
+        return self._book.update(name, changed, encode_job)
+
+    def _job(self, name: str, entry: JobRecord | FreeName | None) -> JobRecord:
+        if isinstance(entry, JobRecord):
+            return entry
+        known = ", ".join(sorted(self.read())) or "none yet, submit one with `doll job submit FILE`"
+        raise NotFoundError(f'there is no job "{name}"; jobs: {known}')
+
+    def _check_new(self, spec: JobSpec, taken: JobRecord | FreeName | None) -> int:
+        if isinstance(taken, JobRecord):
+            raise ConflictError(
+                f'the name "{spec.name}" belongs to a job that is {taken.wanted}: choose another'
+                f" name, or make this one free with `doll job delete {spec.name} --purge`"
+            )
+        check_streams(spec, self._log)
+        _check_group(spec)
+        return _incarnation(taken)
+
+    def _changed(self, record: JobRecord, changed: Mapping[str, Value], reason: str) -> JobRecord:
+        spec = changed_spec(record.spec, changed)
+        differs = differences(record.spec, spec)
+        if not differs:
             return record
+        _check_group(spec)
+        reason = reason[:CHANGE_CHARACTERS]
+        change = Change(record.revision + 1, self._clock(), differs, reason)
+        changes = (*record.changes, change)[-CHANGES_KEPT:]
+        return record._replace(spec=spec, revision=change.revision, changes=changes)
+
+    def _resumed(self, record: JobRecord, reason: str, after_loss: AfterLoss) -> JobRecord:
+        if not record.held:
+            # Otherwise the acceptance would apply to the next loss.
+            name = record.spec.name
+            raise ConflictError(
+                f'the job "{name}" is not held: there is no loss for it to go on after; resume it'
+                f" with `doll job resume {name}`"
+            )
+        self._log.create_topics(_own_topics(record.id))
+        return record._replace(
+            wanted="running",
+            reason=reason[:REASON_CHARACTERS],
+            held=False,
+            detail="",
+            after_loss=record.after_loss + 1,
+            from_start=after_loss.from_start,
+            read_from=after_loss.read_from,
+        )
 
     def _make_topics(self, record: JobRecord) -> None:
         spec, own = record.spec, _own_topics(record.id)
@@ -474,7 +539,7 @@ class JobStore:
                     " choose another name, or make this one free with"
                     f" `doll job delete {spec.name} --purge`"
                 )
-        wanted = [*own, NewTopic(topics.JOBS, compacted=True)]
+        wanted = [*own, table_topic(topics.JOBS)]
         found = self._log.settings([topic.name for topic in wanted])
         lossy = [each for each in topics.differences(wanted, found) if each.loses]
         if lossy:  # somebody made them before us, or changed them
@@ -488,9 +553,45 @@ def _jobs(entries: Mapping[str, JobRecord | FreeName]) -> dict[str, JobRecord]:
     return {name: entry for name, entry in entries.items() if isinstance(entry, JobRecord)}
 
 
-def _next(entry: JobRecord | FreeName | None) -> int:
-    """Which one the next job of a name without a job will be."""
+def _incarnation(entry: JobRecord | FreeName | None) -> int:
+    """Return the incarnation of a name's job; without a job, that of the next one."""
+    if isinstance(entry, JobRecord):
+        return entry.incarnation
     return entry.next_incarnation if isinstance(entry, FreeName) else 1
+
+
+def _wanted(record: JobRecord, wanted: Wanted, reason: str) -> JobRecord:
+    if wanted == "stopped" and record.finished:
+        return record
+    reason = reason[:REASON_CHARACTERS]
+    return record._replace(wanted=wanted, reason=reason, held=False, detail="", finished=False)
+
+
+def _stopped(record: JobRecord) -> JobRecord:
+    """Refuse a job that is not stopped.
+
+    Raises:
+        ConflictError: If it is not.
+    """
+    if record.wanted != "stopped":
+        name = record.spec.name
+        raise ConflictError(
+            f'the job "{name}" is {record.wanted}: stop it first, with `doll job stop {name}`'
+        )
+    return record
+
+
+def _check_revision(record: JobRecord, revision: int) -> None:
+    """Refuse to change another revision than the one that somebody knows.
+
+    Raises:
+        ConflictError: If the job has another one.
+    """
+    if record.revision != revision:
+        raise ConflictError(
+            f'the job "{record.spec.name}" is at revision {record.revision}, not {revision}: look'
+            " at it again"
+        )
 
 
 def _own_topics(job: str) -> list[NewTopic]:
@@ -549,20 +650,26 @@ def _check_group(spec: JobSpec) -> None:
         )
 
 
-def _new(record: JobRecord) -> bytes:
-    """The first record of a job, that leaves room for what later ones say.
+def _check_size(record: JobRecord) -> None:
+    """Refuse a first record that leaves no room for what later ones say.
 
     Raises:
         UserError: If it is too large.
     """
-    data = encode_job(record)
-    if len(data) > SUBMITTED_BYTES:
+    size = len(encode_job(record))
+    if size > SUBMITTED_BYTES:
         raise UserError(
             f"job file: streams: the job and where its {len(record.first)} partitions begin take"
-            f" {len(data)} bytes in the jobs topic, and {SUBMITTED_BYTES} fit: split it into jobs"
-            " of fewer streams"
+            f" {size} bytes in the jobs topic, and {SUBMITTED_BYTES} fit: split it into jobs of"
+            " fewer streams"
         )
-    return data
+
+
+def _encode(entry: JobRecord | FreeName | None) -> bytes | None:
+    """Write what stands under a name; None if nothing does."""
+    if isinstance(entry, JobRecord):
+        return encode_job(entry)
+    return None if entry is None else msgspec.json.encode(entry)
 
 
 def encode_job(record: JobRecord) -> bytes:

@@ -63,17 +63,20 @@ class NewTopic(NamedTuple):
     partitions: int = 1
     kept_forever: bool = False  # no record expires
     compacted: bool = False  # of each key, the newest record stays
+    compaction_lag_s: float = 0.0  # age up to which compaction leaves a record alone
 
     @property
     def settings(self) -> dict[str, str]:
-        """What whoever makes it relies on, by Kafka's names; all else is as the cluster has it."""
+        """Settings that the topic's users rely on, by Kafka's names; the cluster has the others."""
         if not (self.kept_forever or self.compacted):
             return {}
+        lag = {"min.compaction.lag.ms": f"{self.compaction_lag_s * 1000:.0f}"}
         return {
             "cleanup.policy": "compact" if self.compacted else "delete",
             "retention.ms": "-1",
             "retention.bytes": "-1",
             "max.message.bytes": str(MESSAGE_BYTES),
+            **(lag if self.compaction_lag_s else {}),
         }
 
 

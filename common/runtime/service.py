@@ -124,13 +124,14 @@ MakeParts: TypeAlias = "Callable[[Opened], MakePart]"
 Begins: TypeAlias = "Callable[[JobRecord, bool], bool]"
 
 
-def follow_jobs(
+def follow_jobs(  # noqa: PLR0913 -- all in which services differ
     process: ServiceProcess,
     meters: Meters,
     make_parts: MakeParts,
     begins: Begins,
     *,
     beside: tuple[MakeParts, Begins] | None = None,
+    repairs: bool = False,
     slow_s: float = SLOW_S,
     hangs_s: float = HANGS_S,
 ) -> None:
@@ -142,6 +143,7 @@ def follow_jobs(
         make_parts: Gets the servers; what it returns makes a job's actor, see `Jobs`.
         begins: Whether to begin with a job, see `Jobs`.
         beside: Likewise of other actors, in threads of their own: they keep nobody waiting.
+        repairs: True if the process may write the jobs topic and repairs it, see `JobStore.repair`.
         slow_s: See `Supervisor`.
         hangs_s: Likewise.
 
@@ -182,6 +184,8 @@ def follow_jobs(
                     found = stack.enter_context(opened())
                 jobs, book = found
                 records = book.refresh(JOBS_S)
+                if repairs:
+                    book.repair()
                 for each in jobs:
                     each.follow(records)
                 outage.quiet()

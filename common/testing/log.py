@@ -1,8 +1,8 @@
 """The `Log` port in memory: what tests and the counting model run on instead of Kafka.
 
 Besides the port it has what a test does to a log from outside: `expire` (retention), `punch`
-(compaction), `cut` (loss), `delete_topic`, `recreate` and `configure` (somebody's hand), `go_away`
-and `come_back` (the broker), `rebalance` and `lose` (the group).
+and `compact` (compaction), `cut` (loss), `delete_topic`, `recreate` and `configure` (somebody's
+hand), `go_away` and `come_back` (the broker), `rebalance` and `lose` (the group).
 """
 
 from __future__ import annotations
@@ -257,6 +257,7 @@ _DEFAULTS = {  # Kafka's, of a topic of which nobody said anything
     "retention.ms": "604800000",
     "retention.bytes": "-1",
     "max.message.bytes": str(MESSAGE_BYTES),
+    "min.compaction.lag.ms": "0",
 }
 
 
@@ -480,6 +481,17 @@ class MemoryLog:
         with self._changed:
             stored = self.stored(partition)
             stored.records = [each for each in stored.records if each.offset != offset]
+
+    def compact(self, partition: Partition, below: int) -> None:
+        """Compact as a broker does: of each key, the last record below an offset stays there."""
+        with self._changed:
+            stored = self.stored(partition)
+            last = {each.key: each.offset for each in stored.records if each.offset < below}
+            stored.records = [
+                each
+                for each in stored.records
+                if each.offset >= below or last[each.key] == each.offset
+            ]
 
     def cut(self, partition: Partition, end: int) -> None:
         """Lose acknowledged records: the log ends at `end` from now on."""

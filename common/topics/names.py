@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from common.ports.servers import NewTopic
 
-JOBS = "doll.jobs"  # compacted: key is the job's name, value its newest record
-KEYS = "doll.keys"  # compacted: key is an API key's name, value its newest record
+# Tables, see `common.topics.table`: key is a name, value its entry.
+JOBS = "doll.jobs"
+KEYS = "doll.keys"
 PRODUCED = "doll.produced"  # compacted: key is topic and source, value how much of it was sent
 RESERVED_PREFIX = "doll."  # no datastream may be called so
 # Topics take letters, digits, dots, underscores and hyphens, names of jobs no capital letter: so no
@@ -173,6 +174,10 @@ def _differing(topic: NewTopic, found: Mapping[str, str]) -> Iterator[tuple[str,
         elif name == "max.message.bytes":
             if int(found[name]) < LEAST_MESSAGE_BYTES:
                 yield name, True
+        elif name == "min.compaction.lag.ms":
+            # Compaction that comes within seconds of a lost race could undo a change.
+            if int(found[name]) < int(wanted):
+                yield name, False
         elif "delete" in policies:
             yield name, True
 

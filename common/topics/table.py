@@ -1,28 +1,40 @@
-"""A compacted topic as a dictionary: the newest record of a name counts, a tombstone removes it.
+"""A compacted topic as a dictionary that several processes change by compare-and-set.
 
-A record that does not parse is left out and logged: it may be of a later version, and must not stop
-others.
+Each record carries a *number*: one more than the number of the record in force from which its
+writer made it. A reader takes the first record of a name, then each record with a higher number,
+and passes over all others. So of two records that were made from the same one, the first counts.
 
-Whoever writes reads back what else was written since it last read. The first of several counts: who
-came later puts back what it overwrote, and is told.
+    offset   7         8          9          10
+    number   4         5          5          6
+    record   running   K = 8      paused     paused, K = 8
+             counts    counts     is lost    counts: its writer has read offsets 8 and 9
 
-    offset        7             8              9             10
-    writer        -             a person       the leader    the leader
-    record        running       K = 8          paused        K = 8, put back: tried again later
+To a reader that has read every record, a higher number is one more: whoever writes a higher one has
+read all records in force. Compaction makes gaps, and does so within a prefix of the log: of each
+name it keeps the last record there, even a lost one. The next record that counts sets that right,
+since its number is higher than all before it. Therefore a lost record may not stay the last one of
+its name: `repair` writes the value in force once more. Compaction leaves each record alone for an
+hour, so the repair is there long before.
+
+A removed name keeps a record, because its numbers must not begin again. A record without a number,
+or without a value, is not ours and counts for nothing. A record that does not parse counts by its
+number and is logged: it may be of a later version, and must not stop others.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
-from time import monotonic
-from typing import Generic, NamedTuple, TypeVar
+from time import monotonic, time
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from common.core.spans import Partition
 from common.errors import (
     BrokenWriterError,
     ConflictError,
     ExpiredError,
+    OutsideError,
     TruncatedError,
     UnavailableError,
     UnknownTopicError,
@@ -34,32 +46,58 @@ from common.topics.names import differences, remedy
 from common.topics.read import identified
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+# Names of headers: a decimal number, and a random id by which a writer finds its own record.
+NUMBER = "number"
+WRITE = "write"
+# Value of the record of a removed name.
+REMOVED = b"null"
+# Time for which a lost record may be the last one. Its writer needs milliseconds to write again.
+REPAIR_S = 5.0
+# Age up to which compaction leaves a record alone: many times the time of a repair.
+COMPACTION_LAG_S = 3600.0
 
 _log = event_logger(__name__)
 _READ_RECORDS = 1000
 _READ_S = 0.2
 _PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
+# Digits of a number: more than writers can ever reach one by one.
+_MOST_DIGITS = 15
+# Each lost race has another winner: 20 in a row mean that some program writes in a loop.
+_ATTEMPTS = 20
+
+
+def table_topic(name: str) -> NewTopic:
+    """Return how the topic of a table is created."""
+    return NewTopic(name, compacted=True, compaction_lag_s=COMPACTION_LAG_S)
 
 
 class Unreadable(NamedTuple):
-    """The newest record of a name, where it does not parse."""
+    """The record in force of a name, if it does not parse."""
 
     offset: int
     reason: str
 
 
+class _InForce(NamedTuple):
+    """The record of a name that counts."""
+
+    number: int
+    value: bytes
+
+
 class CompactedTable(Generic[T]):
     """Reads and writes one such topic. May be shared between threads.
 
-    `lock` is for whoever writes what depends on what was read: nobody else reads or writes with
-    this book meanwhile, so that what `write` finds to be new is new to its caller, too.
-
     Args:
-        log: Where the topic is; it is made when it is first wanted.
-        topic: Its first partition is all of it.
-        decode: Reads an entry from key and value; raises WireError on what does not parse.
-        noun: What one entry is called, in messages, in the log and by the command `doll`.
-        closed: Whether a name whose newest record does not parse is gone, rather than what it was.
+        log: Where the topic is. The table creates the topic when it first needs it.
+        topic: Its name; the table uses partition 0 only.
+        decode: Reads an entry from key and value; raises WireError if they do not parse.
+        noun: Name of an entry in messages and in the log, and of the command of `doll`.
+        closed: True if a name is removed when its record in force does not parse; otherwise the
+            name keeps the entry that it had.
+        clock: Returns seconds since 1970.
     """
 
     def __init__(
@@ -70,21 +108,31 @@ class CompactedTable(Generic[T]):
         noun: str,
         *,
         closed: bool,
+        clock: Callable[[], float] = time,
     ) -> None:
         self._log = log
         self._partition = Partition(topic, 0)
         self._decode = decode
         self._noun = noun
         self._closed = closed
-        self.lock = threading.RLock()  # guards all that follows
+        self._clock = clock
+        # The lock guards all that follows.
+        self._lock = threading.RLock()
         self._open: Tail | None = None
-        self._whole = False  # read to the topic's end since it was opened
-        self._looked = False  # at the topic's settings
+        # True once the topic was read to its end since it was opened.
+        self._whole = False
+        # True once the topic's settings were checked.
+        self._looked = False
         self._entries = dict[str, T]()
+        self._in_force = dict[str, _InForce]()
+        # Names whose last record is a lost one, with the time at which it was written or read.
+        self._lost_since = dict[str, float]()
         self._unreadable = dict[str, Unreadable]()
-        self.rejected = 0  # records so far that did not parse
+        # Number of records so far that are not ours or do not parse.
+        self.rejected = 0
         self._arrived = threading.Condition()
-        self._arrivals = 0  # times that there was something to read, or that somebody read it
+        # Number of times that records arrived or that a thread read some.
+        self._arrivals = 0
 
     def read(self) -> dict[str, T]:
         """All entries as of now, by name.
@@ -92,14 +140,14 @@ class CompactedTable(Generic[T]):
         Raises:
             UnavailableError: If Kafka is unavailable for long.
         """
-        with self.lock:
+        with self._lock:
             self._catch_up()
             return dict(self._entries)
 
     @property
     def unreadable(self) -> dict[str, Unreadable]:
         """Names whose newest record, as last read, does not parse."""
-        with self.lock:
+        with self._lock:
             return dict(self._unreadable)
 
     def refresh(self, timeout_s: float) -> dict[str, T]:
@@ -112,75 +160,131 @@ class CompactedTable(Generic[T]):
             UnavailableError: If Kafka is unavailable.
         """
         seen = self._arrivals
-        with self.lock:
+        with self._lock:
             news = self._take(0.0)
         if not news and timeout_s > 0 and self._whole:
             with self._arrived:
                 self._arrived.wait_for(lambda: self._arrivals != seen, timeout_s)
-        with self.lock:
+        with self._lock:
             self._take(0.0)
             if not self._whole:
                 self._catch_up()
             return dict(self._entries)
 
-    def write(self, name: str, value: bytes | None) -> None:
-        """Replace the value of a name as this book last read it; None removes it.
+    def update(
+        self, name: str, change: Callable[[T | None], R], encode: Callable[[R], bytes | None]
+    ) -> R:
+        """Change an entry, and return once the change is known to be made.
+
+        Args:
+            name: Name of the entry.
+            change: Gets the entry as it is now, None if there is none, and returns the new one, or
+                the very same object to change nothing. It is called again if somebody else changed
+                the entry meanwhile. It may raise to refuse the change.
+            encode: Writes the new entry; None removes the name.
+
+        Returns:
+            The last result of `change`.
 
         Raises:
-            ConflictError: If somebody else wrote the name in the same moment.
-            UnavailableError: If Kafka is unavailable for long.
+            ConflictError: If others changed the entry each time that this was tried.
+            UnavailableError: If Kafka is unavailable for long; the message says if the change may
+                have been made.
         """
-        with self.lock:
-            key, own = name.encode(), self._append(name, value)
-            news = [new for new in self._catch_up() if new.key == key]
-            if own is None:  # what says the same is as good as it
-                own = next((new.offset for new in news if new.value == value), None)
-            others = [new for new in news if new.offset != own]
-            # Where it cannot be read yet, all that can be came earlier.
-            earlier = [other for other in others if own is None or other.offset < own]
-            if not earlier:
-                return  # whoever came later read this one, or puts it back
-            if len(earlier) == len(others):
-                self._append(name, earlier[-1].value)
-                self._catch_up()
+        lost, until = False, monotonic() + _PATIENCE_S
+        with self._lock:
+            self._catch_up()
+            self.repair()
+            try:
+                for _ in range(_ATTEMPTS):
+                    entry, in_force = self._entries.get(name), self._in_force.get(name)
+                    new, before = change(entry), cast("object", entry)
+                    if new is before:
+                        return new
+                    # If the outcome is unknown, the outcome of a repair would be, too.
+                    lost = False
+                    lost = not self._put(name, in_force, encode(new))
+                    if not lost:
+                        return new
+                    if monotonic() > until:
+                        break
+            finally:
+                # This process may be the only one that writes, and may end now.
+                if lost:
+                    self._repair(name)
         raise ConflictError(
-            f'somebody else wrote the {self._noun} "{name}" in the same moment, and theirs counts;'
-            f" look with `doll {self._noun} list`, and try again"
+            f'others changed the {self._noun} "{name}" each time that this change was tried; it was'
+            " not made: try again"
         )
+
+    def repair(self) -> None:
+        """Write the value in force once more if a lost record has been the last one for 5 s.
+
+        Only a process that may write the topic calls this. A failure is logged, and the next call
+        after 5 s tries again.
+        """
+        with self._lock:
+            now = self._clock()
+            for name in [each for each, s in self._lost_since.items() if now - s >= REPAIR_S]:
+                self._repair(name)
 
     def close(self) -> None:
         """Let go of the reader."""
-        with self.lock:
+        with self._lock:
             if self._open is not None:
                 self._open.close()
                 self._open = None
                 self._whole = False
 
-    def _append(self, name: str, value: bytes | None) -> int | None:
-        """Append a record; returns its offset, None where Kafka has not said it."""
-        delivered, writer = list[int | None](), self._log.writer()
+    def _put(self, name: str, made_from: _InForce | None, value: bytes | None) -> bool:
+        """Append a record made from the one in force; True if it counts, False if it lost.
+
+        Raises:
+            UnavailableError: If that is not known.
+        """
+        write = secrets.token_hex(8).encode()
+        number = 1 if made_from is None else made_from.number + 1
+        headers = ((NUMBER, b"%d" % number), (WRITE, write))
+        writer = self._log.writer()
         try:
             writer.append(
-                self._partition.topic, value, key=name.encode(), on_delivered=delivered.append
+                self._partition.topic,
+                REMOVED if value is None else value,
+                key=name.encode(),
+                headers=headers,
             )
             if not writer.flush(_PATIENCE_S):
-                raise self._unknown_fate(name)
-        except BrokenWriterError as error:
-            raise self._unknown_fate(name) from error
+                raise self._unknown_fate(name, "Kafka did not confirm it")
+            counts = self._catch_up().get(write)
+        except (BrokenWriterError, UnavailableError) as error:
+            raise self._unknown_fate(name, str(error)) from error
         finally:
             writer.close()
-        (own,) = delivered
-        return own
+        if counts is None:
+            raise self._unknown_fate(name, "it cannot be read back")
+        return counts
 
-    def _unknown_fate(self, name: str) -> UnavailableError:
+    def _repair(self, name: str) -> None:
+        """Write the value in force of a name once more, unless its last record counts by now."""
+        try:
+            self._catch_up()
+            if name in self._lost_since:
+                in_force = self._in_force[name]
+                self._put(name, in_force, in_force.value)
+                _log.info(f"{self._noun}_repaired", name=name)
+        except OutsideError as error:
+            self._lost_since[name] = self._clock()
+            _log.warning(f"{self._noun}_not_repaired", name=name, reason=str(error))
+
+    def _unknown_fate(self, name: str, reason: str) -> UnavailableError:
         return UnavailableError(
-            f'Kafka did not answer; whether it took the {self._noun} "{name}" shows'
-            f" `doll {self._noun} list`"
+            f'the change of the {self._noun} "{name}" may have been made, or may still be made:'
+            f" {reason}; look with `doll {self._noun} list`"
         )
 
-    def _catch_up(self) -> list[LogRecord]:
-        """Fold to what is now the end; return what was new."""
-        tail, news, until = self._tail(), list[LogRecord](), monotonic() + _PATIENCE_S
+    def _catch_up(self) -> dict[bytes, bool]:
+        """Fold to what is now the end; return the writes that were new, True for what counts."""
+        tail, news, until = self._tail(), dict[bytes, bool](), monotonic() + _PATIENCE_S
         end = self._bounds().end
         if tail.position() > end:  # it lost records, and all that was read is in doubt
             self._begin_anew()
@@ -190,12 +294,15 @@ class CompactedTable(Generic[T]):
                 raise UnavailableError(
                     f"{self._partition.topic} could not be read to its end at {end}"
                 )
-            news += self._take(_READ_S)
+            for write, counts in self._take(_READ_S):
+                # A second record of one write is a copy, which never counts.
+                news.setdefault(write, counts)
             tail = self._tail()
         self._whole = True
         return news
 
-    def _take(self, timeout_s: float) -> list[LogRecord]:
+    def _take(self, timeout_s: float) -> list[tuple[bytes, bool]]:
+        """Fold what there is to read; return each write with True if it counts."""
         try:
             records = self._tail().read(_READ_RECORDS, timeout_s)
         except (ExpiredError, TruncatedError):  # it is not the topic any more that was read
@@ -204,16 +311,17 @@ class CompactedTable(Generic[T]):
         except UnknownTopicError as error:  # deleted: what was read counts until there is more
             self.close()
             raise UnavailableError(str(error)) from error
-        for record in records:
-            self._fold(record)
-        if records:
+        news = [(dict(record.headers).get(WRITE, b""), self._fold(record)) for record in records]
+        if news:
             self._tell()
-        return records
+        return news
 
     def _begin_anew(self) -> None:
         """Forget what was read: what counts is what is there."""
         self.close()
         self._entries.clear()
+        self._in_force.clear()
+        self._lost_since.clear()
         self._unreadable.clear()
 
     def _tell(self) -> None:
@@ -224,7 +332,7 @@ class CompactedTable(Generic[T]):
 
     def _tail(self) -> Tail:
         if self._open is None:
-            topic = NewTopic(self._partition.topic, compacted=True)
+            topic = table_topic(self._partition.topic)
             self._log.create_topics([topic])
             self._look_at_settings(topic)
             known = identified(self._log, self._partition, self._bounds().start)
@@ -254,17 +362,46 @@ class CompactedTable(Generic[T]):
         except UnknownTopicError as error:
             raise UnavailableError(str(error)) from error
 
-    def _fold(self, record: LogRecord) -> None:
+    def _fold(self, record: LogRecord) -> bool:
+        """Fold one record; True if it counts."""
         name = (record.key or b"").decode(errors="replace")
+        in_force, number = self._in_force.get(name), _number_of(record)
+        if record.value is None or number is None:
+            self._reject(record, "it has no number or no value: another program wrote it")
+        elif in_force is None or number > in_force.number:
+            self._in_force[name] = _InForce(number, record.value)
+            self._lost_since.pop(name, None)
+            self._enter(name, record, record.value)
+            return True
+        elif (number, record.value) == in_force:
+            # A copy or the same repair by somebody else: compaction may keep either.
+            self._lost_since.pop(name, None)
+            return False
+        if in_force is not None:
+            # The broker's clock may be ahead of ours: a record of the future counts from now on.
+            self._lost_since[name] = min(record.timestamp_s, self._clock())
+        return False
+
+    def _enter(self, name: str, record: LogRecord, value: bytes) -> None:
+        """Make a record the entry of its name."""
         self._unreadable.pop(name, None)
-        if record.value is None:
+        if value == REMOVED:
             self._entries.pop(name, None)
             return
         try:
-            self._entries[name] = self._decode(record.key, record.value)
+            self._entries[name] = self._decode(record.key, value)
         except WireError as error:
-            self.rejected += 1
             self._unreadable[name] = Unreadable(record.offset, str(error))
-            _log.warning(f"{self._noun}_rejected", offset=record.offset, reason=str(error))
+            self._reject(record, str(error))
             if self._closed:
                 self._entries.pop(name, None)
+
+    def _reject(self, record: LogRecord, reason: str) -> None:
+        self.rejected += 1
+        _log.warning(f"{self._noun}_rejected", offset=record.offset, reason=reason)
+
+
+def _number_of(record: LogRecord) -> int | None:
+    """Return the number that a record carries, None if it carries none."""
+    text = dict(record.headers).get(NUMBER, b"")
+    return int(text) if len(text) <= _MOST_DIGITS and text.isdigit() else None

@@ -31,12 +31,15 @@ from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import names as topics
+from common.topics.table import NUMBER
 from common.wire.messages import encode_audit
 from common.wire.plans import encode_plan
 from load.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 from services.admin.app import create_app
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastapi import FastAPI
 
     from common.provisioning.records import PlanRecord
@@ -148,7 +151,7 @@ class PageService:
         # Claims are not made up: as where they are gone, the leader's status says how far it is.
         self._append(own[0], b"{}")
         self._log.expire(Partition(own[0], 0), 1)
-        self._append(topics.JOBS, encode_job(world.record), name.encode())
+        self._append(topics.JOBS, encode_job(world.record), name.encode(), [(NUMBER, b"1")])
         for at_s, record in world.updates:
             self._at_s = at_s
             self.update(name, record)
@@ -180,9 +183,15 @@ class PageService:
                 view.look(Look(at_s, world.statuses, leader_status, led=True, ends=self._ends))
         self._redis.restore(present)
 
-    def _append(self, topic: str, value: bytes, key: bytes | None = None) -> None:
+    def _append(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
         with closing(self._log.writer()) as writer:
-            writer.append(topic, value, key=key)
+            writer.append(topic, value, key=key, headers=headers)
             writer.flush(_PATIENCE_S)
 
 

@@ -161,6 +161,8 @@ class Stores:
         else:
             self._fold(jobs.read(), keys.read())
             self._read = True
+        jobs.repair()
+        keys.repair()
         self.unreadable = jobs.unreadable
         self._away = ""
         self._take(NEWS_S)

@@ -55,7 +55,7 @@ def _coordinate(effects: type[Effects], process: ServiceProcess) -> None:
     metrics = CoordinatorMetrics()
     with closing(open_tracer(process.settings, process.service, process.name)) as tracer:
         parts = partial(_parts, effects, process, metrics, tracer)
-        follow_jobs(process, metrics.meters, parts, begins)
+        follow_jobs(process, metrics.meters, parts, begins, repairs=True)
 
 
 def _parts(

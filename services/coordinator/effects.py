@@ -30,6 +30,7 @@ from common.core.snapshot_schedule import is_offered
 from common.errors import (
     BrokenWriterError,
     ConflictError,
+    NotFoundError,
     TaskMissingError,
     UnavailableError,
     UnknownTopicError,
@@ -684,12 +685,12 @@ class Effects:
         if not self._held_for or monotonic() < self._tell_at:
             return
         try:
-            record = self._newest()
-            if record is not None and record.wanted == "running":
-                self._book.hold(self._job, self._held_for, self._held_detail)
+            if self._newest() is not None:
+                with suppress(NotFoundError):  # it was deleted since
+                    self._book.hold(self._job, self._held_for, self._held_detail)
             self._held_for = ""
             self.hold_written = True
-        except (UnavailableError, ConflictError) as error:  # or somebody else wrote at that moment
+        except (UnavailableError, ConflictError) as error:
             self._log.warning("hold_not_written", reason=str(error))
             self._tell_at = monotonic() + TELL_S
 
@@ -726,20 +727,19 @@ class Effects:
         self._stand_by()
 
     def _write_end(self, ending: _Ending) -> None:
-        try:
-            record = self._newest()
-            if record is not None and record.wanted != "stopped":
-                if ending.stopped:
-                    self._log.info("job_goes_on", reason="its owner wants it again")
-                    return
-                if record.revision != ending.revision:
-                    # Its deadline may be another: whoever begins with it anew decides.
-                    self._log.info("job_goes_on", reason="it was changed meanwhile")
-                    return
-                self._book.finish(self._job, ending.reason)
-            self._log.info("job_finished", reason=ending.reason)
-        except ConflictError as error:  # it was changed at that moment
-            self._log.warning("end_not_written", reason=str(error))
+        record = self._newest()
+        if record is not None and ending.stopped and record.wanted != "stopped":
+            self._log.info("job_goes_on", reason="its owner wants it again")
+            return
+        if record is not None and not ending.stopped:
+            try:
+                with suppress(NotFoundError):  # it was deleted since
+                    self._book.finish(self._job, ending.reason, ending.revision)
+            except ConflictError as error:
+                # Its deadline may be another: whoever leads it next decides.
+                self._log.info("job_goes_on", reason=str(error))
+                return
+        self._log.info("job_finished", reason=ending.reason)
 
     def _newest(self) -> JobRecord | None:
         """The job as it is wanted now; None where it was deleted, even if its name lives on."""

@@ -17,6 +17,7 @@ from common.embedded.apache_kafka import ApacheKafka
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
 from common.topics.names import JOBS, control_topic, dead_letter_topic, differences, updates_topic
+from common.topics.table import table_topic
 from tests.contract.log_fixtures import everything
 from tests.integration.cluster import Cluster, await_condition
 from tests.servers import configure, kafka_jars
@@ -65,7 +66,7 @@ def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_rec
         ]
         ours = [
             *own,
-            NewTopic(JOBS, compacted=True),
+            table_topic(JOBS),
             NewTopic(dead_letter_topic(STREAMS[0]), kept_forever=True),
         ]
         found = cluster.log.settings([topic.name for topic in ours])

@@ -42,7 +42,7 @@ from common.jobs.edit import BLOCKS, CHANGEABLE, Value, changed_spec, plain
 from common.jobs.progress import JobProgress
 from common.jobs.purge import purge, remains_of
 from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
-from common.jobs.store import JobRecord, JobStore
+from common.jobs.store import AfterLoss, JobRecord, JobStore
 from common.planning.replan import check_given_back
 from services.admin.live.followers import followed
 from services.admin.middleware.access import OPERATOR, Operator
@@ -399,37 +399,29 @@ def _made_by(store: JobStore, asked: str) -> JobRecord | None:
 
 
 def _change(store: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecord:
-    """Change settings first, then what is wanted; what cannot be done whole is not begun.
+    """Change settings and what is wanted, both or nothing.
 
     Raises:
         NotFoundError: If there is no such job.
         UserError: Naming the field that cannot be changed so.
-        ConflictError: If the job is at another revision, or somebody else wrote it meanwhile.
+        ConflictError: If the job is at another revision, or is not held and `after_loss` is given.
         UnavailableError: If Kafka is unavailable for long.
     """
-    record = store.get(job)
-    if patch.get("revision", record.revision) != record.revision:
-        raise ConflictError(
-            f'the job "{job}" is at revision {record.revision}, not {patch["revision"]}: look at it'
-            " again"
-        )
-    if changed := _given(patch):
-        changed_spec(record.spec, changed)
-        record = store.change(job, changed, reason)
+    after_loss = None
     if patch.get("after_loss"):
         if patch.get("wanted") != "running":
             raise UserError('after_loss: goes with "wanted": "running"')
-        record = store.resume_after_loss(
-            job,
-            reason,
-            from_start=patch.get("from_start", False),
-            read_from=patch.get("read_from", ""),
-        )
+        after_loss = AfterLoss(patch.get("from_start", False), patch.get("read_from", ""))
     elif alone := [field for field in ("from_start", "read_from") if patch.get(field)]:
         raise UserError(f'{alone[0]}: goes with "after_loss": true')
-    elif "wanted" in patch and patch["wanted"] != record.wanted:
-        record = store.want(job, patch["wanted"], reason)
-    return record
+    return store.patch(
+        job,
+        reason,
+        changed=_given(patch),
+        wanted=patch.get("wanted"),
+        after_loss=after_loss,
+        revision=patch.get("revision"),
+    )
 
 
 def _delete(store: JobStore, log: Log, job: str) -> None:

@@ -203,6 +203,8 @@ def resume(
 def stop(context: typer.Context, job: JobName, reason: Reason = "stopped by a person") -> None:
     """Stop a job with a last checkpoint; its workers are freed, its model and its audit stay.
 
+    A job that has finished stays as it is.
+
     Example: [bold]doll job stop digits[/]
     """
     _want(context, job, "stopped", reason)
@@ -448,8 +450,11 @@ app.command()(replay)
 
 
 def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None:
-    system_of(context).want(job, wanted, reason)
-    typer.echo(f"job {job} {_TOLD[wanted]}: {reason}")
+    record = system_of(context).want(job, wanted, reason)
+    if wanted == "stopped" and record.finished:
+        typer.echo(f"job {job} has finished and stays as it is: {record.reason}")
+    else:
+        typer.echo(f"job {job} {_TOLD[wanted]}: {reason}")
 
 
 def _tell(notes: Iterable[str]) -> None:

@@ -97,8 +97,8 @@ class Api:
     def job(self, name: str) -> JobRecord:
         return record_of(_get(self._service, path_of(name), JobAnswer))
 
-    def want(self, name: str, wanted: Wanted, reason: str) -> None:
-        self._patch(name, {"wanted": wanted, "reason": reason})
+    def want(self, name: str, wanted: Wanted, reason: str) -> JobRecord:
+        return self._patch(name, {"wanted": wanted, "reason": reason})
 
     def resume_after_loss(
         self, name: str, reason: str, *, from_start: bool, read_from: ReadFrom

@@ -121,8 +121,8 @@ class Direct:
     def job(self, name: str) -> JobRecord:
         return self._book().get(name)
 
-    def want(self, name: str, wanted: Wanted, reason: str) -> None:
-        self._book().want(name, wanted, reason)
+    def want(self, name: str, wanted: Wanted, reason: str) -> JobRecord:
+        return self._book().want(name, wanted, reason)
 
     def resume_after_loss(
         self, name: str, reason: str, *, from_start: bool, read_from: ReadFrom

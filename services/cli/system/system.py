@@ -99,8 +99,8 @@ class System(Protocol):
     def job(self, name: str) -> JobRecord:
         """One job."""
 
-    def want(self, name: str, wanted: Wanted, reason: str) -> None:
-        """Change what is wanted of a job."""
+    def want(self, name: str, wanted: Wanted, reason: str) -> JobRecord:
+        """Change what is wanted of a job; return the job as it is then."""
 
     def resume_after_loss(
         self, name: str, reason: str, *, from_start: bool, read_from: ReadFrom

@@ -15,6 +15,7 @@ from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, UserError
 from common.testing.log import MemoryLog
 from common.topics import names as topics
+from common.topics.table import NUMBER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,9 +35,9 @@ def stored(log: MemoryLog) -> bytes:
     return b"".join((record.key or b"") + (record.value or b"") for record in tail.read(1000, 0.0))
 
 
-def write(log: MemoryLog, value: bytes | None, key: bytes | None) -> None:
+def write(log: MemoryLog, value: bytes | None, key: bytes | None, number: int = 1) -> None:
     writer = log.writer()
-    writer.append(topics.KEYS, value, key=key)
+    writer.append(topics.KEYS, value, key=key, headers=[(NUMBER, b"%d" % number)])
     assert writer.flush(1.0)
 
 
@@ -156,7 +157,7 @@ def test_of_two_who_create_one_name_at_once_the_first_has_the_key() -> None:
     book = KeyStore(log)
     book.read()
     log.meanwhile = lambda: made.append(KeyStore(log).create("ci", "operator")[0])
-    with pytest.raises(ConflictError, match=r'wrote the key "ci" in the same moment, and theirs'):
+    with pytest.raises(ConflictError, match='there is a key "ci" already'):
         book.create("ci", "viewer")
     for each in (book, KeyStore(log)):
         record = Keys(each.read().values()).role_of(made[0])
@@ -167,7 +168,7 @@ def test_of_two_who_create_one_name_at_once_the_first_has_the_key() -> None:
 def test_a_record_that_does_not_parse_makes_the_key_it_replaces_invalid(log: MemoryLog) -> None:
     KeyStore(log).create("ci", "operator")
     KeyStore(log).create("page", "viewer")
-    write(log, b'{"name": "ci", "role": "deputy"}', b"ci")
+    write(log, b'{"name": "ci", "role": "deputy"}', b"ci", 2)
     book = KeyStore(log)
     assert list(book.read()) == ["page"]
     assert book.rejected == 1
@@ -178,10 +179,10 @@ def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None
     other = msgspec.json.encode(record)
     short = other.replace(record.sha256.encode(), b"abc").replace(b'"ci"', b'"z"')
     late = other.replace(b'"created_s":', b'"created_s":9e99').replace(b'"ci"', b'"z"')
-    for value, key in ((b"", b"x"), (b"\xff", b"x"), (other, b"y")):
-        write(log, value, key)
+    for number, (value, key) in enumerate(((b"", b"x"), (b"\xff", b"x"), (other, b"y")), 1):
+        write(log, value, key, number)
     write(log, short, b"z")
-    write(log, late, b"z")
+    write(log, late, b"z", 2)
     book = KeyStore(log)
     assert book.read() == {"ci": record}
     assert book.rejected == 5
@@ -211,3 +212,32 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
     book.create("b", "viewer")
     log.expire(KEYS, 1)
     assert list(late.read()) == ["b"]
+
+
+def test_of_two_who_revoke_and_create_a_key_at_once_nobody_keeps_the_revoked_one() -> None:
+    log = RacingLog()
+    book = KeyStore(log)
+    leaked, _ = book.create("ci", "operator")
+    made = list[str]()
+
+    def replace() -> None:
+        KeyStore(log).revoke("ci")
+        made.append(KeyStore(log).create("ci", "viewer")[0])
+
+    log.meanwhile = replace
+    book.revoke("ci")  # of the key that there is when it is made
+    keys = Keys(KeyStore(log).read().values())
+    assert keys.role_of(leaked) is None
+    assert keys.role_of(made[0]) is None
+
+
+def test_a_record_of_another_program_lets_nobody_in(log: MemoryLog) -> None:
+    key, record = KeyStore(log).create("ci", "viewer")
+    writer = log.writer()
+    theirs = KeyRecord("ci", "operator", fingerprint("theirs"), 0.0)
+    writer.append(topics.KEYS, msgspec.json.encode(theirs), key=b"ci")
+    writer.append(topics.KEYS, None, key=b"ci")
+    assert writer.flush(1.0)
+    keys = Keys(KeyStore(log).read().values())
+    assert keys.role_of("theirs") is None
+    assert keys.role_of(key) == record

@@ -35,6 +35,7 @@ from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
 from common.provisioning import records as plans
 from common.topics.dead_letters import letter_of
+from common.topics.table import NUMBER
 from common.wire.messages import decode_audit, encode_audit
 from services.admin.app import create_app
 from services.cli import exits
@@ -409,7 +410,7 @@ def test_lists_say_the_same_of_every_job(submitted: Both) -> None:
     claimed(world, 1, 2, skipped=1)
     world.log.expire(Partition("clinic-a", 0), 6)
     writer = world.log.writer()
-    writer.append("doll.jobs", b"[]", key=b"odd")
+    writer.append("doll.jobs", b"[]", key=b"odd", headers=[(NUMBER, b"1")])
     assert writer.flush(1.0)
     world.board("letters").put_unable("c1", "its task cannot be imported", 60.0)
     listed = ("job", "list")
@@ -418,11 +419,12 @@ def test_lists_say_the_same_of_every_job(submitted: Both) -> None:
     assert "c1: its task cannot be imported" in shown
     assert "unreadable: the record of 'odd' at offset 2 of doll.jobs" in shown
     JobStore(world.log).hold("digits", "its task raises KeyError", "Traceback: boom")
-    JobStore(world.log).finish("letters", "400 updates applied")
+    JobStore(world.log).finish("letters", "400 updates applied", 0)
     eventually(lambda: submitted.remote(*listed).stdout == world.run(*listed).stdout)
     shown = submitted.same(*listed)
     assert "digits: held: its task raises KeyError" in shown
     assert "letters: finished: 400 updates applied" in shown
+    assert "has finished and stays as it is" in submitted.remote("job", "stop", "letters").stdout
     for run in submitted.ways:
         assert "Traceback: boom" in run("job", "show", "digits").stderr
 

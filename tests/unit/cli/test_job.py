@@ -24,6 +24,7 @@ from common.core.spans import Partition, Span
 from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard
+from common.topics.table import NUMBER
 from common.wire.messages import encode_audit, encode_claim
 from services.cli import exits
 from tests.unit.cli.conftest import World
@@ -440,6 +441,17 @@ def test_a_job_that_is_held_shows_its_reason_and_its_traceback(world: World) -> 
     assert shown.stderr == "digits is held: its task raises KeyError\nTraceback:\n  \\x1b[31mboom\n"
 
 
+def test_a_finished_job_that_is_to_stop_is_left_as_it_is_and_people_read_so(world: World) -> None:
+    submitted(world)
+    JobStore(world.log).finish("digits", "400 updates applied", 0)
+    told = world.run("job", "stop", "digits", "--reason", "enough").stdout
+    assert told == "job digits has finished and stays as it is: 400 updates applied\n"
+    assert "finished: 400 updates applied" in world.run("job", "list").stdout
+    assert "is resumed" in world.run("job", "resume", "digits").stdout
+    told = world.run("job", "stop", "digits", "--reason", "enough").stdout
+    assert told == "job digits is stopped: enough\n"
+
+
 def test_a_job_whose_topics_are_gone_is_listed_and_watched(world: World) -> None:
     submitted(world)
     world.log.delete_topic("doll.digits.updates")
@@ -451,7 +463,7 @@ def test_a_job_whose_topics_are_gone_is_listed_and_watched(world: World) -> None
 def test_a_record_that_does_not_parse_is_listed_with_its_offset(world: World) -> None:
     submitted(world)
     writer = world.log.writer()
-    writer.append("doll.jobs", b'{"spec": {}}', key=b"letters")
+    writer.append("doll.jobs", b'{"spec": {}}', key=b"letters", headers=[(NUMBER, b"1")])
     assert writer.flush(1.0)
     shown = world.run("job", "list").stdout
     assert "digits" in shown

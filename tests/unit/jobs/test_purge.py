@@ -10,6 +10,7 @@ import pytest
 from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.messages import ModelId
+from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, OutsideError, UnavailableError
 from common.jobs.purge import Remains, purge, remains_of
 from common.jobs.spec import parse_job
@@ -28,6 +29,7 @@ from common.topics.names import (
     schemas_topic,
     updates_topic,
 )
+from common.topics.table import NUMBER
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:
@@ -150,7 +152,8 @@ def test_only_a_job_that_is_stopped_and_led_by_nobody_is_purged(world: World) ->
 def test_a_job_that_only_a_newer_program_understands_is_not_purged(world: World) -> None:
     world.work("digits")
     writer = world.log.writer()
-    writer.append(JOBS, b'{"format":99}', key=b"digits")
+    number = str(world.log.bounds(Partition(JOBS, 0)).end + 1)  # above all that there are
+    writer.append(JOBS, b'{"format":99}', key=b"digits", headers=[(NUMBER, number.encode())])
     assert writer.flush(1.0)
     before = world.everything()
     with pytest.raises(ConflictError, match="may be of a newer program: job record"):

@@ -21,6 +21,7 @@ from common.errors import (
 from common.jobs.spec import parse_job
 from common.jobs.store import (
     CHANGES_KEPT,
+    AfterLoss,
     Change,
     JobRecord,
     JobStore,
@@ -33,11 +34,13 @@ from common.ports.servers import NewTopic
 from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog
 from common.topics import names as topics
+from common.topics.table import NUMBER, REMOVED
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.core.events import Wanted
     from common.jobs.edit import Value
 
 JOBS = Partition(topics.JOBS, 0)
@@ -57,9 +60,11 @@ def with_streams(log: MemoryLog) -> MemoryLog:
     return log
 
 
-def write(log: MemoryLog, topic: str, value: bytes | None, key: bytes | None = None) -> None:
+def write(
+    log: MemoryLog, topic: str, value: bytes | None, key: bytes | None = None, number: int = 0
+) -> None:
     writer = log.writer()
-    writer.append(topic, value, key=key)
+    writer.append(topic, value, key=key, headers=[(NUMBER, b"%d" % number)] if number else [])
     assert writer.flush(1.0)
 
 
@@ -219,22 +224,24 @@ def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None
 def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: MemoryLog) -> None:
     book = JobStore(log)
     book.submit(parse_job(TEXT))
-    write(log, topics.JOBS, b"{", key=b"digits")
-    write(log, topics.JOBS, b"[]", key=b"x")
-    write(log, topics.JOBS, b"[", key=b"x")
+    write(log, topics.JOBS, b"{", b"digits", 2)
+    write(log, topics.JOBS, b"[]", b"x", 1)
+    write(log, topics.JOBS, b"[", b"x", 2)
     assert list(book.read()) == ["digits"]  # as it was
     assert {name: found.offset for name, found in book.unreadable.items()} == {"digits": 1, "x": 3}
     assert book.unreadable["x"].reason.startswith("job record: ")
-    write(log, topics.JOBS, None, key=b"x")
+    write(log, topics.JOBS, REMOVED, b"x", 3)
     book.want("digits", "paused", "look at it")
     assert book.unreadable == {}
 
 
-def test_a_tombstone_takes_a_job_out(log: MemoryLog) -> None:
+def test_a_record_of_another_program_changes_no_job(log: MemoryLog) -> None:
     book = JobStore(log)
-    book.submit(parse_job(TEXT))
+    known = book.submit(parse_job(TEXT))
+    write(log, topics.JOBS, encode_job(known._replace(wanted="stopped")), key=b"digits")
     write(log, topics.JOBS, None, key=b"digits")
-    assert book.read() == {}
+    assert book.read() == JobStore(log).read() == {"digits": known}
+    assert book.rejected == 2
 
 
 def test_compaction_changes_nothing(log: MemoryLog) -> None:
@@ -318,49 +325,96 @@ def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_is_to
     with_streams(log)
     other = parse_job(TEXT.replace("batch_size: 256", "batch_size: 8"))
     log.meanwhile = lambda: JobStore(log).submit(other)
-    with pytest.raises(ConflictError, match=r"in the same moment, and theirs counts"):
+    with pytest.raises(ConflictError, match="belongs to a job that is running"):
         JobStore(log).submit(parse_job(TEXT))
     assert JobStore(log).get("digits").spec.batch_size == 8
 
 
-@pytest.mark.parametrize("theirs", ["change", "stop"])
-def test_of_two_who_write_a_job_at_once_the_first_counts_and_the_other_is_told(
-    theirs: str,
-) -> None:
+def test_a_change_is_made_of_what_somebody_else_wrote_in_the_same_moment() -> None:
     log = RacingLog()
     with_streams(log)
-    JobStore(log).submit(parse_job(TEXT))
-    other = {
-        "change": lambda: JobStore(log).change("digits", {"group_size": 5}, "theirs"),
-        "stop": lambda: JobStore(log).want("digits", "stopped", "theirs"),
-    }
-    log.meanwhile = other[theirs]
     book = JobStore(log)
-    with pytest.raises(ConflictError, match="theirs counts"):
-        book.want("digits", "paused", "mine")
-    found = JobStore(log).get("digits")
-    assert found == book.get("digits")
-    assert (found.wanted, found.spec.group_size) == (
-        ("running", 5) if theirs == "change" else ("stopped", 20)
+    book.submit(parse_job(TEXT))
+    log.meanwhile = lambda: JobStore(log).change("digits", {"group_size": 5}, "theirs")
+    made = book.want("digits", "paused", "mine")
+    assert made == JobStore(log).get("digits") == book.get("digits")
+    assert (made.wanted, made.reason, made.spec.group_size, made.revision) == (
+        "paused",
+        "mine",
+        5,
+        1,
     )
+    log.meanwhile = lambda: JobStore(log).change("digits", {"group_size": 6}, "theirs")
+    made = book.change("digits", {"batch_size": 8}, "mine")
+    assert (made.spec.group_size, made.spec.batch_size, made.revision) == (6, 8, 3)
 
 
-@pytest.mark.parametrize("theirs", [None, "mine", "theirs"])
-def test_a_write_of_which_kafka_does_not_say_where_it_is_is_found_by_what_it_says(
-    theirs: str | None,
-) -> None:
+def test_of_two_who_patch_the_same_revision_at_once_the_second_is_refused() -> None:
+    log = RacingLog()
+    with_streams(log)
+    book = JobStore(log)
+    book.submit(parse_job(TEXT))
+    log.meanwhile = lambda: JobStore(log).patch(
+        "digits", "theirs", changed={"group_size": 5}, revision=0
+    )
+    with pytest.raises(
+        ConflictError, match='job "digits" is at revision 1, not 0: look at it again'
+    ):
+        book.patch("digits", "mine", changed={"batch_size": 8}, wanted="paused", revision=0)
+    found = JobStore(log).get("digits")
+    assert (found.spec.group_size, found.spec.batch_size, found.wanted) == (5, 256, "running")
+
+
+def test_a_patch_is_made_whole_or_not_at_all(log: MemoryLog) -> None:
+    book = JobStore(log)
+    known = book.submit(parse_job(TEXT))
+    with pytest.raises(ConflictError, match="is not held"):
+        book.patch("digits", "why", changed={"group_size": 5}, after_loss=AfterLoss())
+    assert book.get("digits") == known
+    end = log.bounds(JOBS).end
+    made = book.patch("digits", "why", changed={"group_size": 5}, wanted="paused")
+    assert (made.wanted, made.reason, made.spec.group_size) == ("paused", "why", 5)
+    assert log.bounds(JOBS).end == end + 1
+    assert book.patch("digits", "again", changed={"group_size": 5}, wanted="paused") == made
+    assert log.bounds(JOBS).end == end + 1
+
+
+def test_a_finished_job_that_is_to_stop_stays_as_it_is(log: MemoryLog) -> None:
+    book = JobStore(log)
+    book.submit(parse_job(TEXT))
+    finished = book.finish("digits", "400 updates applied", 0)
+    assert (finished.wanted, finished.finished) == ("stopped", True)
+    assert book.want("digits", "stopped", "enough") == book.get("digits") == finished
+    assert not book.want("digits", "running", "more").finished
+
+
+def test_a_job_that_was_changed_or_stopped_meanwhile_does_not_finish(log: MemoryLog) -> None:
+    book = JobStore(log)
+    book.submit(parse_job(TEXT))
+    changed = book.change("digits", {"group_size": 5}, "")
+    with pytest.raises(ConflictError, match="is at revision 1, not 0"):
+        book.finish("digits", "400 updates applied", 0)
+    assert book.get("digits") == changed
+    stopped = book.want("digits", "stopped", "enough")
+    assert book.finish("digits", "400 updates applied", 0) == stopped
+
+
+@pytest.mark.parametrize("wanted", ["paused", "stopped"])
+def test_a_job_that_a_person_paused_or_stopped_is_not_held(log: MemoryLog, wanted: Wanted) -> None:
+    book = JobStore(log)
+    book.submit(parse_job(TEXT))
+    known = book.want("digits", wanted, "by a person")
+    assert book.hold("digits", "its task raises") == known
+
+
+def test_a_change_of_which_kafka_does_not_say_where_it_is_is_found() -> None:
     log = RacingLog()
     with_streams(log)
     JobStore(log).submit(parse_job(TEXT))
     log.tells_no_offsets = True
-    if theirs is not None:
-        log.meanwhile = lambda: JobStore(log).want("digits", "paused", theirs)
-    if theirs == "theirs":
-        with pytest.raises(ConflictError, match="theirs counts"):
-            JobStore(log).want("digits", "paused", "mine")
-    else:
-        JobStore(log).want("digits", "paused", "mine")
-    assert JobStore(log).get("digits").reason == (theirs or "mine")
+    log.meanwhile = lambda: JobStore(log).want("digits", "paused", "theirs")
+    assert JobStore(log).want("digits", "paused", "mine").reason == "mine"
+    assert JobStore(log).get("digits").reason == "mine"
 
 
 def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_moment() -> None:
@@ -369,12 +423,12 @@ def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_mome
     JobStore(log).submit(parse_job(TEXT))
     JobStore(log).want("digits", "stopped", "enough")
     log.meanwhile = lambda: JobStore(log).delete("digits")
-    with pytest.raises(ConflictError, match="theirs counts"):
+    with pytest.raises(NotFoundError, match='no job "digits"'):
         JobStore(log).want("digits", "stopped", "4 updates applied")
     assert JobStore(log).read() == {}
 
 
-def test_a_conflict_is_found_though_another_thread_reads_with_the_same_book_meanwhile() -> None:
+def test_a_lost_race_is_found_though_another_thread_reads_with_the_same_book_meanwhile() -> None:
     log = RacingLog()
     with_streams(log)
     book = JobStore(log)
@@ -387,11 +441,11 @@ def test_a_conflict_is_found_though_another_thread_reads_with_the_same_book_mean
             reader.start()
 
     log.meanwhile = meanwhile
-    with pytest.raises(ConflictError, match="theirs counts"):
-        book.want("digits", "paused", "mine")
+    made = book.want("digits", "paused", "mine")
     for reader in readers:
         reader.join()
-    assert book.get("digits").spec.group_size == 5
+    assert book.get("digits") == made
+    assert (made.wanted, made.spec.group_size) == ("paused", 5)
 
 
 def test_one_book_serves_many_threads(log: MemoryLog) -> None:
@@ -520,7 +574,7 @@ def test_a_job_goes_on_as_it_was_where_a_newer_program_gave_it_a_block(log: Memo
     book = JobStore(log)
     known = book.submit(parse_job(TEXT))
     newer = encode_job(known).replace(b'"group_size"', b'"rings":{"of":4},"group_size"')
-    write(log, topics.JOBS, newer, b"digits")
+    write(log, topics.JOBS, newer, b"digits", 2)
     assert book.read() == JobStore(log).read() == {"digits": known}
     assert 'unknown field "rings"' in book.unreadable["digits"].reason
 
@@ -641,9 +695,13 @@ def test_whoever_worked_for_the_first_job_of_a_name_ends_and_holds_no_other(log:
     book.want("digits", "stopped", "enough")
     book.free("digits")
     second = book.submit(parse_job(TEXT))
-    for act in (book.finish, book.hold):
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: book.finish(first.id, "a leader that was frozen", 0),
+        lambda: book.hold(first.id, "a leader that was frozen"),
+    )
+    for act in acts:
         with pytest.raises(NotFoundError, match='"digits" was purged'):
-            act(first.id, "a leader that was frozen")
+            act()
     assert book.get("digits") == second
     assert book.hold(second.id, "why").held
 

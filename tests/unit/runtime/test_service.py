@@ -8,27 +8,30 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from common.core.spans import Partition
 from common.errors import UserError
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.store import JobRecord, JobStore
 from common.ports.servers import NewTopic
 from common.runtime import service
 from common.runtime.service import Opened, ServiceProcess, follow_jobs, run
 from common.telemetry.metrics.meters import Meters
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.log import MemoryLog
+from common.topics.names import JOBS
+from common.topics.table import NUMBER
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.jobs.store import JobRecord
     from common.runtime.jobs import MakePart
     from common.runtime.supervisor import Fault
 
@@ -164,6 +167,12 @@ def untold(_opened: Opened) -> MakePart:
     raise AssertionError("nothing is open")
 
 
+def no_part(
+    _wanted: Callable[[], JobRecord | None], _wake: Callable[[], None], _fault: Fault | None
+) -> Recorded:
+    raise AssertionError("no job begins")
+
+
 class Recorded:
     """An actor, and what it is made of."""
 
@@ -256,3 +265,29 @@ def test_actors_beside_others_have_threads_of_their_own() -> None:
 
     assert run("evaluator", "e1", work) == service.EXIT_OK
     assert released.is_set()
+
+
+@pytest.mark.parametrize("repairs", [True, False])
+def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs: bool) -> None:
+    log = MemoryLog(lambda: 0.0)  # so all that is written is old
+    log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
+    JobStore(log).submit(parse_job(TEXT))
+    with closing(log.writer()) as writer:
+        writer.append(JOBS, b"{}", key=b"digits", headers=[(NUMBER, b"1")])
+    looks = list[JobRecord]()
+
+    def work(process: ServiceProcess) -> None:
+        def begins(record: JobRecord, _new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` asks it
+            looks.append(record)
+            if len(looks) > 1:
+                process.stopping.set()
+            return False
+
+        follow_jobs(
+            *(on(process, log), Meters("evaluator"), lambda _opened: no_part, begins),
+            repairs=repairs,
+        )
+
+    assert run("evaluator", "e1", work) == service.EXIT_OK
+    records = log.stored(Partition(JOBS, 0)).records
+    assert len(records) == 2 + repairs

@@ -27,7 +27,7 @@ from tests.unit.services.replicas import until
 from tests.unit.services.test_coordinator_jobs import Bench
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from common.core.messages import AuditRecord
     from common.testing.board import MemoryBoard
@@ -82,9 +82,14 @@ def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
 
 
 def test_a_leader_that_was_frozen_neither_holds_nor_ends_the_next_job(lives: Lives) -> None:
-    for act in (lives.zombie.book.hold, lives.zombie.book.finish):
+    book = lives.zombie.book
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: book.hold(FIRST, "it has found something"),
+        lambda: book.finish(FIRST, "it has found something", 0),
+    )
+    for act in acts:
         with pytest.raises(NotFoundError, match="was purged"):
-            act(FIRST, "it has found something")
+            act()
     assert lives.book.get(NAME).wanted == "running"
 
 

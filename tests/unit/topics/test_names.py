@@ -22,14 +22,16 @@ from common.topics.names import (
     schemas_topic,
     updates_topic,
 )
+from common.topics.table import table_topic
 
 CONTROL = NewTopic("doll.digits.control", kept_forever=True)
-JOBS = NewTopic("doll.jobs", compacted=True)
+JOBS = table_topic("doll.jobs")
 DEFAULTS = {
     "cleanup.policy": "delete",
     "retention.ms": "604800000",
     "retention.bytes": "-1",
     "max.message.bytes": "1048588",
+    "min.compaction.lag.ms": "0",
 }
 
 
@@ -70,6 +72,13 @@ def test_a_compacted_topic_loses_records_only_where_they_expire() -> None:
     )
 
 
+def test_a_table_that_is_compacted_early_differs() -> None:
+    assert found(JOBS, min_compaction_lag_ms="3599999") == (
+        Difference(JOBS.name, "min.compaction.lag.ms", "3599999", "3600000", loses=False),
+    )
+    assert found(JOBS, min_compaction_lag_ms="3600001") == ()
+
+
 def test_a_topic_that_takes_less_than_our_largest_record_refuses_some() -> None:
     assert found(CONTROL, max_message_bytes="1000012") == ()
     assert found(CONTROL, max_message_bytes="5000000") == ()
@@ -83,7 +92,8 @@ def test_one_command_sets_a_topic_right() -> None:
     command = "kafka-configs.sh --bootstrap-server $DOLL_KAFKA --alter --entity-type topics"
     assert remedy(differing) == (
         f"{command} --entity-name doll.digits.control --add-config retention.ms=-1; {command}"
-        " --entity-name doll.jobs --add-config cleanup.policy=compact,retention.ms=-1"
+        " --entity-name doll.jobs --add-config cleanup.policy=compact,retention.ms=-1,"
+        "min.compaction.lag.ms=3600000"
     )
 
 

@@ -1,0 +1,241 @@
+"""Several processes change one job, or one key, at the same time: what is acknowledged is made.
+
+Two operators send PATCH requests to an admin service each, and a coordinator holds the job, whose
+model cannot be made, whenever somebody resumes it. A thousand rounds:
+
+    pytest -m nightly tests/integration/test_writers.py
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, NamedTuple
+
+import httpx2
+import pytest
+from confluent_kafka.admin._resource import ResourceType
+
+from common.api.keys import Keys, KeyStore
+from common.config.settings import Settings
+from common.core.spans import Partition
+from common.embedded.process import free_port
+from common.embedded.services import Service
+from common.errors import ConflictError, NotFoundError
+from common.jobs.spec import parse_job
+from common.jobs.store import JobStore
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_log
+from common.topics.names import JOBS
+from tests.contract.log_fixtures import everything
+from tests.integration.cluster import await_condition
+from tests.servers import configure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from common.embedded.apache_kafka import ApacheKafka
+    from common.embedded.redis import EmbeddedRedis
+    from common.jobs.store import JobRecord
+    from common.ports.servers import Log
+
+pytest_plugins = ["tests.servers", "tests.redis_servers"]
+pytestmark = pytest.mark.kafka
+
+NAME = "contested"
+TASK = "tests.integration.bad_tasks:RaisesInBuild"
+SPEC = f"""
+name: {NAME}
+streams: [{NAME}-a]
+records: {{codec: tensor, fields: {{id: {{dtype: int64}}}}}}
+task: {{entrypoint: "{TASK}", records: 100}}
+batch_size: 8
+group_size: 2
+reduction: sum
+optimizer: {{name: sgd, learning_rate: 1.0}}
+"""
+ROUNDS = [30, pytest.param(1_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)])]
+PATIENCE_S = 60.0
+PLACE = Partition(JOBS, 0)
+
+
+class World(NamedTuple):
+    """Processes that change the job."""
+
+    bootstrap: str
+    log: Log
+    book: JobStore
+    operators: list[httpx2.Client]  # of an admin service each
+    admins: list[Service]
+    coordinator: Service
+
+
+@pytest.fixture
+def world(
+    apache_kafka: ApacheKafka, likest_redis: EmbeddedRedis, tmp_path: Path
+) -> Iterator[World]:
+    bootstrap = apache_kafka.settings.bootstrap
+    settings = Settings(
+        kafka=bootstrap,
+        kafka_group_protocol="consumer",
+        redis=likest_redis.url,
+        tasks=(TASK,),
+        threads=1,
+    )
+    with ExitStack() as stack:
+        log = stack.enter_context(closing(open_log(settings)))
+        book = stack.enter_context(closing(JobStore(log)))
+        with closing(KeyStore(log)) as keys:
+            key, _ = keys.create("operator", "operator")
+            stack.callback(KeyStore(log).revoke, "operator")
+        log.create_topics([NewTopic(f"{NAME}-a")])
+        book.submit(parse_job(SPEC, (TASK,)))
+        stack.callback(book.want, NAME, "stopped", "the test is over")
+        operators, admins = list[httpx2.Client](), list[Service]()
+        for name in ("a1", "a2"):
+            port = free_port()
+            own = settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port})
+            admins.append(Service("admin", name, own, tmp_path))
+            stack.callback(admins[-1].kill)
+            client = httpx2.Client(
+                base_url=f"http://127.0.0.1:{port}",
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=PATIENCE_S,
+            )
+            operators.append(stack.enter_context(client))
+        coordinator = Service("coordinator", "c1", settings, tmp_path)
+        stack.callback(coordinator.kill)
+        for client in operators:
+            await_condition(lambda client=client: ready(client), "it is ready", PATIENCE_S)  # type: ignore[misc]
+        yield World(bootstrap, log, book, operators, admins, coordinator)
+
+
+def ready(client: httpx2.Client) -> bool:
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
+    world: World, rounds: int
+) -> None:
+    held = 0
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(rounds):
+            if number % 3 == 0:  # and between, the coordinator writes when it pleases
+                await_condition(lambda: world.book.get(NAME).held, "the job is held", PATIENCE_S)
+            before = world.book.get(NAME)
+            bodies: list[dict[str, object]] = [
+                {"group_size": 3 + number % 50, "reason": f"a{number}"},
+                {"batch_size": 9 + number % 50, "reason": f"b{number}"},
+            ]
+            if before.held:
+                held += 1
+                bodies[number % 4 // 2] |= {"wanted": "running"}
+            same_revision = bool(number % 2)
+            if same_revision:
+                bodies = [{**body, "revision": before.revision} for body in bodies]
+            answers = pool.map(
+                lambda client, body: client.patch(f"/v1/jobs/{NAME}", json=body),
+                world.operators,
+                bodies,
+            )
+            statuses = [answer.status_code for answer in answers]
+            assert sorted(statuses) == ([200, 409] if same_revision else [200, 200])
+            check(world.book.get(NAME), before, bodies, statuses)
+
+    # Whoever resumes the job last, the coordinator holds it again: no hold was lost either.
+    world.operators[0].patch(f"/v1/jobs/{NAME}", json={"wanted": "running"})
+    await_condition(lambda: world.book.get(NAME).held, "the job is held", PATIENCE_S)
+    assert held >= rounds // 3
+    assert "hold_not_written" not in world.coordinator.log.read_text()
+    check_crash(world)
+    check_compacted(world)
+
+
+def check(
+    made: JobRecord, before: JobRecord, bodies: list[dict[str, object]], statuses: list[int]
+) -> None:
+    """See that each change is in the job if it was acknowledged, and is not if it was refused."""
+    changes = {change.reason: change for change in made.changes}
+    for body, status in zip(bodies, statuses, strict=True):
+        field = "group_size" if "group_size" in body else "batch_size"
+        spec = before.spec if status == 409 else None
+        assert (body["reason"] in changes) == (status == 200), (body, status)
+        expected = body[field] if spec is None else getattr(spec, field)
+        assert getattr(made.spec, field) == expected
+    assert made.revision == before.revision + statuses.count(200)
+    assert [change.revision for change in made.changes] == list(
+        range(made.revision - len(made.changes) + 1, made.revision + 1)
+    )
+
+
+def check_crash(world: World) -> None:
+    """See what becomes of a change whose service is killed as soon as the record is there."""
+    end, before = world.log.bounds(PLACE).end, world.book.get(NAME)
+    with ThreadPoolExecutor(1) as pool:
+        body = {"batch_size": 100, "reason": "before a crash"}
+        answer = pool.submit(world.operators[0].patch, f"/v1/jobs/{NAME}", json=body)
+        await_condition(lambda: world.log.bounds(PLACE).end > end, "it is written", PATIENCE_S)
+        world.admins[0].kill()
+        acknowledged = answer.exception() is None and answer.result().status_code == 200
+    body = {"group_size": 100, "reason": "after a crash"}
+    assert world.operators[1].patch(f"/v1/jobs/{NAME}", json=body).status_code == 200
+    made = world.book.get(NAME)
+    reasons = [change.reason for change in made.changes[before.revision - made.revision :]]
+    assert reasons in (["before a crash", "after a crash"], ["after a crash"])
+    assert "before a crash" in reasons or not acknowledged
+
+
+def check_compacted(world: World) -> None:
+    """See that a new reader reads the same once the broker has compacted the topic."""
+    world.book.want(NAME, "paused", "before compaction")
+    eager = {"log.cleaner.backoff.ms": "100"}
+    ours = {"min.compaction.lag.ms": "3600000", "segment.ms": "604800000"}
+    configure(world.bootstrap, "1", eager, ResourceType.BROKER)
+    soon = {"min.compaction.lag.ms": "0", "segment.ms": "50"}
+    configure(world.bootstrap, JOBS, {**soon, "min.cleanable.dirty.ratio": "0.001"})
+
+    def compacted() -> bool:
+        """Kafka closes a segment when a record comes after its time, and cleans closed ones."""
+        expected = world.book.want(NAME, "paused", f"at {time.monotonic()}")
+        with closing(JobStore(world.log)) as book:
+            assert book.get(NAME) == expected
+        return sum(record.key == NAME.encode() for record in everything(world.log, PLACE)) < 10
+
+    await_condition(compacted, "Kafka has compacted the topic", PATIENCE_S)
+    configure(world.bootstrap, JOBS, {**ours, "min.cleanable.dirty.ratio": "0.5"})
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_one_of_two_who_create_or_revoke_a_key_at_once_succeeds(
+    apache_kafka: ApacheKafka, rounds: int
+) -> None:
+    settings = Settings(kafka=apache_kafka.settings.bootstrap, kafka_group_protocol="consumer")
+
+    def create(store: KeyStore) -> str:
+        try:
+            return store.create(NAME, "viewer")[0]
+        except ConflictError:
+            return ""
+
+    def revoke(store: KeyStore) -> bool:
+        try:
+            store.revoke(NAME)
+        except NotFoundError:
+            return False
+        return True
+
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        logs = [stack.enter_context(closing(open_log(settings))) for _ in range(3)]
+        *writers, reader = (stack.enter_context(closing(KeyStore(log))) for log in logs)
+        for _ in range(rounds):
+            made = [key for key in pool.map(create, writers) if key]
+            assert len(made) == 1
+            assert Keys(reader.read().values()).role_of(made[0])
+            assert sorted(pool.map(revoke, writers)) == [False, True]
+            assert NAME not in reader.read()

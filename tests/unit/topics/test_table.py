@@ -1,0 +1,592 @@
+"""A table under several writers: every change that is acknowledged is made, none is made twice.
+
+The model: each writer is a thread that stops before it reads and before it appends, and a schedule
+says who goes on. A writer that stops for good plays a crash; a writer that goes on late plays a
+record that is delivered late. The table is the real one, on a log in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import pytest
+
+from common.core.spans import Partition
+from common.errors import ConflictError, UnavailableError, WireError
+from common.testing.clock import ManualClock
+from common.testing.log import MemoryLog, MemoryWriter
+from common.topics.table import (
+    COMPACTION_LAG_S,
+    NUMBER,
+    REPAIR_S,
+    CompactedTable,
+    table_topic,
+)
+
+if TYPE_CHECKING:
+    from common.ports.servers import Bounds
+
+TOPIC = "doll.things"
+PLACE = Partition(TOPIC, 0)
+NAME = "thing"
+STEPS = 4  # of each writer that a schedule interleaves: two reads and two appends
+
+Value: TypeAlias = tuple[str, ...]
+Change: TypeAlias = Callable[[Value | None], Value]
+Table: TypeAlias = CompactedTable[Value]
+
+
+def decode(_key: bytes | None, value: bytes) -> Value:
+    try:
+        return tuple(json.loads(value))
+    except ValueError as error:
+        raise WireError(f"thing: {error}") from error
+
+
+def encode(value: Value) -> bytes:
+    return json.dumps(value).encode()
+
+
+def table_of(log: MemoryLog, clock: ManualClock, *, closed: bool = False) -> Table:
+    return CompactedTable(log, TOPIC, decode, "thing", closed=closed, clock=clock)
+
+
+class Crash(BaseException):
+    """Ends a writer wherever it stands."""
+
+
+class Writer(threading.Thread):
+    """Makes one change, a step at a time.
+
+    Attributes:
+        outcome: "made", "refused", "unknown", or "failed" if the table is at fault.
+    """
+
+    def __init__(self, log: SteppedLog, table: Table, change: Change) -> None:
+        super().__init__(daemon=True)
+        self.outcome = ""
+        self._table = table
+        self._change = change
+        self._log = log
+        self._go = threading.Semaphore(0)
+        self._stopped = threading.Semaphore(0)
+        self.crashes_after = 1000  # steps
+        self.start()
+        assert self._stopped.acquire(timeout=60.0)
+
+    def run(self) -> None:
+        """Make the change."""
+        self._log.writers[threading.get_ident()] = self
+        try:
+            self._table.update(NAME, self._change, encode)
+            self.outcome = "made"
+        except ConflictError:
+            self.outcome = "refused"
+        except (
+            Crash,
+            UnavailableError,
+        ):  # such as a record that is compacted before its writer looks
+            self.outcome = "unknown"
+        finally:
+            self.outcome = self.outcome or "failed"
+            del self._log.writers[threading.get_ident()]
+            self._stopped.release()
+
+    def pause(self) -> None:
+        """Wait for the next step; called in the thread."""
+        self._stopped.release()
+        self._go.acquire()
+        if self.crashes_after <= 0:
+            raise Crash
+
+    def step(self) -> None:
+        """Go on to the next read or append, or to the end."""
+        if not self.outcome:
+            self._go.release()
+            assert self._stopped.acquire(timeout=60.0)
+            self.crashes_after -= 1
+
+    def crash(self) -> None:
+        """End where it stands."""
+        self.crashes_after = 0
+        self.step()
+
+    def finish(self) -> None:
+        """Go on to the end."""
+        while not self.outcome:
+            self.step()
+
+
+class SteppedLog(MemoryLog):
+    """A log before which writers stop."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.writers = dict[int, Writer]()  # by thread
+
+    def bounds(self, partition: Partition) -> Bounds:
+        """As ever, a step later."""
+        self._pause()
+        return super().bounds(partition)
+
+    def writer(
+        self,
+        *,
+        waits: bool = True,
+        max_bytes: int = 1 << 20,
+        on_ready: Callable[[], None] | None = None,
+    ) -> MemoryWriter:
+        """As ever, a step later."""
+        self._pause()
+        return super().writer(waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+
+    def copy(self, offset: int) -> None:
+        """Deliver a record once more, as a producer that is not idempotent."""
+        record = next(each for each in self.stored(PLACE).records if each.offset == offset)
+        with self.anyway():
+            self.append(TOPIC, 0, record.key, record.value, record.headers)
+
+    def _pause(self) -> None:
+        writer = self.writers.get(threading.get_ident())
+        if writer is not None:
+            writer.pause()
+
+
+class World:
+    """A log with one entry, and writers that change it."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1000.0)
+        self.log = SteppedLog(self.clock)
+        self.repairer = self.table()
+        self.repairer.update(NAME, lambda _: ("start",), encode)
+        self.writers = list[Writer]()
+
+    def table(self) -> Table:
+        """Return what another process has."""
+        return table_of(self.log, self.clock)
+
+    def begin(self, change: Change) -> Writer:
+        """Begin a writer."""
+        table = self.table()
+        table.read()
+        self.writers.append(Writer(self.log, table, change))
+        return self.writers[-1]
+
+    def add(self) -> Writer:
+        """Begin a writer that adds its number."""
+        number = str(len(self.writers))
+        return self.begin(lambda value: (*(value or ()), number))
+
+    def value(self) -> Value:
+        """Return the entry as a new reader finds it."""
+        return self.table().read()[NAME]
+
+    def repair(self) -> None:
+        """Wait as long as a lost record may stand last, then have a service look."""
+        self.repairer.read()
+        self.clock.advance(REPAIR_S)
+        self.repairer.repair()
+
+    def let_an_hour_pass(self) -> None:
+        """Compact all that is there, after a service had its time to repair."""
+        self.repair()
+        self.clock.advance(COMPACTION_LAG_S)
+        self.log.compact(PLACE, self.log.bounds(PLACE).end)
+
+    def ends_with_a_lost_record(self) -> bool:
+        """See if the last record is neither in force nor a copy of what is."""
+        value = self.log.stored(PLACE).records[-1].value
+        return value is None or decode(None, value) != self.value()
+
+    def check_sums(self) -> None:
+        """See that each outcome is what the entry shows."""
+        value = self.value()
+        for number, writer in enumerate(self.writers):
+            times = value.count(str(number))
+            allowed = {"made": (1,), "refused": (0,), "unknown": (0, 1)}[writer.outcome]
+            assert times in allowed, (writer.outcome, value)
+
+    def check_readers(self, *, late: bool = False) -> None:
+        """See that everybody reads the same, whatever prefix of the log is compacted.
+
+        Args:
+            late: True to check readers that have read a part of the log before it is compacted.
+        """
+        expected = self.value()
+        for writer in self.writers:
+            assert writer._table.read()[NAME] == expected  # noqa: SLF001 -- our own
+        stored = self.log.stored(PLACE)
+        records, end = list(stored.records), stored.end
+        for read in range(end + 1) if late else [0]:
+            for below in range(1, end + 1):
+                stored.records = [each for each in records if each.offset < read]
+                stored.end = read
+                reader = self.table()
+                reader.read()
+                stored.records, stored.end = list(records), end
+                self.log.compact(PLACE, below)
+                assert reader.read()[NAME] == expected, (read, below)
+        stored.records = records
+
+
+def interleavings(begin: Callable[[World], object], writers: int) -> Iterator[World]:
+    """Run every interleaving of the first steps of writers that do the same; then they finish.
+
+    Writers that do the same begin in the order of their numbers: their names do not matter.
+    """
+    taken, more = list[int](), True  # the index of each choice among the writers that can go on
+    while more:
+        world, choices = World(), list[int]()
+        for _ in range(writers):
+            begin(world)
+        left = [STEPS] * writers
+        while True:
+            fresh = [number for number in range(writers) if left[number] == STEPS][:1]
+            able = [
+                number
+                for number, writer in enumerate(world.writers)
+                if not writer.outcome and (0 < left[number] < STEPS or number in fresh)
+            ]
+            if not able:
+                break
+            if len(choices) == len(taken):
+                taken.append(0)
+            number = able[taken[len(choices)]]
+            choices.append(len(able))
+            left[number] -= 1
+            world.writers[number].step()
+        for writer in world.writers:
+            writer.finish()
+        yield world
+        while taken and taken[-1] == choices[len(taken) - 1] - 1:
+            taken.pop()
+        if more := bool(taken):
+            taken[-1] += 1
+
+
+@pytest.mark.parametrize("writers", [2, 3])
+def test_each_acknowledged_change_is_made_once_in_every_interleaving(writers: int) -> None:
+    for world in interleavings(World.add, writers):
+        assert [writer.outcome for writer in world.writers] == ["made"] * writers
+        world.check_sums()
+        assert not world.ends_with_a_lost_record()
+        world.check_readers(late=writers == 2)
+
+
+@pytest.mark.parametrize("writers", [2, 3])
+def test_one_of_those_who_change_the_same_revision_succeeds_in_every_interleaving(
+    writers: int,
+) -> None:
+    def change(number: str, value: Value | None) -> Value:
+        if value != ("start",):
+            raise ConflictError("it has another revision")
+        return (*value, number)
+
+    def begin(world: World) -> None:
+        world.begin(partial(change, str(len(world.writers))))
+
+    for world in interleavings(begin, writers):
+        outcomes = sorted(writer.outcome for writer in world.writers)
+        assert outcomes == ["made", *["refused"] * (writers - 1)]
+        world.check_sums()
+        assert not world.ends_with_a_lost_record(), "who is refused leaves no lost record behind"
+        world.check_readers(late=writers == 2)
+
+
+def test_a_crash_at_any_step_loses_no_acknowledged_change() -> None:
+    def victim(world: World, after: int) -> None:
+        writer = world.add()
+        if len(world.writers) == 1:
+            writer.crashes_after = after
+
+    for after in range(STEPS + 1):
+        for world in interleavings(lambda world, after=after: victim(world, after), 2):  # type: ignore[misc]
+            world.check_sums()
+            world.repair()
+            assert not world.ends_with_a_lost_record()
+            world.check_readers()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_disturbance_loses_an_acknowledged_change(seed: int) -> None:
+    """Writers come, stop and crash; copies are delivered; hours pass and the log is compacted."""
+    for each in range(150):
+        choice = random.Random(1000 * seed + each)  # noqa: S311 -- not for secrets
+        world = World()
+        for _ in range(choice.randrange(10, 50)):
+            living = [writer for writer in world.writers if not writer.outcome]
+            what = choice.choices(
+                ("step", "begin", "crash", "copy", "repair", "hour"), (20, 4, 1, 1, 1, 1)
+            )[0]
+            if what == "begin" and len(living) < 3:
+                world.add()
+            elif what == "step" and living:
+                choice.choice(living).step()
+            elif what == "crash" and living:
+                choice.choice(living).crash()
+            elif what == "copy":
+                world.log.copy(choice.choice(world.log.stored(PLACE).records).offset)
+            elif what == "repair":
+                world.repair()
+            elif what == "hour":
+                world.let_an_hour_pass()
+        for writer in world.writers:
+            writer.finish()
+        world.check_sums()
+        world.repair()
+        assert not world.ends_with_a_lost_record()
+        world.check_readers()
+
+
+def test_a_record_that_is_far_behind_is_set_right_for_readers_of_a_compacted_log() -> None:
+    """The lost record stands last, and compaction leaves nothing else; then it is repaired.
+
+    offset      0   1   2   3   4
+    number      1   2   3   2   4
+    counts      x   x   x       x    of offset 2, written once more
+    compacted               3   4
+    """
+    world = World()
+    late = world.add()
+    late.step()
+    world.add().finish()
+    world.add().finish()
+    late.step()
+    late.crash()
+    assert world.ends_with_a_lost_record()
+    expected = world.value()
+
+    world.repair()
+    world.log.compact(PLACE, 4)
+
+    assert [each.offset for each in world.log.stored(PLACE).records] == [3, 4]
+    assert world.value() == expected == ("start", "1", "2")
+
+
+def test_a_reader_that_was_away_for_longer_than_the_compaction_lag_reads_on() -> None:
+    world = World()
+    away = world.table()
+    away.read()
+    for _ in range(3):
+        world.add().finish()
+    world.let_an_hour_pass()
+    assert away.read()[NAME] == ("start", "0", "1", "2")
+
+
+def test_two_repairs_at_once_end_the_matter() -> None:
+    world = World()
+    late = world.add()
+    late.step()
+    world.add().finish()
+    late.step()
+    late.crash()
+    tables = [world.table(), world.table()]
+    for table in tables:
+        table.read()
+    world.clock.advance(REPAIR_S)
+    repairs = [
+        Writer(world.log, table, lambda value: value or ())  # which repairs before it changes
+        for table in tables
+    ]
+    for _ in range(2):
+        for repair in repairs:
+            repair.step()
+    for repair in repairs:
+        repair.finish()
+    end = world.log.bounds(PLACE).end
+    for table in tables:
+        table.read()
+        world.clock.advance(REPAIR_S)
+        table.repair()
+    assert world.log.bounds(PLACE).end == end
+    world.check_readers()
+
+
+def test_a_lost_record_is_repaired_after_five_seconds() -> None:
+    world = World()
+    late = world.add()
+    late.step()
+    world.add().finish()
+    late.step()
+    late.crash()
+    world.repairer.read()
+    end = world.log.bounds(PLACE).end
+    world.clock.advance(REPAIR_S - 0.1)
+    world.repairer.repair()
+    assert world.log.bounds(PLACE).end == end
+    world.clock.advance(0.1)
+    world.repairer.repair()
+    assert world.log.bounds(PLACE).end == end + 1
+    world.repairer.repair()
+    assert world.log.bounds(PLACE).end == end + 1
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1000.0)
+
+
+@pytest.fixture
+def log(clock: ManualClock) -> MemoryLog:
+    return MemoryLog(clock)
+
+
+def write(log: MemoryLog, value: bytes | None, number: str = "") -> None:
+    """Write a record of the name, if a number is given with that."""
+    writer = log.writer()
+    headers = [(NUMBER, number.encode())] if number else []
+    writer.append(TOPIC, value, key=NAME.encode(), headers=headers)
+    assert writer.flush(1.0)
+
+
+@pytest.mark.parametrize("number", ["", "-3", "2.0", "+3", "9" * 16])
+@pytest.mark.parametrize("value", [b'["theirs"]', None])
+def test_a_record_without_a_number_counts_for_nothing_and_is_repaired(
+    log: MemoryLog, clock: ManualClock, number: str, value: bytes | None
+) -> None:
+    table = table_of(log, clock)
+    table.update(NAME, lambda _: ("ours",), encode)
+    write(log, value, number)
+    assert table.read() == table_of(log, clock).read() == {NAME: ("ours",)}
+    assert (table.rejected, table.unreadable) == (1, {})
+
+    clock.advance(REPAIR_S)
+    table.repair()
+    log.compact(PLACE, 2)
+
+    assert table_of(log, clock).read() == {NAME: ("ours",)}
+
+
+def test_a_record_without_a_value_removes_nothing_even_with_a_number(
+    log: MemoryLog, clock: ManualClock
+) -> None:
+    table = table_of(log, clock)
+    table.update(NAME, lambda _: ("ours",), encode)
+    write(log, None, "2")
+    assert table.read() == {NAME: ("ours",)}
+
+
+def test_the_numbers_of_a_removed_name_go_on(log: MemoryLog, clock: ManualClock) -> None:
+    table = table_of(log, clock)
+    table.update(NAME, lambda _: ("first",), encode)
+    table.update(NAME, lambda _: None, lambda _: None)
+    assert table.read() == {}
+    log.compact(PLACE, 2)
+    other = table_of(log, clock)
+    assert other.update(NAME, lambda value: (*(value or ()), "second"), encode) == ("second",)
+    write(log, b'["late, made from the first"]', "2")
+    assert table.read() == table_of(log, clock).read() == {NAME: ("second",)}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_record_that_does_not_parse_counts_by_its_number(
+    log: MemoryLog, clock: ManualClock, *, closed: bool
+) -> None:
+    table = table_of(log, clock, closed=closed)
+    table.update(NAME, lambda _: ("ours",), encode)
+    write(log, b"[", "2")
+    assert table.read() == ({} if closed else {NAME: ("ours",)})
+    assert table.unreadable[NAME].offset == 1
+    write(log, b'["made from the first, too"]', "2")
+    assert table.read() == ({} if closed else {NAME: ("ours",)})
+
+    clock.advance(REPAIR_S)
+    table.repair()
+
+    assert log.stored(PLACE).records[-1].value == b"[", "what is repaired is as it was"
+    table.update(NAME, lambda _: ("ours again",), encode)
+    assert table.read() == {NAME: ("ours again",)}
+    assert table.unreadable == {}
+
+
+def test_a_change_that_reads_the_table_loses_nothing(log: MemoryLog, clock: ManualClock) -> None:
+    table, rival = table_of(log, clock), table_of(log, clock)
+    table.update(NAME, lambda _: ("start",), encode)
+
+    def change(value: Value | None) -> Value:
+        if len(value or ()) == 1:
+            rival.update(NAME, lambda value: (*(value or ()), "theirs"), encode)
+            table.read()
+        return (*(value or ()), "ours")
+
+    assert table.update(NAME, change, encode) == ("start", "theirs", "ours")
+
+
+def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog, clock: ManualClock) -> None:
+    table = table_of(log, clock)
+    table.update(NAME, lambda _: ("ours",), encode)
+    assert table.update(NAME, lambda value: value or (), encode) == ("ours",)
+    assert log.bounds(PLACE).end == 1
+
+
+def test_a_change_without_an_answer_of_kafka_may_have_been_made(clock: ManualClock) -> None:
+    log = SilentLog(clock)
+    table = table_of(log, clock)
+    with pytest.raises(UnavailableError, match=r'the change of the thing "thing" may have been m'):
+        table.update(NAME, lambda _: ("ours",), encode)
+    assert table.read() == {NAME: ("ours",)}
+
+
+class SilentWriter(MemoryWriter):
+    """A writer whose records arrive without a delivery report."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """As ever, but nobody says so."""
+        super().flush(timeout_s)
+        return False
+
+
+class SilentLog(MemoryLog):
+    """A log that takes records and does not say so."""
+
+    def writer(
+        self,
+        *,
+        waits: bool = True,
+        max_bytes: int = 1 << 20,
+        on_ready: Callable[[], None] | None = None,
+    ) -> MemoryWriter:
+        """Make a silent one."""
+        return SilentWriter(self, waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+
+
+def test_a_writer_that_always_loses_gives_up_and_says_so(clock: ManualClock) -> None:
+    log = RivalLog(clock)
+    table = table_of(log, clock)
+    log.rival = table_of(log, clock)
+    with pytest.raises(ConflictError, match=r"others changed .* each time .* was not made"):
+        table.update(NAME, lambda _: ("ours",), encode)
+    assert table.read() == {NAME: ("theirs",)}
+    assert log.stored(PLACE).records[-1].value == b'["theirs"]'
+
+
+class RivalLog(MemoryLog):
+    """A log where somebody else writes right before each writer."""
+
+    rival: Table | None = None
+
+    def writer(
+        self,
+        *,
+        waits: bool = True,
+        max_bytes: int = 1 << 20,
+        on_ready: Callable[[], None] | None = None,
+    ) -> MemoryWriter:
+        """As ever, but the other first."""
+        rival, self.rival = self.rival, None
+        if rival is not None:
+            rival.update(NAME, lambda _: ("theirs",), encode)
+            self.rival = rival
+        return super().writer(waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+
+
+def test_the_topic_leaves_records_alone_for_an_hour(log: MemoryLog, clock: ManualClock) -> None:
+    table_of(log, clock).read()
+    assert log.settings([TOPIC])[TOPIC]["min.compaction.lag.ms"] == "3600000"
+    assert table_topic(TOPIC).settings["cleanup.policy"] == "compact"
