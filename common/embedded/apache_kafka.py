@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -299,9 +298,8 @@ class ApacheKafka:
         raise ValueError(f"{topic}[{partition}] has no records from {end} on")
 
     def await_end(self) -> None:
-        """Wait until it has ended by itself."""
-        while self._child.running():
-            time.sleep(0.5)
+        """Wait until the broker ends by itself."""
+        self._child.await_end()
 
     def __enter__(self) -> Self:
         return self
