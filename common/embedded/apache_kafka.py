@@ -208,6 +208,8 @@ class ApacheKafka:
         UnavailableError: If it does not start; the message quotes what it said.
     """
 
+    name = "Kafka"
+
     def __init__(
         self,
         jars: Path,
@@ -245,6 +247,15 @@ class ApacheKafka:
     def pid(self) -> int:
         """The broker's process id, to freeze it in a test."""
         return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the broker, minus the number of a signal, or None while it runs."""
+        return self._child.exit_code
+
+    def last_words(self) -> str:
+        """Return the end of the broker's output."""
+        return self._child.last_words()
 
     def seat(self, node: int) -> Seat:
         """A place for one more broker, of this id; the ids begin with 1, which is this one's."""
