@@ -106,7 +106,10 @@ class EmbeddedKafka:
         self._folder = tempfile.TemporaryDirectory(prefix="doll-kafka-", dir=short_folder())
         self.control = EmbeddedControl(str(Path(self._folder.name, "control.sock")))
         self._child = Child(
-            [sys.executable, "-I", mock_broker.__file__, self.control.path, str(os.getpid())],
+            [
+                *(sys.executable, "-I", "-X", "faulthandler", mock_broker.__file__),
+                *(self.control.path, str(os.getpid())),
+            ],
             log=Path(self._folder.name, "kafka.log"),
         )
         try:
