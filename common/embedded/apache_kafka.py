@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -209,6 +208,8 @@ class ApacheKafka:
         UnavailableError: If it does not start; the message quotes what it said.
     """
 
+    name = "Kafka"
+
     def __init__(
         self,
         jars: Path,
@@ -246,6 +247,15 @@ class ApacheKafka:
     def pid(self) -> int:
         """The broker's process id, to freeze it in a test."""
         return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the broker, minus the number of a signal, or None while it runs."""
+        return self._child.exit_code
+
+    def last_words(self) -> str:
+        """Return the end of the broker's output."""
+        return self._child.last_words()
 
     def seat(self, node: int) -> Seat:
         """A place for one more broker, of this id; the ids begin with 1, which is this one's."""
@@ -299,9 +309,8 @@ class ApacheKafka:
         raise ValueError(f"{topic}[{partition}] has no records from {end} on")
 
     def await_end(self) -> None:
-        """Wait until it has ended by itself."""
-        while self._child.running():
-            time.sleep(0.5)
+        """Wait until the broker ends by itself."""
+        self._child.await_end()
 
     def __enter__(self) -> Self:
         return self

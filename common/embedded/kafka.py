@@ -20,7 +20,7 @@ from typing import Self
 from common.adapters.kafka import KafkaSettings
 from common.embedded import mock_broker
 from common.embedded.process import Child, short_folder
-from common.errors import OutsideError, UnavailableError
+from common.errors import DollError, OutsideError, UnavailableError
 
 KEPT_BYTES = 5 << 20  # of each partition: what comes beyond them drops the oldest batch of records
 _FETCH_WAIT_MS = 10  # the broker does not wake a waiting fetch: this is the latency of a record
@@ -99,12 +99,17 @@ class EmbeddedKafka:
         UnavailableError: If it does not start; the message quotes what it said.
     """
 
+    name = "Kafka"
+
     def __init__(self) -> None:
         # a socket's path has at most about 100 bytes: not under whatever folder a caller has
         self._folder = tempfile.TemporaryDirectory(prefix="doll-kafka-", dir=short_folder())
         self.control = EmbeddedControl(str(Path(self._folder.name, "control.sock")))
         self._child = Child(
-            [sys.executable, "-I", mock_broker.__file__, self.control.path, str(os.getpid())],
+            [
+                *(sys.executable, "-I", "-X", "faulthandler", mock_broker.__file__),
+                *(self.control.path, str(os.getpid())),
+            ],
             log=Path(self._folder.name, "kafka.log"),
         )
         try:
@@ -118,6 +123,23 @@ class EmbeddedKafka:
     def pid(self) -> int:
         """The broker's process id, to freeze it in a test."""
         return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the broker, minus the number of a signal, or None while it runs."""
+        return self._child.exit_code
+
+    def last_words(self) -> str:
+        """Return the end of the broker's log."""
+        return self._child.last_words()
+
+    def restart(self) -> None:
+        """Refuse to start the broker again, since a new one would know no topic.
+
+        Raises:
+            DollError: Always.
+        """
+        raise DollError("the built-in Kafka ended, and all records with it")
 
     def close(self) -> None:
         """Stop it and leave nothing behind."""

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from common.embedded.fork_server import Forked, fork_module
+from common.embedded.fork_server import fork_module
 from common.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -40,6 +40,71 @@ def _die_with_parent() -> Callable[[], None] | None:
     return ask_kernel
 
 
+class Process(Protocol):
+    """A started process, as `subprocess.Popen` and the fork server represent it."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Return the exit code, minus the number of a signal, or None while the process runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the process and return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: If the process still runs after `timeout` seconds.
+        """
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+class Start(Protocol):
+    """A way to start a process."""
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        output: BinaryIO,
+        environment: Mapping[str, str] | None,
+        *,
+        stays: bool,
+        forks: bool,
+    ) -> Process:
+        """Start a process; see `Child` for the arguments."""
+
+
+def start_process(
+    command: Sequence[str],
+    output: BinaryIO,
+    environment: Mapping[str, str] | None,
+    *,
+    stays: bool,
+    forks: bool,
+) -> Process:
+    """Start a process of the operating system; see `Child` for the arguments.
+
+    Raises:
+        OSError: If the process cannot be started.
+    """
+    if forks and sys.platform == "linux":
+        module, *arguments = command[command.index("-m") + 1 :]
+        return fork_module(module, arguments, output, environment)
+    return subprocess.Popen(  # noqa: S603 -- our own command line, no shell
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for us; we stop it in our order
+        preexec_fn=None if stays else _die_with_parent(),  # noqa: PLW1509 -- it takes no lock
+    )
+
+
 class Child:
     """A started program and where it writes its log.
 
@@ -53,6 +118,7 @@ class Child:
         stays: It may survive us after all; then it does not matter which thread makes it.
         forks: The command is `python -m` and a module of ours: where that can be, it is forked by
             the fork server, which saves it 1.6 s of a processor; no matter in which thread.
+        start: Function that starts the process. A test may pass a scripted one.
 
     Raises:
         OSError: If there cannot be such a process.
@@ -66,25 +132,13 @@ class Child:
         *,
         stays: bool = False,
         forks: bool = False,
+        start: Start = start_process,
     ) -> None:
         self._name = command[0]
         self._log = log
         self._asked_to_end = False
-        self._process: subprocess.Popen[bytes] | Forked
         with log.open("ab") as output:
-            if forks and sys.platform == "linux":
-                module = list(command[command.index("-m") + 1 :])
-                self._process = fork_module(module[0], module[1:], output, environment)
-                return
-            self._process = subprocess.Popen(  # noqa: S603 -- our own command line, no shell
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for us; we stop it in our order
-                preexec_fn=None if stays else _die_with_parent(),  # noqa: PLW1509 -- it takes no lock
-            )
+            self._process = start(command, output, environment, stays=stays, forks=forks)
 
     @property
     def pid(self) -> int:
@@ -101,23 +155,51 @@ class Child:
         return self.exit_code is None
 
     def await_ready(self, ready: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        """Wait until `ready` says so.
+        """Wait until `ready` is true.
+
+        To wait until the process ends by itself, use `await_end`.
 
         Raises:
-            UnavailableError: If it ended or took too long; the message quotes its last output.
+            UnavailableError: If the process ended or `timeout_s` passed before that. The message
+                quotes its last output.
         """
         deadline = time.monotonic() + timeout_s
-        while not ready():
-            if not self.running():
+        while True:
+            # Both are read before `ready` is called: the process may become ready and end, or this
+            # process may be stopped for longer than the timeout, right after a call that is false.
+            exit_code, is_late = self.exit_code, time.monotonic() > deadline
+            if ready():
+                return
+            if exit_code is not None:
                 raise UnavailableError(
-                    f"{self._name} ended with exit code {self._process.returncode} "
+                    f"{self._name} ended with exit code {exit_code} "
                     f"before it was ready: {self.last_words()}"
                 )
-            if time.monotonic() > deadline:
+            if is_late:
                 raise UnavailableError(
                     f"{self._name} was not ready after {timeout_s} s: {self.last_words()}"
                 )
             time.sleep(0.002)
+
+    def await_end(self, timeout_s: float | None = None) -> int:
+        """Wait until the process ends by itself.
+
+        Args:
+            timeout_s: Optional. If unset, wait as long as the process runs.
+
+        Returns:
+            The exit code, minus the number of a signal that ended the process.
+
+        Raises:
+            UnavailableError: If the process still runs after `timeout_s`. The message quotes its
+                last output.
+        """
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(
+                f"{self._name} did not end within {timeout_s} s: {self.last_words()}"
+            ) from error
 
     def ask_to_end(self) -> None:
         """Ask it to end, once, without waiting: of a second signal as it ends, Python dies."""

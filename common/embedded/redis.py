@@ -48,6 +48,8 @@ class EmbeddedRedis:
         options: More of the server's own, such as those of TLS and users.
     """
 
+    name = "Redis"
+
     def __init__(
         self, binary: Path | None = None, *, tcp: bool = False, options: Sequence[str] = ()
     ) -> None:
@@ -68,6 +70,15 @@ class EmbeddedRedis:
     def pid(self) -> int:
         """The server's process id, to freeze it in a test."""
         return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the server, minus the number of a signal, or None while it runs."""
+        return self._child.exit_code
+
+    def last_words(self) -> str:
+        """Return the end of the server's log."""
+        return self._child.last_words()
 
     def kill(self) -> None:
         """End it at once, as a crash would; `restart` brings it back."""

@@ -25,6 +25,9 @@ class EmbeddedStack:
     Raises:
         UserError: If an address makes no sense, or there is no Redis here to start.
         UnavailableError: If a server does not start.
+
+    Attributes:
+        servers: The servers that were started.
     """
 
     def __init__(
@@ -35,11 +38,16 @@ class EmbeddedStack:
         redis: str = "",
         blobs: Path | None = None,
     ) -> None:
+        self.servers = list[EmbeddedKafka | EmbeddedRedis]()
         with ExitStack() as parts:
             if not kafka:
-                kafka = f"embedded:{parts.enter_context(EmbeddedKafka()).control.path}"
+                broker = parts.enter_context(EmbeddedKafka())
+                kafka = f"embedded:{broker.control.path}"
+                self.servers.append(broker)
             if not redis:
-                redis = parts.enter_context(EmbeddedRedis()).url
+                server = parts.enter_context(EmbeddedRedis())
+                redis = server.url
+                self.servers.append(server)
             if blobs is None:
                 folder = tempfile.TemporaryDirectory(prefix="doll-blobs-")
                 blobs = Path(parts.enter_context(folder))

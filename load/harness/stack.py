@@ -40,8 +40,12 @@ def await_until(condition: Callable[[], bool], timeout_s: float, what: str) -> N
         NotMeasuredError: If it did not within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
+    while True:
+        # Read before the condition is: this process may be stopped for long right after that.
+        is_late = time.monotonic() > deadline
+        if condition():
+            return
+        if is_late:
             raise NotMeasuredError(f"timed out after {timeout_s:g} s: {what}")
         time.sleep(_LOOK_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,15 @@ class TooLarge(CountingTask):
 
 class Unlisted(CountingTask):
     """Nothing is wrong with it, but that not every process may import it."""
+
+
+class EndsItsProcess(CountingTask):
+    """Ends the worker at its first loss, as a fault in a library of C would."""
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """End the process."""
+        del outputs, records
+        os._exit(7)
 
 
 class Mended(CountingTask):

@@ -54,8 +54,12 @@ def await_condition(
 
     deadline = time.monotonic() + patience_s
     pause = 0.01
-    while not holds():
-        if time.monotonic() > deadline:
+    while True:
+        # Read before the condition is: this process may be stopped for long right after that.
+        is_late = time.monotonic() > deadline
+        if holds():
+            return
+        if is_late:
             raise AssertionError(f"after {patience_s:g} s still not so: {what}")
         time.sleep(pause)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -31,5 +32,7 @@ if __name__ == "__main__":
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
     if sys.argv[1] == "wait":
+        # A core would be left in the working directory.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.pause()
     sys.exit(int(sys.argv[1]))

@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from common.config.settings import read_settings
+from common.jobs.build import codec_of
+from common.testing.counting import ENTRYPOINT
 from common.topics import names as topics
+from load.harness.counting import CountingJob, counting_job
 from services.cli import exits
-from tests.integration.cluster import await_condition
+from tests.integration.cluster import Cluster, await_condition
 from tests.servers import kafka_jars
 
 if TYPE_CHECKING:
@@ -268,6 +274,71 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
     await_condition(lambda: not left(children), "the kernel has ended them")
     assert list(temporary.glob("doll-*")) == []
     assert not (folder / "environment").exists()
+
+
+def test_task_that_ends_its_process_ends_no_stack_and_no_other_job(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # dying     worker-1 ends several times; then its batch is quarantined
+    # innocent                                                          all trained
+    task = "tests.integration.bad_tasks:EndsItsProcess"
+    monkeypatch.setenv("DOLL_TASKS", f"{task},{ENTRYPOINT}")
+    said, folder = tmp_path / "said", tmp_path / "up"
+    arguments = ["up", "--workers", "1", "--port", "0", "--directory", str(folder)]
+    with running([*arguments, "--kafka-built-in"], temporary, said) as process:
+        await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
+        lines = (folder / "environment").read_text().splitlines()
+        settings = read_settings(
+            dict(shlex.split(line)[1].split("=", 1) for line in lines) | {"DOLL_TASKS": ENTRYPOINT}
+        )
+        innocent = Cluster(settings, tmp_path, "innocent", 40)
+        spec = counting_job("dying", 8, 0.0)
+        dying = CountingJob(
+            spec.model_copy(
+                update={"strikes": 1, "task": spec.task.model_copy(update={"entrypoint": task})}
+            ),
+            settings,
+            innocent.log,
+            partitions=1,
+        )
+        with closing(innocent.log.writer()) as writer:
+            for value in codec_of(spec).encode({"id": np.arange(8)}):
+                writer.append("dying-a", value, partition=0)
+            assert writer.flush(END_S)
+        await_condition(lambda: len(dying.audit().quarantined) == 1, "the batch is quarantined")
+        innocent.produce(40)
+        await_condition(innocent.drained, "the other job is trained")
+        assert innocent.audit().trained == 40
+        innocent.close()
+        assert said.read_text().count("worker-1 ended with status 7 after") > 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 0, said.read_text()
+
+
+def test_redis_that_dies_is_restarted_and_the_built_in_kafka_ends_the_stack(
+    tmp_path: Path, temporary: Path
+) -> None:
+    said = tmp_path / "said"
+    arguments = ["up", "--workers", "0", "--port", "0", "--kafka-built-in"]
+    with running(arguments, temporary, said) as process:
+        await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
+        os.kill(server_of(process.pid, "redis-server"), signal.SIGKILL)
+        await_condition(lambda: "Redis was ended by SIGKILL" in said.read_text(), "it is told")
+        await_condition(lambda: server_of(process.pid, "redis-server") > 0, "Redis is back")
+        assert process.poll() is None
+
+        os.kill(server_of(process.pid, "mock_broker"), signal.SIGKILL)
+        assert process.wait(END_S) == exits.FAILED
+    assert "the built-in Kafka ended, and all records with it" in said.read_text()
+
+
+def server_of(pid: int, name: str) -> int:
+    """Return a process below another one whose command line has a name, or 0."""
+    for each in descendants(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended just now
+            if name.encode() in Path(f"/proc/{each}/cmdline").read_bytes():
+                return each
+    return 0
 
 
 def test_a_kafka_that_was_asked_for_and_cannot_be_had_is_refused_with_what_to_install(

@@ -7,6 +7,7 @@ import shlex
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,11 +19,12 @@ from services.cli.system.ending import Ending
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
-    from common.config.settings import Settings
-    from common.embedded.services import Service
+    from collections.abc import Iterable
 
-_LOOK_S = 0.2  # between looks at the processes
-_SHORTEST_LIFE_S = 10.0  # one that ends sooner after its start would only do so again
+    from common.config.settings import Settings
+    from common.embedded.apache_kafka import ApacheKafka
+    from services.cli.system.keeper import Kept
+
 _REASON = 300  # characters of why there is no Apache Kafka: a line, not its whole log
 _SHOWN = ("DOLL_KAFKA", "DOLL_KAFKA_GROUP_PROTOCOL", "DOLL_REDIS", "DOLL_BLOBS")
 
@@ -89,7 +91,8 @@ def up(
             folder = tempfile.TemporaryDirectory(prefix="doll-up-")
             directory = Path(parts.enter_context(folder))
         logs = made(directory / "logs")
-        address = _start_kafka(kafka_real, directory, parts, console)
+        broker = _start_kafka(kafka_real, directory, parts, console)
+        address = broker.settings.bootstrap if broker else ""
         if address:
             base = base.model_copy(update={"kafka_group_protocol": "consumer"})
         stack = EmbeddedStack(base, kafka=address, blobs=directory / "blobs")
@@ -108,16 +111,18 @@ def up(
         if market is not None:
             load_market(market)  # what is wrong with it is told here, not in a log
             settings = with_market(settings, market, directory / "machines")
-        services = start_services(settings, logs, workers, evaluator=evaluator)
+        guests = start_services(settings, logs, workers, evaluator=evaluator)
+        services = [*guests]
         parts.callback(stop_all, services)
         page = open_page(settings, logs, f"up-{os.getpid()}", "operator", port)
         services.append(page.service)
+        servers: list[Kept] = [*([broker] if broker else []), *stack.servers, page.service]
         console.print(f"API and live page: {page}")
         evaluators = ", evaluators: 1" * evaluator
         console.print(
             f"workers: {workers}, coordinators: 1{evaluators}; logs in {logs}; Ctrl-C ends all"
         )
-        _tend(services, ending, console)
+        _tend(servers, guests, ending, console)
 
 
 def exports(settings: Settings) -> str:
@@ -133,14 +138,14 @@ def _start_kafka(
     directory: Path,
     parts: ExitStack,
     console: Console,
-) -> str:
-    """Start Apache Kafka where it is asked for, or nothing is and it can be had; say which one.
+) -> ApacheKafka | None:
+    """Start Apache Kafka if the option or, without the option, the machine allows it.
 
     Returns:
-        The bootstrap address; empty: the built-in one has to do.
+        The broker, or None if the built-in one is to be used.
 
     Raises:
-        DollError: If it was asked for, and cannot be had.
+        DollError: If the option asks for Apache Kafka, and it cannot be started.
     """
     from common.embedded.kafka import KEPT_BYTES
 
@@ -158,30 +163,40 @@ def _start_kafka(
         else:
             why = "as --kafka-real says" if real else "--kafka-built-in starts the small one"
             console.print(f"Kafka: Apache Kafka itself ({why})")
-            return broker.settings.bootstrap
+            return broker
     console.print(
         f"Kafka: the built-in one, for a first try: it keeps {KEPT_BYTES >> 20} MB of each"
         f" partition, and nothing when it ends ({why})",
         markup=False,
     )
-    return ""
+    return None
 
 
-def _tend(services: list[Service], ending: Ending, console: Console) -> None:
-    """Start again whatever ends, until this process is asked to end.
+def _tend(
+    servers: Iterable[Kept], guests: Iterable[Kept], ending: Ending, console: Console
+) -> None:
+    """Restart whatever ends, until this process is asked to end.
+
+    Args:
+        servers: Processes that all others need.
+        guests: Processes that may die, for example of a job's task, and harm nobody else.
+        ending: Says when this process is asked to end.
+        console: Shows each death.
 
     Raises:
-        DollError: If one ends again and again.
+        DollError: If one of the servers cannot be kept up.
     """
-    started = dict.fromkeys(services, time.monotonic())
-    while not ending.asked:
-        time.sleep(_LOOK_S)
-        for service, at in started.items():
-            if service.exit_code is None:
-                continue
-            console.print(f"{service.name} ended with status {service.exit_code}", style="red")
-            if time.monotonic() < at + _SHORTEST_LIFE_S:
-                console.print(service.last_words(), markup=False)
-                raise DollError(f"{service.name} ended again at once; its log is {service.log}")
-            service.restart()
-            started[service] = time.monotonic()
+    from services.cli.system.keeper import Keeper, keep
+
+    now = time.monotonic()
+    keepers = [
+        *(Keeper(each, now, essential=True) for each in servers),
+        *(Keeper(each, now) for each in guests),
+    ]
+    keep(
+        keepers,
+        lambda: ending.asked,
+        partial(console.print, style="red", markup=False),
+        time.monotonic,
+        time.sleep,
+    )

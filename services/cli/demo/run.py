@@ -292,11 +292,14 @@ class Demo:
 
     def _until(self, condition: Callable[[], bool], patience_s: float) -> bool:
         deadline = monotonic() + patience_s
-        while not condition():
-            if monotonic() > deadline:
+        while True:
+            # Read before the condition is: this process may be stopped for long right after that.
+            is_late = monotonic() > deadline
+            if condition():
+                return True
+            if is_late:
                 return False
             self._turn(_TURN_S)
-        return True
 
     def _enter(self, phase: str, what: str) -> None:
         self._phase = phase

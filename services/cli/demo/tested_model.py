@@ -17,7 +17,7 @@ import msgspec
 from common.config.program import command_of
 from common.embedded.process import Child
 from common.embedded.services import environment_of
-from common.errors import CorruptError, DollError
+from common.errors import CorruptError, DollError, UnavailableError
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
@@ -28,11 +28,11 @@ _TESTED = msgspec.json.Decoder(dict[str, float])
 
 
 class ModelTest:
-    """A test under way; make it in a thread that stays, see `Child`.
+    """A test in progress; make it in a thread that stays, see `Child`.
 
     Args:
-        model: Where its model is written to.
-        log: Where the process says what it found, and anything else.
+        model: File that the test writes the model to.
+        log: File of the test's output, with its result.
     """
 
     def __init__(self, settings: Settings, job: str, model: Path, log: Path) -> None:
@@ -43,16 +43,28 @@ class ModelTest:
         """Mean loss and accuracy.
 
         Raises:
-            DollError: If it did not come to an end, or not to a good one; quotes what it said.
+            DollError: If the test did not end within two minutes, or failed. The message quotes
+                the last output of the test.
         """
         try:
-            self._child.await_ready(lambda: not self._child.running(), _TIMEOUT_S)
+            exit_code = self._child.await_end(_TIMEOUT_S)
+        except UnavailableError as error:
+            raise DollError(f"the last model could not be tested: {error}") from error
         finally:
             self._child.kill()
-        said = self._child.last_words()
-        if self._child.exit_code:
-            raise DollError(f"the last model could not be tested: {said}")
-        return _TESTED.decode(said.splitlines()[-1])
+        return result_of(exit_code, self._child.last_words())
+
+
+def result_of(exit_code: int, said: str) -> dict[str, float]:
+    """Read the result of a test from its output, in which a library may have warned.
+
+    Raises:
+        DollError: If the test failed.
+    """
+    results = [line for line in said.splitlines() if line.startswith("{")]
+    if exit_code or not results:
+        raise DollError(f"the last model could not be tested (exit code {exit_code}): {said}")
+    return _TESTED.decode(results[-1])
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -57,6 +58,89 @@ def test_a_server_leaves_nothing_behind() -> None:
         assert folder.exists()
     assert gone(pid)
     assert not folder.exists()
+
+
+class Scripted:
+    """A process that ends with a code when the test says so."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self.is_reaped = False
+
+    def poll(self) -> int | None:
+        """See `Process`."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See `Process`."""
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("scripted", timeout or 0.0)
+        self.is_reaped = True
+        return self.returncode
+
+    def terminate(self) -> None:
+        """See `Process`."""
+        self.returncode = -15
+
+    def kill(self) -> None:
+        """See `Process`."""
+        if self.returncode is None:
+            self.returncode = -9
+
+
+class Script(NamedTuple):
+    """A child and the process behind it."""
+
+    child: Child
+    process: Scripted
+
+    def ends_right_after(self, answer: bool, code: int) -> bool:  # noqa: FBT001 -- what a condition returns
+        """Return the answer to a question; the process ends right after it."""
+        self.process.returncode = code
+        return answer
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    process = Scripted()
+    return Script(Child(["demo"], tmp_path / "log", start=lambda *_, **__: process), process)
+
+
+def test_await_ready_of_process_that_becomes_ready_and_ends_between_two_looks_returns(
+    script: Script,
+) -> None:
+    # ready?    no             yes
+    # process   runs, ends with 0 right after the answer
+    answers = iter([False, True])
+    script.child.await_ready(lambda: script.ends_right_after(next(answers), 0), 20)
+    assert script.child.exit_code == 0
+
+
+@pytest.mark.parametrize("code", [0, 1, -11])
+def test_await_ready_of_process_that_ends_between_two_looks_without_being_ready_fails(
+    code: int, script: Script
+) -> None:
+    with pytest.raises(UnavailableError, match=f"exit code {code} before it was ready"):
+        script.child.await_ready(lambda: script.ends_right_after(answer=False, code=code), 20)
+
+
+@pytest.mark.parametrize("code", [0, 1, -11])
+def test_await_end_returns_how_the_process_ended(code: int, script: Script) -> None:
+    script.process.returncode = code
+    assert script.child.await_end(20) == code
+    assert script.process.is_reaped
+
+
+def test_await_end_of_process_that_runs_on_fails(script: Script) -> None:
+    with pytest.raises(UnavailableError, match=r"demo did not end within 0.01 s: it said nothing"):
+        script.child.await_end(0.01)
+
+
+def test_await_end_of_real_process_returns_how_it_ended(tmp_path: Path) -> None:
+    child = Child([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log")
+    assert child.await_end(120) == 3
 
 
 def test_a_program_that_ends_at_once_is_quoted(tmp_path: Path) -> None:

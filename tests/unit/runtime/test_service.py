@@ -40,7 +40,7 @@ PATIENCE_S = 120.0
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 # Takes the number of the signal.
 DIES = """
-import os, sys, threading
+import os, resource, sys, threading
 from common.runtime.service import run
 
 def other_work():
@@ -53,6 +53,7 @@ def work(process):
     os.kill(os.getpid(), int(sys.argv[1]))
 
 begun = threading.Event()
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would be left in the working directory
 run("worker", "w1", work)
 """
 

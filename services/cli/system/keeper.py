@@ -1,0 +1,150 @@
+"""Keeps the processes of one machine running: whatever ends is restarted after a pause."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Protocol
+
+from common.errors import DollError, UnavailableError
+from common.runtime.service import EXIT_USAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+LOOK_S = 0.2  # between looks at the processes
+FIRST_PAUSE_S = 1.0
+# A start takes about a second of a processor, so a guest that always dies takes less than a tenth.
+# Longer pauses would keep all jobs waiting for the workers that one bad batch ends several times.
+LONGEST_PAUSE_S = 15.0
+# A life of this length ends a row of short lives: the next pause is the first one again.
+LONG_LIFE_S = 60.0
+# Number of short lives in a row after which a process that all others need is given up. Their
+# pauses are 15 s together, so that a port or memory may become free again.
+SHORT_LIVES = 5
+_SHOWN = 300  # characters of the last words, so that they fit into one line
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+
+
+class Kept(Protocol):
+    """A process that can be started again, such as a service or a server."""
+
+    @property
+    def name(self) -> str:
+        """Name of the process for people."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, minus the number of a signal, or None while the process runs."""
+
+    def last_words(self) -> str:
+        """Return the end of the log."""
+
+    def restart(self) -> None:
+        """Start the process again after it has ended.
+
+        Raises:
+            UnavailableError: If the process does not start this time.
+            OSError: Likewise.
+            DollError: If the process can never be started again.
+        """
+
+
+class Keeper:
+    """Restarts one process whenever it ends, with a pause that doubles after each short life.
+
+    Args:
+        kept: The process; it runs.
+        now: Present time in seconds, by any clock that never goes back.
+        essential: True if nothing on the machine works without the process. It is given up after
+            `SHORT_LIVES` short lives in a row.
+    """
+
+    def __init__(self, kept: Kept, now: float, *, essential: bool = False) -> None:
+        self._kept = kept
+        self._essential = essential
+        self._started_at = now
+        # Time of the next start, or None while the process runs.
+        self._due: float | None = None
+        self._short_lives = 0
+        self._pause_s = FIRST_PAUSE_S
+
+    def look(self, now: float) -> str:
+        """Restart the process if it has ended and its pause is over.
+
+        Returns:
+            One line about a death that is new, otherwise nothing.
+
+        Raises:
+            DollError: If an essential process is given up, or cannot be restarted at all.
+        """
+        if self._due is None:
+            code = self._kept.exit_code
+            return "" if code is None else self._died(how_it_ended(code), code, now)
+        if now < self._due:
+            return ""
+        self._due, self._started_at = None, now
+        try:
+            self._kept.restart()
+        except (UnavailableError, OSError) as error:
+            return self._died(f"cannot be started ({_one_line(str(error))})", None, now)
+        return ""
+
+    def _died(self, how: str, code: int | None, now: float) -> str:
+        life_s = now - self._started_at
+        if life_s >= LONG_LIFE_S:
+            self._short_lives, self._pause_s = 0, FIRST_PAUSE_S
+        self._short_lives += 1
+        name, after = self._kept.name, f"after {life_s:.0f} s"
+        if code is None:
+            words = how
+        elif -code in _FAULTS:
+            words = f"{how} {after}; its log has the stacks of its threads"
+        else:
+            words = f"{how} {after}; it said last: {_one_line(self._kept.last_words())}"
+        if self._essential and (self._short_lives >= SHORT_LIVES or code == EXIT_USAGE):
+            raise DollError(f"{name} cannot be kept up: {words}")
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._due = now + pause_s
+        return f"{name} {words}; it is restarted in {pause_s:g} s"
+
+
+def keep(
+    keepers: Iterable[Keeper],
+    is_over: Callable[[], bool],
+    tell: Callable[[str], object],
+    clock: Callable[[], float],
+    sleep: Callable[[float], object],
+) -> None:
+    """Look at all processes until `is_over`.
+
+    Args:
+        keepers: One for each process.
+        is_over: Asked before each look.
+        tell: Takes one line for each death.
+        clock: Gives the time in seconds; it never goes back.
+        sleep: Waits for a number of seconds.
+
+    Raises:
+        DollError: See `Keeper.look`.
+    """
+    all_of_them = tuple(keepers)
+    while not is_over():
+        sleep(LOOK_S)
+        for keeper in all_of_them:
+            if said := keeper.look(clock()):
+                tell(said)
+
+
+def how_it_ended(code: int) -> str:
+    """Say how a process ended, by its exit code."""
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was ended by signal {-code}"
+
+
+def _one_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][-_SHOWN:] if lines else "nothing"
