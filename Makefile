@@ -10,7 +10,8 @@ SEED ?= 1
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests lint unit servers alone compose-check secrets kafka simulate chaos paper nightly format clean
+.PHONY: help install demo test tests lint unit servers alone compose-check secrets kafka simulate chaos numerics paper \
+	nightly format clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -67,10 +68,13 @@ simulate: $(INSTALLED)  ## the protocol under SEEDS=10000 fault schedules
 chaos: $(INSTALLED)  ## kill, freeze and cut off everything on a real stack for MINUTES=5, seeded by SEED=1
 	$(BIN)/python load/chaos.py --minutes $(MINUTES) --seed $(SEED)
 
+numerics: $(INSTALLED)  ## the tests that compute with floats, under each kernel that this processor can run
+	nice $(BIN)/python -m tests.kernels -n 2 --timeout=1200
+
 paper: $(INSTALLED)  ## section V of the paper, reproduced by simulation: some minutes, writes docs/explain/paper
 	$(BIN)/python -m load.paper
 
-nightly: simulate chaos  ## what takes too long for every change: 10,000 schedules, five minutes of chaos
+nightly: simulate chaos numerics  ## all that is too long for every change: 10,000 schedules, chaos, kernels
 	! command -v go >/dev/null || $(MAKE) .tools/helm
 	TEST_SINCE= $(TESTS) -n 2 --hypothesis-profile=nightly tests/system tests/unit
 	TEST_SINCE=HEAD $(TESTS) -rs -m nightly tests/integration  # so what waits for a change, too

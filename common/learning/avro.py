@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -126,19 +127,23 @@ def _read(  # noqa: C901, PLR0912 -- one case per type
             values = records.zigzags(rows)
         case Primitive("boolean" | "float" | "double" as name):
             values = records.numbers(rows, _NUMBERS[name])
-            if name == "boolean":
-                records.refuse(rows[values > 1], "a boolean in it is neither 0 nor 1")
-                values = values == 1
+            values = _booleans(records, rows, values) if name == "boolean" else values
         case Primitive(name, scale):
             sizes = records.zigzags(rows)
             if sink is None:
                 records.pass_over(rows, sizes)
                 return
-            values = records.texts(rows, sizes) if name == "string" else records.sized(rows, sizes)
-            values = values if scale is None else _decimals(values, scale)
+            if name == "string":
+                values = records.texts(rows, sizes)
+            else:
+                values = records.sized(rows, sizes)
+                values = values if scale is None else _decimals(values, scale)
         case Fixed(size, scale):
-            values = records.blocks(rows, size)
-            values = values if scale is None or sink is None else _decimals(values, scale)
+            if sink is None:
+                records.pass_over(rows, size)
+                return
+            values = records.sized(rows, size)
+            values = values if scale is None else _decimals(values, scale)
         case Enum(symbols):
             which = _chosen(records, rows, len(symbols), "symbol")
             values = [] if sink is None else np.array(symbols, object)[which].tolist()
@@ -186,6 +191,7 @@ def _read_items(
         if number_type and len(going) and (counts == counts[0]).all():
             size = np.dtype(number_type).itemsize * int(counts[0])
             block = records.blocks(going, size).view(number_type)
+            block = _booleans(records, going, block) if number_type == "<u1" else block
             steps += [(going, block[:, place]) for place in range(block.shape[1])]
             continue
         for number in range(int(counts.max(initial=0))):
@@ -222,13 +228,25 @@ def _chosen(records: RecordBytes, rows: Rows, count: int, what: str) -> npt.NDAr
     return which
 
 
-def _decimals(values: Values, scale: int) -> list[float]:
-    """Numbers of as many bytes as they need, the sign in the first."""
-    tens = 10**scale
-    return [
-        int.from_bytes(bytes(each), "big", signed=True) / tens if len(each) else 0.0
-        for each in (values.tolist() if isinstance(values, np.ndarray) else values)
-    ]
+def _booleans(records: RecordBytes, rows: Rows, numbers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return booleans, of the same shape; refuse the records that hold another byte than 0 or 1."""
+    wrong = np.any(numbers.reshape(len(rows), -1) > 1, axis=1)
+    if wrong.any():
+        records.refuse(rows[wrong], "a boolean in it is neither 0 nor 1")
+    booleans: npt.NDArray[np.bool_] = numbers == 1
+    return booleans
+
+
+def _decimals(values: list[bytes], scale: int) -> list[float]:
+    """Return the numbers that two's complement writes; infinity if float64 does not hold one."""
+    return [_quotient(int.from_bytes(each, "big", signed=True), 10**scale) for each in values]
+
+
+def _quotient(number: int, divisor: int) -> float:
+    try:
+        return number / divisor
+    except OverflowError:
+        return inf
 
 
 def _parsed(written: Any, space: str, names: dict[str, Type]) -> Type:  # noqa: ANN401, C901, PLR0911, PLR0912 -- what JSON holds; one case per type

@@ -97,8 +97,7 @@ class JsonCodec:
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Turn values into columns, one copy per field."""
-        if values and unframed(values[0]) is not values[0]:
-            values = [unframed(value) for value in values]
+        values = [unframed(value) for value in values]
         parse, parsed, again = self._parse, [], dict[int, list[Any]]()  # by row
         kept, skipped = list[int](), list[tuple[int, str]]()
         for index, value in enumerate(values):
@@ -135,7 +134,7 @@ class JsonCodec:
         """The value of each path, whatever its type is, if that is not too far from the field's."""
         if value is None:
             raise ValueError(_why_not(None, 0))
-        record = msgspec.json.decode(unframed(value))
+        record = msgspec.json.decode(value)
         if not isinstance(record, dict):
             raise ValueError(f"a record is an object, not a {type(record).__name__}")  # noqa: TRY004 -- the record's
         return [each for column in self._columns for each in column.values(record)]
@@ -165,13 +164,12 @@ class HashedJsonCodec:
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Turn values into columns; a record of fewer than m features is filled up with zeros."""
-        values = [unframed(value) for value in values]
         others = self._codec.decode(values)
         index = np.zeros((len(others.kept), self._most), self._index.numpy_dtype)
         number, sound = np.zeros(index.shape), np.ones(len(index), bool)
         for row, at in enumerate(others.kept):
             try:
-                for column, (bucket, cell) in enumerate(self._features(values[at])):
+                for column, (bucket, cell) in enumerate(self._features(unframed(values[at]))):
                     index[row, column], number[row, column] = bucket, cell
             except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
                 others.skipped.append((int(at), str(error)))

@@ -74,33 +74,39 @@ class Column:
     def taken(
         self, place: int, values: Values, absent: npt.NDArray[np.bool_]
     ) -> tuple[Values, dict[int, str]]:
-        """The values of a path as `read` takes them, and which are not sound, with the reason.
+        """Return a path's values as `read` takes them, and by row why one is not sound.
+
+        If all values are numbers, they are checked at once. Those that do not pass, and all values
+        that are not numbers, are checked one by one.
 
         Args:
-            place: Of the path.
-            values: An array where they are numbers, or arrays of numbers alone.
-            absent: Which records have none, (n,).
+            place: Number of the path.
+            values: An array if all values are numbers, or arrays of numbers.
+            absent: True for each record that has no value, (n,).
         """
+        cells: npt.NDArray[Any] | list[Any]
+        numbers = None if self.source.reading else _numbers_of(values, self.shape)
+        if numbers is not None and (self._dtype.kind == "f" or numbers.dtype.kind != "f"):
+            cells, left = self._numbers_taken(place, numbers, absent)
+        else:
+            instead = None if self.source.reading else np.zeros(self.shape, int).tolist()
+            cells, left = [instead] * len(absent), np.arange(len(absent))
+        rows, reasons = left.tolist(), dict[int, str]()
         if isinstance(values, np.ndarray):
-            if values.dtype == np.uint8 and self.shape and values[0].size == prod(self.shape):
-                values = values.reshape(len(values), *self.shape)  # bytes
-            of_kind = self._dtype.kind == "f" or values.dtype.kind != "f"
-            if of_kind and self.source.reading is None and values.shape[1:] == self.shape:
-                return self._taken_numbers(place, values, absent)
-            values = values.tolist()
-        cells, reasons = list[Any](), dict[int, str]()
-        instead = None if self.source.reading else np.zeros(self.shape, int).tolist()
-        for row, (value, none) in enumerate(zip(values, absent.tolist(), strict=True)):
+            listed = values[left].tolist()
+        else:
+            listed = [values[row] for row in rows]
+        for row, value, none in zip(rows, listed, absent[left].tolist(), strict=True):
             try:
-                cells.append(self._checked(None if none else value, place, self.shape))
+                cells[row] = self._checked(None if none else value, place, self.shape)
             except ValueError as error:
                 reasons[row] = str(error)
-                cells.append(instead)
         return cells, reasons
 
-    def _taken_numbers(
+    def _numbers_taken(
         self, place: int, values: npt.NDArray[Any], absent: npt.NDArray[np.bool_]
-    ) -> tuple[npt.NDArray[Any], dict[int, str]]:
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
+        """Return numbers as `read` takes them, and the rows that do not pass: they are zeros."""
         wrong = np.zeros(len(values), bool)
         if whole := self._dtype.kind != "f":
             low, high = _limits(self._dtype, inf)
@@ -108,15 +114,11 @@ class Column:
             wrong = outside.reshape(len(values), -1).any(1) & ~absent
         if self.source.default is None:
             wrong |= absent
-        reasons = {
-            row: self._refusal(None if absent[row] else values[row].tolist(), place)
-            for row in np.flatnonzero(wrong).tolist()
-        }
         values = values.astype(np.int64 if whole else np.float64)
         values[wrong] = 0
         if self.source.default is not None:
             values[absent] = self.source.default[place]
-        return values, reasons
+        return values, np.flatnonzero(wrong)
 
     def read(self, values: Sequence[Values]) -> tuple[npt.NDArray[Any], dict[int, str]]:
         """The column, (n, *shape), and which of its records are not sound, with the reason.
@@ -201,14 +203,24 @@ class Column:
     def _reasons(self, sound: npt.NDArray[np.bool_], values: Sequence[Values]) -> dict[int, str]:
         bad = np.argwhere(~sound.reshape(*sound.shape[:2], -1).all(2))
         return {
-            int(row): self._refusal(values[int(place)][int(row)], int(place))
+            int(row): self._refusal(values[int(place)][int(row)], int(place), self.shape)
             for place, row in reversed(bad.tolist())
         }
 
     def _checked(self, value: Any, place: int, shape: tuple[int, ...]) -> Any:  # noqa: ANN401 -- whatever a record holds
+        """Return one value, or an item of it, as `read` takes it.
+
+        Raises:
+            ValueError: If the field does not take it; says what was found.
+        """
         if value is None and self.source.default is not None:
             return np.full(shape, self.source.default[place]).tolist() if self.shape else None
-        if shape:
+        if shape and isinstance(value, bytes) and len(value) == prod(shape):
+            numbers = np.frombuffer(value, np.uint8).reshape(1, *shape)
+            taken, wrong = self._numbers_taken(place, numbers, np.zeros(1, bool))
+            if not len(wrong):
+                return taken[0]
+        elif shape:
             if isinstance(value, list) and len(value) == shape[0]:
                 return [self._checked(each, place, shape[1:]) for each in value]
         elif self.source.reading is not None:
@@ -216,21 +228,21 @@ class Column:
                 return value
         elif (widened := _widened(value, self._dtype)) is not None:
             return widened
-        raise ValueError(self._refusal(value, place))
+        raise ValueError(self._refusal(value, place, shape))
 
-    def _refusal(self, value: object, place: int) -> str:
-        """What was found instead of what, and what to write."""
+    def _refusal(self, value: object, place: int, shape: tuple[int, ...]) -> str:
+        """Return the reason: what was found, and what the field takes."""
         path = ".".join(key.replace(".", "\\.") for key in self.source.paths[place])
         where = f"field {self.field.name!r}"
         where += "" if path == self.field.name else f", {path}"
-        if value is None:
+        if value is None and self.source.default is None:
             return f"{where}: is null or absent, and has no `default`"
-        shown = repr(value.tolist() if isinstance(value, np.generic | np.ndarray) else value)
+        value = self.source.default[place] if value is None and self.source.default else value
+        shown = repr(_listed(value))
         shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
-        return f"{where}: {shown} is not {self._wanted}"
+        return f"{where}: {shown} is not {self._wanted(shape)}"
 
-    @property
-    def _wanted(self) -> str:
+    def _wanted(self, shape: tuple[int, ...]) -> str:
         match self.source.reading:
             case Parsed(what):
                 return f"a text of a {what} that fits {self._dtype.name}"
@@ -241,7 +253,7 @@ class Column:
             case OneHot(texts):
                 return f"one of the {len(texts)} that `one_hot` names; `default: 0` is for others"
         wanted = f"a number that fits {self._dtype.name}"
-        return wanted if not self.shape else f"an array of shape {list(self.shape)}, each {wanted}"
+        return wanted if not shape else f"an array of shape {list(shape)}, each {wanted}"
 
 
 def assembled(
@@ -274,6 +286,24 @@ def assembled(
         records = {name: column[sound] for name, column in records.items()}
         where = where[sound]
     return Decoded(records, where, skipped)
+
+
+def _numbers_of(values: Values, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
+    """Return values as one array, (n, *shape), or None if they are not all of this shape."""
+    if isinstance(values, np.ndarray):
+        return values if values.shape[1:] == shape else None
+    if shape and set(map(type, values)) == {bytes} and set(map(len, values)) == {prod(shape)}:
+        return np.frombuffer(b"".join(values), np.uint8).reshape(len(values), *shape)
+    return None
+
+
+def _listed(value: object) -> object:
+    """Return a value with lists for arrays and bytes, as far as a reason shows it."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, bytes | list):
+        return [_listed(each) for each in value[:_SHOWN]]
+    return value
 
 
 def _reader(source: Source, keys: Keys) -> Callable[[Scalar], float]:

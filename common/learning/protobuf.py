@@ -60,10 +60,15 @@ class _Field:
     message: _Message | None = None
 
     @property
+    def width(self) -> int:
+        """Bytes of a number of fixed width."""
+        return int(_FIXED[self.kind][2])
+
+    @property
     def wire(self) -> int:
         """How its values are written, one by one."""
         if self.kind in _FIXED:
-            return _EIGHT if _FIXED[self.kind].endswith("8") else _FOUR
+            return _EIGHT if self.width == _WIDTHS[_EIGHT] else _FOUR
         return _SIZED if self.message is not None or self.kind in _TEXTS else _VARINT
 
 
@@ -158,9 +163,6 @@ def _read(  # noqa: C901 -- one loop
     lists: dict[int, list[tuple[Rows, Values]]] = {
         n: [] for n, (of, _) in asked.items() if of.repeated
     }
-    for of, want in asked.values():
-        if of.implied and want.sink is not None:
-            want.sink.add(rows, _zeros(of, len(rows)))  # which what comes replaces
     tags = np.full(len(rows), _NONE_YET)  # of each record's next field; also of those at their end
     fresh = np.ones(len(rows), bool)  # which have to be read
     while True:
@@ -182,6 +184,11 @@ def _read(  # noqa: C901 -- one loop
     for number, steps in lists.items():
         if (sink := asked[number][1].sink) is not None:
             sink.add(rows, lists_of(rows, steps))
+    for of, want in asked.values():
+        if of.implied and want.sink is not None:
+            empty = rows[want.sink.absent(len(records.rows))[rows]]
+            if len(empty):
+                want.sink.add(empty, _zeros(of, len(empty)))
 
 
 def _value(
@@ -213,8 +220,9 @@ def _items(
         records.refuse(rows, f"its field {of.name} is not written as its schema says")
         return []
     sizes = records.varints(rows).view(np.int64)
-    if of.kind in _FIXED and (sizes == sizes[0]).all() and sizes[0] % int(_FIXED[of.kind][2]) == 0:
-        block = records.blocks(rows, max(int(sizes[0]), 0)).view(_FIXED[of.kind])
+    size = int(sizes[0])
+    if of.kind in _FIXED and (sizes == size).all() and size >= 0 and size % of.width == 0:
+        block = records.blocks(rows, size).view(_FIXED[of.kind])
         return [(rows, block[:, place]) for place in range(block.shape[1])]
     steps, before = list[tuple[Rows, Values]](), records.enter(rows, sizes)
     while len(these := rows[records.left(rows) > 0]):

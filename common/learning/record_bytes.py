@@ -16,32 +16,42 @@ if TYPE_CHECKING:
     from common.learning.fields import Keys
 
 Rows: TypeAlias = npt.NDArray[np.intp]  # which records, ascending
-Values: TypeAlias = npt.NDArray[Any] | list[Any]  # one for each row; an array of numbers alone
+# One value for each row: an array if they are numbers, or arrays of numbers of one shape. Bytes are
+# always `bytes` in a list, because they may have another length in the next record.
+Values: TypeAlias = npt.NDArray[Any] | list[Any]
 
 _BEYOND = 16  # zeros behind the last record: a number may be read where none is
 _LONGEST = 10  # bytes of a number of 64 bits
 
 
 class Sink:
-    """Where the values of one path go."""
+    """Collects the values of one path."""
 
     def __init__(self) -> None:
         self._parts = list[tuple[Rows, Values]]()
 
     def add(self, rows: Rows, values: Values) -> None:
-        """Take in the values of some records."""
+        """Take in the values of some records; they replace earlier values of these records."""
         self._parts.append((rows, values))
 
-    def cells(self, count: int) -> tuple[Values, npt.NDArray[np.bool_]]:
-        """The values of all records, and which have none; a list where they are not of one kind."""
+    def absent(self, count: int) -> npt.NDArray[np.bool_]:
+        """Return which of `count` records have no value, (count,)."""
         absent = np.ones(count, bool)
         for rows, _ in self._parts:
             absent[rows] = False
+        return absent
+
+    def cells(self, count: int) -> tuple[Values, npt.NDArray[np.bool_]]:
+        """Return the values of all records, and which records have none.
+
+        The values are an array if all are numbers of one kind and shape, otherwise a list.
+        """
+        absent = self.absent(count)
+        if len(self._parts) == 1 and len(self._parts[0][1]) == count:
+            return self._parts[0][1], absent
         arrays = [values for _, values in self._parts if isinstance(values, np.ndarray)]
         kinds = {(array.dtype.kind, array.shape[1:]) for array in arrays}
         if len(arrays) == len(self._parts) and len(kinds) == 1:
-            if len(arrays) == 1 and len(arrays[0]) == count:
-                return arrays[0], absent
             column = np.zeros((count, *arrays[0].shape[1:]), np.result_type(*arrays))
             for rows, values in self._parts:
                 column[rows] = values
@@ -185,16 +195,17 @@ class RecordBytes:
         self.pass_over(rows, size)
         return blocks
 
-    def sized(self, rows: Rows, sizes: npt.NDArray[Any]) -> Values:
-        """Bytes of each, as many as it has: an array where all have as many."""
-        if len(rows) and sizes[0] >= 0 and (sizes == sizes[0]).all():
-            return self.blocks(rows, int(sizes[0]))
-        return list(self._cut(rows, sizes))
+    def sized(self, rows: Rows, sizes: npt.NDArray[Any] | int) -> list[bytes]:
+        """Return the next `sizes` bytes of each record."""
+        begin = self.places(rows).tolist()
+        self.pass_over(rows, sizes)
+        joined = self._joined
+        return [joined[at:end] for at, end in zip(begin, self.places(rows).tolist(), strict=True)]
 
     def texts(self, rows: Rows, sizes: npt.NDArray[Any]) -> list[str]:
-        """A text of each, in UTF-8."""
+        """Return a text of each record, in UTF-8."""
         texts, wrong = list[str](), list[int]()
-        for row, data in zip(rows.tolist(), self._cut(rows, sizes), strict=True):
+        for row, data in zip(rows.tolist(), self.sized(rows, sizes), strict=True):
             try:
                 texts.append(data.decode())
             except UnicodeDecodeError:
@@ -203,12 +214,6 @@ class RecordBytes:
         if wrong:
             self.refuse(np.array(wrong), "a text in it is not UTF-8")
         return texts
-
-    def _cut(self, rows: Rows, sizes: npt.NDArray[Any]) -> Iterable[bytes]:
-        begin = self.places(rows).tolist()
-        self.pass_over(rows, sizes)
-        joined = self._joined
-        return (joined[at:end] for at, end in zip(begin, self.places(rows).tolist(), strict=True))
 
     def _of_ends(self, rows: Rows) -> npt.NDArray[np.intp]:
         return self._ends if len(rows) == len(self._ends) else self._ends[rows]

@@ -90,7 +90,7 @@ class RegisteredCodec:
         return Decoded({k: v[order] for k, v in records.items()}, kept[order], sorted(skipped))
 
     def objects(self, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
-        """Records with all that they hold, as JSON would have them; without those not sound."""
+        """Return the sound records with all that they hold, as JSON would have them."""
         objects = list[dict[str, Any]]()
         for frame, reader in self._readers.items():
             if isinstance(reader, str):
@@ -107,7 +107,7 @@ class RegisteredCodec:
                     inner = found[row]
                     for key in keys[:-1]:
                         inner = inner.setdefault(key, {})
-                    inner[keys[-1]] = listed[row]
+                    inner[keys[-1]] = _as_json(listed[row])
             objects += [each for row, each in enumerate(found) if row not in records.reasons]
         return objects
 
@@ -154,6 +154,11 @@ def _protobuf(schema: Schema) -> Reader:
 _READERS: dict[SchemaKind, Callable[[Schema], Reader]] = {"AVRO": _avro, "PROTOBUF": _protobuf}
 _UNFRAMED = "no id of a schema stands before it: no serializer with a schema registry wrote it"
 _EMPTY = "no value (a tombstone)"
+
+
+def _as_json(value: object) -> object:
+    """Return a value with lists of numbers for bytes."""
+    return [_as_json(each) for each in value] if isinstance(value, bytes | list) else value
 
 
 def _framed(value: bytes | None) -> TypeGuard[bytes]:

@@ -232,4 +232,4 @@ def test_a_schema_may_name_types_of_others() -> None:
     text = '{"type": "record", "name": "R", "fields": [{"name": "x", "type": "n.Two"}]}'
     wanted, [sink] = wanted_of([("x",)])
     AvroReader(text, [other]).read(RecordBytes([b"\x01\x02"]), wanted)
-    assert np.asarray(sink.cells(1)[0]).tolist() == [[1, 2]]
+    assert sink.cells(1)[0] == [b"\x01\x02"]

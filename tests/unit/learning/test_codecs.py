@@ -236,3 +236,12 @@ def test_no_bytes_make_hashing_raise(values: list[bytes | None]) -> None:
 def test_hashed_features_are_not_written() -> None:
     with pytest.raises(ValueError, match="cannot be written"):
         make_codec("json", HASHED, buckets=9).encode({})
+
+
+def test_json_behind_a_header_is_read_alike_wherever_it_stands_in_a_poll() -> None:
+    codec = make_codec("json", [Field("x", "float32")])
+    # The parser without types refuses a number beyond float64 in a key that no field names.
+    plain, framed = b'{"x": 1}', b'\0\0\0\0\7{"x": 2, "y": 1e400}'
+
+    for poll in ([framed], [framed, plain], [plain, framed]):
+        assert codec.decode(poll).skipped == []

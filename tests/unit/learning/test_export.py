@@ -19,6 +19,7 @@ from common.learning.fields import Field
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model, make_task
 from tests.changes import marks_of
+from tests.ulps import assert_within_ulps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,7 +83,7 @@ def test_held_out_digits_are_told_apart_as_by_torch_however_many_there_are(
             return found
 
     for count in (len(images), 1, 7):
-        np.testing.assert_allclose(told(images[:count]), right[:count], atol=1e-5)
+        assert_within_ulps(told(images[:count]), right[:count], 8)
 
 
 def test_weights_of_another_network_are_refused(

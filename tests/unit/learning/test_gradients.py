@@ -23,6 +23,7 @@ from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import has_batch_norm
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
+from tests.ulps import assert_within_ulps
 from tests.unit.learning.examples import (
     CPU,
     Counting,
@@ -88,9 +89,9 @@ def test_the_gradient_is_that_of_plain_autograd_summed_over_all_batches() -> Non
     torch.autograd.backward(loss)
     expected = torch.cat([p.grad.ravel() for p in module.parameters() if p.grad is not None])
 
-    assert np.allclose(found.vector, expected.numpy(), rtol=1e-4, atol=1e-4)
+    assert_within_ulps(found.vector, expected.numpy(), 4)
     assert found.samples == 37
-    assert found.loss_sum == pytest.approx(loss.item(), rel=1e-5)
+    assert_within_ulps(found.loss_sum, loss.item(), 4)
     assert found.metric_sums == {"accuracy": (float((outputs.argmax(1) == labels).sum()), 37)}
     assert found.vector.dtype == np.float32
 
@@ -120,8 +121,8 @@ def test_small_batches_share_a_pass_and_large_ones_do_not() -> None:
         found.append((task.passes, computer.compute(batches)))
     assert [passes for passes, _ in found] == [[4, 4, 4], [8, 4], [12]]
     for _, each in found[1:]:
-        assert np.allclose(each.vector, found[0][1].vector, rtol=1e-5)
-        assert each.loss_sum == pytest.approx(found[0][1].loss_sum)
+        assert_within_ulps(each.vector, found[0][1].vector, 4)
+        assert_within_ulps(each.loss_sum, found[0][1].loss_sum, 4)
         assert each.samples == 12
 
 
@@ -188,7 +189,7 @@ def test_an_update_is_the_same_whoever_holds_its_batches_and_in_whatever_order()
     batches = [points(seed, count) for seed, count in ((1, 8), (2, 8), (3, 4))]
     together = one.compute(batches)
     apart = [other.compute([batches[2]]), other.compute([batches[1], batches[0]])]
-    assert np.allclose(together.vector, sum(part.vector for part in apart), rtol=1e-5, atol=1e-5)
+    assert_within_ulps(together.vector, apart[0].vector + apart[1].vector, 4)
 
 
 def test_dropout_draws_other_masks_for_other_batches_and_spares_the_callers_generator() -> None:
@@ -215,7 +216,7 @@ def test_each_batch_moves_the_buffers_from_where_the_round_found_them() -> None:
         network(torch.from_numpy(batch["x"]))
         floats = [b.ravel() for b in network.buffers() if b.is_floating_point()]
         expected += len(batch["y"]) * (torch.cat(floats) - start)
-    assert np.allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+    assert_within_ulps(found, expected.numpy(), 4)
     assert (found[:3] == 0).all()  # the constant: not moved at all
 
 
@@ -521,7 +522,7 @@ def test_on_a_walk_each_gradient_is_taken_where_those_before_it_lead_to(
         part = subject.compute([batch])
         expected += part.vector
         weights -= 0.125 * part.vector / (part.samples if reduction == "mean" else 1)
-    assert np.allclose(found.vector, expected, rtol=1e-5, atol=1e-6)
+    assert_within_ulps(found.vector, expected, 4)
     assert not np.allclose(found.vector, computed_at(before, batches), rtol=1e-3)
     assert found.samples == 15
 
@@ -555,7 +556,7 @@ def test_an_update_of_walks_is_the_average_of_the_workers_copies() -> None:
         copies.append(weights)
     trainer.apply(1, rate, scale=4 / 2)
     found = np.frombuffer(bytes(trainer.weights()), np.float32)
-    assert np.allclose(found, (copies[0] + copies[1]) / 2, rtol=1e-5, atol=1e-6)
+    assert_within_ulps(found, (copies[0] + copies[1]) / 2, 4)
 
 
 def test_every_record_of_a_walk_is_counted_once_where_gradients_are_summed() -> None:

@@ -191,6 +191,7 @@ def test_the_numbers_before_a_record_say_which_message_it_is() -> None:
         (b"\x18\x00", "its field DOUBLE_many is not written as its schema says"),
         (b"\x03", "it has a field of no number, or a group"),
         (b"\x00", "it has a field of no number, or a group"),
+        (b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "it ends too early"),
         (b"\xd2\x05\x7f", "it ends too early"),
         (b"\xd2\x05\x01\x09", "it ends too early"),
     ],

@@ -19,6 +19,7 @@ from common.learning.registered import RegisteredCodec
 from tests.unit.learning.test_columns import ENVELOPE, job
 
 if TYPE_CHECKING:
+    from common.core.schemas import SchemaKind
     from common.learning.fields import Decoded
 
 FIRST = {"x": ["null", "double"], "n": "long", "label": "boolean", "image": "bytes"}
@@ -47,8 +48,9 @@ def message_of(row: dict[str, Any]) -> tuple[str, Any]:
     """A schema of Protobuf for such rows, and the class of its records."""
     file = FileDescriptorProto(name="rows.proto", syntax="proto3")
     message = file.message_type.add(name="Connection")
+    kinds = {str: "TYPE_STRING", bytes: "TYPE_BYTES", float: "TYPE_DOUBLE"}
     for number, (name, cell) in enumerate(row.items(), 1):
-        kind = "TYPE_STRING" if isinstance(cell, str) else "TYPE_DOUBLE"
+        kind = kinds[type(cell)]
         message.field.add(name=name, number=number, type=kind, label="LABEL_OPTIONAL")
     pool = DescriptorPool()
     pool.Add(file)
@@ -179,3 +181,62 @@ def test_records_of_a_schema_that_cannot_be_used_are_skipped(schema: Schema, rea
     made.learn(7, schema)
     assert made.decode([b"\0\0\0\0\7\2"]).skipped == [(0, reason)]
     assert made.unknown([b"\0\0\0\0\7\2"]) == set()
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF"])
+@pytest.mark.parametrize("bad", [b"", b"\1\2\3"])
+def test_image_of_another_length_in_a_poll_of_100_skips_one_record(
+    kind: SchemaKind, bad: bytes
+) -> None:
+    images = [bytes([at, 1, 2, 3]) for at in range(99)]
+    images.insert(40, bad)
+    made = RegisteredCodec(job("image: {dtype: uint8, shape: [2, 2]}").records.described(), kind)
+    if kind == "AVRO":
+        schema = schema_of({"image": "bytes"})
+        made.learn(1, Schema(kind, json.dumps(schema)))
+        values = [framed(1, schema, {"image": image}) for image in images]
+    else:
+        text, message = message_of({"image": b""})
+        made.learn(1, Schema(kind, text))
+        # Proto3 does not write an empty field: such a message has no image at all.
+        rows = [message(image=image).SerializeToString() for image in images]
+        values = [b"\0\0\0\0\1\0" + row for row in rows]
+
+    found = made.decode(values)
+
+    reason = f"field 'image': {list(bad)} is not an array of shape [2, 2], each a number that fits"
+    assert found.skipped == [(40, f"{reason} uint8")]
+    assert found.records["image"].tobytes() == b"".join(images[:40] + images[41:])
+
+
+def test_booleans_of_an_array_are_checked_beside_arrays_of_any_length() -> None:
+    array = {"type": "array", "items": "boolean"}
+    schema = schema_of({"x": array})
+    made = codec("x: {dtype: bool, shape: [2]}", schema)
+    good = framed(1, schema, {"x": [True, False]})
+    bad = good[:-3] + b"\2\0\0"
+    longer = framed(1, schema, {"x": [True] * 3})
+
+    for poll in ([good, bad], [good, bad, longer]):
+        found = made.decode(poll)
+        assert found.kept.tolist() == [0]
+        assert found.skipped[0] == (1, "schema 1: a boolean in it is neither 0 nor 1")
+
+
+def test_decimal_beyond_float64_skips_its_record() -> None:
+    schema = schema_of({"x": {"type": "bytes", "logicalType": "decimal", "precision": 4}})
+    made = codec("x: {dtype: float64}", schema)
+
+    found = made.decode([b"\0\0\0\0\1\x90\3" + b"\x7f" * 200, b"\0\0\0\0\1\2\7"])
+
+    assert found.skipped == [(0, "field 'x': inf is not a number that fits float64")]
+    assert found.records["x"].tolist() == [7]
+
+
+def test_objects_have_lists_for_bytes_of_any_length() -> None:
+    schema = schema_of({"image": "bytes"})
+    made = codec("image: {dtype: uint8, shape: [2]}", schema)
+
+    found = made.objects([framed(1, schema, {"image": image}) for image in (b"\1\2", b"\3")])
+
+    assert found == [{"image": [1, 2]}, {"image": [3]}]

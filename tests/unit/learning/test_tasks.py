@@ -14,6 +14,7 @@ from common.jobs.spec import BUILT_IN_TASKS
 from common.learning.fields import Field
 from common.learning.task_options import TASK_NAMES
 from common.learning.tasks import build_model, check_fields, make_task
+from tests.ulps import assert_within_ulps
 from tests.unit.learning.examples import Counting, image_task
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ def test_bytes_and_fractions_of_an_image_are_the_same_image() -> None:
     module = build_model(task, seed=0)
     pixels = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
     as_bytes = task.forward(module, {"image": pixels})
-    assert torch.allclose(as_bytes, task.forward(module, {"image": pixels / 255}), atol=1e-6)
+    as_fractions = task.forward(module, {"image": pixels / 255})
+    assert_within_ulps(as_bytes.detach(), as_fractions.detach(), 8)
 
 
 def test_losses_and_accuracy_are_per_sample() -> None:

@@ -25,6 +25,7 @@ from common.learning.optimizers import (
 )
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
+from tests.ulps import assert_within_ulps
 from tests.unit.learning.examples import CPU, Counting, Regression, normalised, points
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def test_batch_statistics_do_not_depend_on_who_holds_which_batch(
             subject.add(ROUND, part.vector, part.samples)
         subject.apply(ROUND)
         results.append(weights_of(subject)[split:])
-    assert np.allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
+    assert_within_ulps(results[0], results[1], 4)
 
 
 def test_a_gradient_that_does_not_fit_changes_nothing() -> None:

@@ -56,6 +56,7 @@ from services.serve.gate import KeyGate
 from services.serve.predictions import PredictionWriter
 from services.serve.served_model import ServedModel
 from services.serve.topic_answerer import Route, TopicAnswerer
+from tests.ulps import assert_within_ulps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -313,7 +314,7 @@ def test_an_answer_is_the_networks_and_says_which_version_it_is(world: World) ->
     assert 0 <= told["parameters"]["behind_s"] < 60
     [output] = told["outputs"]
     assert (output["name"], output["datatype"], output["shape"]) == ("output", "FP32", [3, 10])
-    assert output["data"] == pytest.approx(expected(DIGITS, 1, {"image": IMAGES}), abs=1e-5)
+    assert_within_ulps(output["data"], expected(DIGITS, 1, {"image": IMAGES}), 8)
     nested = asked() | {"inputs": [asked()["inputs"][0] | {"data": IMAGES.tolist()}]}
     assert world.infer(nested)["outputs"] == told["outputs"]
     assert world.infer(asked(), path="versions/1/infer")["outputs"] == told["outputs"]
@@ -382,7 +383,7 @@ def test_records_are_read_as_in_the_streams_and_need_no_label(made: list[World])
     for data in (records, [json.dumps(each) for each in records]):
         tensor = {"name": "record", "datatype": "BYTES", "shape": [2], "data": data}
         [output] = world.infer({"inputs": [tensor]})["outputs"]
-        assert output["data"] == pytest.approx(expected(CLICKS, 1, {"features": features}))
+        assert_within_ulps(output["data"], expected(CLICKS, 1, {"features": features}), 4)
     columns = {"name": "features", "datatype": "FP32", "shape": [2, 2], "data": features.tolist()}
     assert world.infer({"inputs": [columns]})["outputs"] == [output]
     tensor["data"] = [records[0], {"spent": "much", "visits": 1}]
@@ -567,7 +568,7 @@ def test_the_shadow_answers_the_same_and_is_written_and_not_returned(made: list[
     assert np.ravel(told["outputs"]).tolist() == output["data"]
     assert told["shadow"]["version"] == 1
     shadow = np.ravel(told["shadow"]["outputs"])
-    assert shadow == pytest.approx(expected(DIGITS, 1, {"image": IMAGES}), abs=1e-5)
+    assert_within_ulps(shadow, expected(DIGITS, 1, {"image": IMAGES}), 8)
     difference = np.abs(shadow - output["data"]).mean()
     sample = world.metrics.meters.registry.get_sample_value
     job = {"job_name": "digits"}
@@ -623,7 +624,7 @@ def test_swapping_weights_under_load_never_mixes_two_versions(world: World) -> N
     found.append(world.infer(asked()))
     for told in found:
         right = weights[int(told["model_version"])]
-        assert told["outputs"][0]["data"] == pytest.approx(right, abs=1e-5)
+        assert_within_ulps(told["outputs"][0]["data"], right, 8)
     assert found[-1]["model_version"] == "8"
 
 
@@ -698,7 +699,7 @@ def test_each_record_of_a_topic_is_answered_once_there_is_a_version(
     assert sorted(answers) == ["asked[0]@0", "asked[0]@1", "asked[0]@2", "asked[1]@0"]
     right = expected(CLICKS, 1, {"features": np.array([[1, 2.25]], np.float32)})
     told = answers["asked[1]@0"]
-    assert told.pop("outputs") == pytest.approx(right)
+    assert_within_ulps(told.pop("outputs"), right, 4)
     assert told == {"job": "clicks", "version": 1, "epoch": 0}
     assert "error" in answers["asked[0]@1"]
     answerer.close()
