@@ -346,7 +346,7 @@ class Leadership:
             trainer: A new one, with the weights of the genesis; None where workers hold them.
         """
         if trainer is None:
-            return self._restored()
+            return self._restored("")
         stored = self._found[snapshot.rank]
         try:
             weights = stored.trainer()
@@ -362,11 +362,11 @@ class Leadership:
                 self._log.warning("hot_snapshot_unreadable", reason=str(error))
                 return events.SnapshotTorn(snapshot)
             return events.Trouble(f"{stored.title}: {error}")
-        return self._restored()
+        return self._restored(trainer.digest)
 
-    def _restored(self) -> events.CoordinatorEvent:
+    def _restored(self, digest: str) -> events.CoordinatorEvent:
         self._found = {}
-        return events.SnapshotRestored(unused_number(time(), randbits(12)))
+        return events.SnapshotRestored(unused_number(time(), randbits(12)), digest)
 
     def begin(self, epoch: int, snapshot: Snapshot, length: int) -> None:
         """Listen to workers: claims from the snapshot on, and replies to this epoch; watch streams.

@@ -13,6 +13,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.assignments import Assignments, Compute
 from common.core.batching import Run
+from common.core.liveness import Heartbeat
 from common.core.messages import (
     GENESIS,
     BatchReady,
@@ -27,7 +28,7 @@ from common.core.settings import WorkerSettings
 from common.core.spans import Address, LogPosition, Partition, Span
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
-from common.simulation.faults.world import Content, Taken, Token, World, void
+from common.simulation.faults.world import DIGEST, Content, Taken, Token, World, void
 
 if TYPE_CHECKING:
     from common.core.commands import WorkerCommand
@@ -229,7 +230,8 @@ class SimulatedWorker:
                 self._reading = reading
             case do.Heartbeat(status):
                 if not self._redis_away:
-                    world.redis.alive[self.id] = (status, world.now + HEARTBEAT_TTL_S)
+                    until = world.now + HEARTBEAT_TTL_S
+                    world.redis.alive[self.id] = Heartbeat(status, DIGEST), until
             case do.ReadLeaderStatus():
                 world.later(world.jitter(LOAD_S), self._look)
             case do.Forget(addresses):

@@ -14,6 +14,7 @@ from common.core.assignments import Assignments
 from common.core.audit import Audit, audit
 from common.core.batching import Run
 from common.core.coordinator import Coordinator
+from common.core.liveness import Heartbeat
 from common.core.settings import WorkerSettings
 from common.core.snapshots import genesis
 from common.core.spans import Partition
@@ -109,7 +110,7 @@ class _Member:
                 case do.SetReading(reading):
                     self.reading = reading
                 case do.Heartbeat(status):
-                    self.world.heartbeats[self.name] = status
+                    self.world.heartbeats[self.name] = Heartbeat(status)
 
 
 class _Replica:
