@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from common.core.vectors import SparseVector, write_to
-from common.errors import CorruptError, UserError
+from common.errors import CorruptError, OtherModelError, UserError
 from common.learning.checkpoint import Layout, Piece, difference
 
 if TYPE_CHECKING:
@@ -141,10 +141,10 @@ class FlatModel:
         """Check that weights of a layout are this model's.
 
         Raises:
-            CorruptError: If they are not; names the first difference.
+            OtherModelError: If they are not.
         """
         if found := difference(layout, self.layout):
-            raise CorruptError(f"the stored model is not the task's: {found}: {OTHER_TASK}")
+            raise OtherModelError(f"the stored model is not the task's: {found}: {OTHER_TASK}")
 
     def load(self, weights: bytes | memoryview | Vector) -> None:
         """Take over parameters and buffers.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from common.errors import CorruptError
+from common.errors import CorruptError, OtherModelError
 from common.learning.checkpoint import Kind, Layout, pack, unnamed, unpack
 from common.learning.slices import Slice, cut, joined, part_of
 from common.learning.trainer import REMEDY, packed, unpacked
@@ -188,7 +188,7 @@ class SlicedTrainer:
                 for number, place in places.items()
             }
         if misfit := kind.misfit(self._kind):
-            raise CorruptError(f"{misfit}: {REMEDY}")
+            raise OtherModelError(f"{misfit}: {REMEDY}")
         return weights, states
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from common.core.vectors import SparseVector, add_to, numbers_in, squared_norm
-from common.errors import CorruptError
+from common.errors import CorruptError, OtherModelError
 from common.learning.checkpoint import (
     Kind,
     Layout,
@@ -222,11 +222,12 @@ class Trainer:
         """Go on from a snapshot as if nothing had happened, bit for bit; or raise, unchanged.
 
         Raises:
-            CorruptError: If the bytes are not a snapshot, or not of this model and optimizer.
+            CorruptError: If the bytes are not a snapshot.
+            OtherModelError: If they are not of this model and optimizer.
         """
         held = unpacked(data)
         if misfit := held.kind.misfit(self.kind):
-            raise CorruptError(f"{misfit}: {REMEDY}")
+            raise OtherModelError(f"{misfit}: {REMEDY}")
         self._take(held.weights, held.state)
 
     def adopt(self, data: bytes) -> str:
@@ -238,11 +239,12 @@ class Trainer:
             The other's optimizer.
 
         Raises:
-            CorruptError: If the bytes are not a snapshot, or of another model.
+            CorruptError: If the bytes are not a snapshot.
+            OtherModelError: If they are of another model.
         """
         held = unpacked(data)
         if misfit := held.kind.misfit(self.kind, any_optimizer=True):
-            raise CorruptError(misfit)
+            raise OtherModelError(misfit)
         same = held.kind == self.kind
         self._take(held.weights, held.state if same else {})
         return held.kind.optimizer

@@ -148,7 +148,8 @@ def test_worker_started_again_with_another_model_gets_no_work() -> None:
     liveness.observe(alive(A, digest=OWN) | alive(B, digest=OTHER), now=1.0)
     assert liveness.live == {A}
     liveness.observe(alive(A, B, digest=OWN), now=2.0)
-    assert (liveness.live, liveness.left_out) == ({A, B}, {})
+    assert liveness.live == {A, B}
+    assert liveness.left_out == {}
 
 
 def test_where_members_hold_the_weights_the_most_common_model_is_chosen_once() -> None:

@@ -55,7 +55,7 @@ class _World:
     leader_status: LeaderStatus | None = None
     triggers: list[UpdateTrigger] = field(default_factory=list)
     replies: dict[int, list[Gradient]] = field(default_factory=dict)  # by epoch
-    heartbeats: dict[WorkerId, str] = field(default_factory=dict)
+    heartbeats: dict[WorkerId, Heartbeat] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     lease: str = "one"
 
