@@ -44,7 +44,7 @@ _ANSWERS: Responses = {
         "headers": _HEADERS,
     },
     304: {"description": "It is the one of `If-None-Match`.", "headers": _HEADERS},
-    **documented(404, 409, 502),
+    **documented(404, 502),
 }
 
 _log = event_logger(__name__)
