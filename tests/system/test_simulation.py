@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.core.liveness import Liveness
 from common.simulation.faults.cluster import (
     Cluster,
     Outcome,
@@ -32,6 +33,7 @@ from common.simulation.faults.scenario import (
     Scenario,
     from_seed,
     grouped,
+    of_two_builds,
 )
 from tests.changes import has_changed
 from tests.system.mutants import (
@@ -116,6 +118,18 @@ def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> Non
         )
         outcome = Cluster(calm).run()
         assert (outcome.failure, outcome.takeovers, outcome.quarantined) == ("", 1, 0)
+
+
+def test_workers_of_another_build_are_given_no_order_whatever_fails() -> None:
+    for seed in FEW_SEEDS:
+        outcome = Cluster(of_two_builds(from_seed(seed))).run()
+        assert not outcome.failure, seed
+
+
+def test_orders_to_workers_of_another_build_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Liveness, "digest", property(lambda _: "", lambda *_: None), raising=False)
+    kinds = [Cluster(of_two_builds(from_seed(seed))).run().kind for seed in FEW_SEEDS]
+    assert "another build" in kinds
 
 
 def test_coordinators_that_seem_to_have_ended_and_live_break_nothing() -> None:

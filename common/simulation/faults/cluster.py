@@ -36,7 +36,7 @@ from common.simulation.faults.scenario import (
     sliced,
 )
 from common.simulation.faults.workers import SimulatedWorker
-from common.simulation.faults.world import World
+from common.simulation.faults.world import DIGEST, World
 
 if TYPE_CHECKING:
     from common.core.events import Wanted
@@ -166,7 +166,7 @@ class Cluster:
             if self._drained():
                 check_drained(world)
                 return
-            if not self._live():
+            if not any(worker.digest == DIGEST for worker in self._live()):
                 self._join()  # poison may have taken the last one
             leader_status = world.redis.leader_status
             claimed = leader_status.claimed if leader_status is not None else {}

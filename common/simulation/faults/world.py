@@ -54,6 +54,7 @@ CLOCK_ERROR_S = 5.0  # between machines: a successor's clock may be behind
 NOISES = (0.0, 4.0, 64.0)  # of a gradient: K goes up by some messages, and down by others
 # Digest of the layout of the job's model.
 DIGEST = "0123456789abcdef"
+OTHER_DIGEST = "f" * 16  # of the layout that another build of the task makes
 LATE_S = 3.0  # how late a late message may be: several takeovers
 
 Content: TypeAlias = tuple[Partition, int, int, str]  # offset, leader epoch, topic's id
