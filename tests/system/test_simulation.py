@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.liveness import Liveness
 from common.simulation.faults.cluster import (
     Cluster,
     Outcome,
+    run_builds_seed,
     run_group_seed,
     run_seed,
     run_seeds,
@@ -33,10 +33,10 @@ from common.simulation.faults.scenario import (
     Scenario,
     from_seed,
     grouped,
-    of_two_builds,
 )
 from tests.changes import has_changed
 from tests.system.mutants import (
+    BUILDS_MUTANTS,
     GROUP_MUTANTS,
     MUTANTS,
     SLICES_MUTANTS,
@@ -121,15 +121,8 @@ def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> Non
 
 
 def test_workers_of_another_build_are_given_no_order_whatever_fails() -> None:
-    for seed in FEW_SEEDS:
-        outcome = Cluster(of_two_builds(from_seed(seed))).run()
-        assert not outcome.failure, seed
-
-
-def test_orders_to_workers_of_another_build_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Liveness, "digest", property(lambda _: "", lambda *_: None), raising=False)
-    kinds = [Cluster(of_two_builds(from_seed(seed))).run().kind for seed in FEW_SEEDS]
-    assert "another build" in kinds
+    outcomes = map(run_builds_seed, FEW_SEEDS)
+    assert not [outcome for outcome in outcomes if outcome.failure]
 
 
 def test_coordinators_that_seem_to_have_ended_and_live_break_nothing() -> None:
@@ -245,7 +238,7 @@ def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lo
 
 @pytest.mark.parametrize(
     "mutant",
-    [*MUTANTS, *GROUP_MUTANTS, *SLICES_MUTANTS, *PROVISIONING_MUTANTS],
+    [*MUTANTS, *BUILDS_MUTANTS, *GROUP_MUTANTS, *SLICES_MUTANTS, *PROVISIONING_MUTANTS],
     ids=lambda each: each.rule,
 )
 def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
@@ -256,6 +249,11 @@ def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", cases(MUTANTS))
 def test_without_a_rule_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
     check_without(mutant, tmp_path, "run_seed")
+
+
+@pytest.mark.parametrize("mutant", cases(BUILDS_MUTANTS))
+def test_without_a_rule_of_builds_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+    check_without(mutant, tmp_path, "run_builds_seed")
 
 
 @pytest.mark.parametrize("mutant", cases(GROUP_MUTANTS))

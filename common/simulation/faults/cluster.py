@@ -32,6 +32,7 @@ from common.simulation.faults.scenario import (
     SOON_S,
     from_seed,
     grouped,
+    of_two_builds,
     sizes_of,
     sliced,
 )
@@ -468,6 +469,11 @@ CHUNK = 4  # seeds that a process takes at once: some 50 ms
 def run_seed(seed: int) -> Outcome:
     """Run one seed."""
     return Cluster(from_seed(seed)).run()
+
+
+def run_builds_seed(seed: int) -> Outcome:
+    """Run one seed in which some workers have another build of the task."""
+    return Cluster(of_two_builds(from_seed(seed))).run()
 
 
 def run_group_seed(seed: int) -> Outcome:
