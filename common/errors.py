@@ -29,6 +29,7 @@ __all__ = [
     "GivenError",
     "GroupError",
     "NotFoundError",
+    "OtherModelError",
     "OutsideError",
     "RecordTooLargeError",
     "RecreatedError",
@@ -109,6 +110,10 @@ class BrokenWriterError(DeliveryError):
 
 class CorruptError(OutsideError):
     """Stored bytes are not what was written: a torn or altered checkpoint, a wrong checksum."""
+
+
+class OtherModelError(CorruptError):
+    """Stored weights are of another model than the task's: says the first difference."""
 
 
 class WireError(DollError):

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
 
+from common.learning.checkpoint import weights_in
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from rich.progress import track
@@ -239,12 +241,12 @@ def run_ours(name: str, learning: Learning, kafka: str) -> Side:
         first: Mark | None = None
         looks, metric, still_s = 0, inf, 0.0
         while metric > learning.target:
-            known, weights = _next_version(board, known, services)
+            known, model = _next_version(board, known, services)
             mark = meter.mark()
             mark = mark._replace(at_s=mark.at_s - still_s)
             with meter.standing_still():
                 began_s = perf_counter()
-                metric = judge.metric(weights)
+                metric = judge.metric(weights_in(model)[0])
                 still_s += perf_counter() - began_s
             looks += 1
             if first is None and known.version:

@@ -366,7 +366,7 @@ class WorkerAnswer(Answer):
         default=None,
         description="Whether it holds the weights and adds up; null: the coordinator does.",
     )
-    left_out: str | None = Field(default=None, description="Why it cannot be a member.")
+    left_out: str | None = Field(default=None, description="Why the leader gives it no work.")
 
 
 class WorkersAnswer(Answer):

@@ -47,7 +47,7 @@ class Model(NamedTuple):
 
     kept: KeptModel
     weights: Vector  # (P + B,) float32
-    layout: Layout  # empty where an older program kept it
+    layout: Layout
 
 
 def wish_of(text: str) -> Wish:

@@ -36,6 +36,7 @@ class BoardAggregation:
     news = storing = wants_checkpoint = False
     trouble = ""
     fallback: ModelId | None = None
+    holder: WorkerId | None = None
     status: UnsetType = UNSET
 
     def __init__(self, settings: CoordinatorSettings) -> None:

@@ -58,6 +58,7 @@ class _Candidacy:
     among: AggregationSettings | None  # who is to hold the weights: see `_who_holds`
     exact: bool
     mark: str = ""  # of its Lead record, once that is appended
+    digest: str = ""  # of the model in hand, if it has one
 
 
 class Coordinator:
@@ -142,8 +143,8 @@ class Coordinator:
                 yield from self._lease_answered(now, held=held)
             case events.SnapshotsFound():
                 yield from self._found(event, now)
-            case events.SnapshotRestored(number):
-                yield from self._stand(number, now)
+            case events.SnapshotRestored(number, digest):
+                yield from self._stand(number, digest, now)
             case events.LeadDelivered(candidate):
                 if self._candidacy is not None and self._candidacy.mark == candidate:
                     self._candidacy.since = now
@@ -179,8 +180,8 @@ class Coordinator:
                 yield from leader.state_stored(made, now)
             case events.Summed() if leader is not None:
                 yield from leader.summed(event, now)
-            case events.WorkersSeen(statuses) if leader is not None:
-                yield from leader.workers_seen(statuses, now)
+            case events.WorkersSeen(beats) if leader is not None:
+                yield from leader.workers_seen(beats, now)
             case events.BoardWiped() if leader is not None:
                 yield from leader.board_wiped(now)
             case events.OrdersLost() if leader is not None:
@@ -278,12 +279,12 @@ class Coordinator:
             self._searching_since = now
             yield self._search.begin(self._limit)
 
-    def _stand(self, number: int, now: float) -> Iterator[CoordinatorCommand]:
+    def _stand(self, number: int, digest: str, now: float) -> Iterator[CoordinatorCommand]:
         """Stand as a candidate: the weights are in hand."""
         if self._candidacy is None or self._candidacy.mark or self._history is None:
             return
         self._candidacies += 1
-        self._candidacy.since = now
+        self._candidacy.since, self._candidacy.digest = now, digest
         self._candidacy.mark = f"{self._name}#{self._candidacies}"
         chosen, after = self._candidacy.chosen, self._history.epoch
         yield do.AppendAudit(
@@ -352,7 +353,8 @@ class Coordinator:
         epoch = self._history.epoch
         # A wish counts for one Lead: for what this leader finds lost when it looks first.
         wish = Wish(self._history.judged == epoch, self._wish.read_from)
-        self._leader = Leader(epoch, snapshot, self._history, settings, now, wish, self._strikes)
+        parts = epoch, snapshot, self._history, settings, now, wish, self._strikes
+        self._leader = Leader(*parts, digest=candidacy.digest)
         self._alive_at = now
         yield do.Begin(epoch, snapshot)
         yield from self._leader.begin(now)

@@ -9,6 +9,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from common.core.batching import Run
+    from common.core.liveness import Heartbeat
     from common.core.losses import Parted, ReadFrom
     from common.core.messages import (
         AuditRecord,
@@ -166,6 +167,7 @@ class SnapshotRestored(msgspec.Struct, frozen=True, gc=False):
     """The weights of the snapshot that was asked for are in hand."""
 
     number: int  # `unused_number`: the epoch, should this process come to lead
+    digest: str = ""  # of the model's layout; empty where members hold the weights
 
 
 class LeadDelivered(msgspec.Struct, frozen=True, gc=False):
@@ -237,9 +239,9 @@ class Summed(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkersSeen(msgspec.Struct, frozen=True, gc=False):
-    """Every worker with a valid beat, and its status."""
+    """Every worker with a valid beat, and what that says."""
 
-    statuses: Mapping[WorkerId, str]
+    beats: Mapping[WorkerId, Heartbeat]
 
 
 class BoardWiped(msgspec.Struct, frozen=True, gc=False):

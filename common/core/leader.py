@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import StreamsSeen, Summed, Wanted
     from common.core.history import History
+    from common.core.liveness import Heartbeat
     from common.core.settings import CoordinatorSettings, Mode, Rule
 
 
@@ -94,9 +95,10 @@ class Leader:
         wish: What it may go on after, of what its first look at the streams finds lost.
         strikes: Of batches, which it knew of before it fell back to the snapshot: what killed all
             that held an update would kill the next ones, and again.
+        digest: Digest of the layout of the model in hand. Empty: members hold the weights.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what it begins with, each said once
         self,
         epoch: int,
         snapshot: Snapshot,
@@ -105,6 +107,8 @@ class Leader:
         now: float,
         wish: Wish = NO_WISH,
         strikes: Mapping[int, int] = NO_STRIKES,
+        *,
+        digest: str = "",
     ) -> None:
         self._epoch = epoch
         self._wish = wish
@@ -143,7 +147,7 @@ class Leader:
         self._synchrony = snapshot.synchrony  # of the last update; None: the job's own K, s = 0
         self._tuner = _tuner(settings, snapshot.synchrony)
         self._scatters = dict[int, Scatter]()  # of updates, until their sum is known
-        self._liveness = Liveness(settings.heartbeats_grace_s)
+        self._liveness = Liveness(settings.heartbeats_grace_s, digest or snapshot.digest)
         self._publisher = SnapshotSchedule(settings, snapshot, history, now)
         grace_s = settings.heartbeats_grace_s
         self._aggregation = (
@@ -407,10 +411,17 @@ class Leader:
                 yield from self._quarantine(batch, DIED)
 
     def workers_seen(
-        self, statuses: Mapping[WorkerId, str], now: float
+        self, beats: Mapping[WorkerId, Heartbeat], now: float
     ) -> Iterator[CoordinatorCommand]:
-        """Judge beats; what the dead had in hand goes to the living."""
-        departures = self._liveness.observe(statuses, now)
+        """Judge heartbeats; assign what the dead had in hand to the living."""
+        left_out = self._liveness.left_out
+        departures = self._liveness.observe(beats, now)
+        if self._settings.aggregation is not None and self._made == GENESIS:
+            self._liveness.choose()
+        if self._liveness.left_out != left_out:
+            for worker in sorted(self._liveness.left_out.keys() - left_out.keys()):
+                self._rounds.release(worker)  # its process was started again with other code
+            yield self._leader_status(now)
         for worker in sorted(departures.left):
             self._rounds.release(worker)
         for worker in sorted(departures.lost):
@@ -505,6 +516,8 @@ class Leader:
 
     def _advance(self, now: float) -> Iterator[CoordinatorCommand]:
         self._aggregation.look(self._liveness.there, self._liveness.live, self._rounds, now)
+        if self._aggregation.holder is not None:
+            self._liveness.expect(self._aggregation.holder)
         if self._aggregation.trouble:
             yield from self.hold(self._aggregation.trouble)
         yield from self._decide(now)
@@ -852,6 +865,7 @@ class Leader:
                 opened=self._ledger.opened,
                 known=self._ledger.known,
                 group=self._aggregation.status,
+                left_out=self._liveness.left_out,
             )
         )
 
@@ -879,6 +893,7 @@ class Leader:
             known=self._ledger.known,
             synchrony=self._synchrony,
             equivalent=None if self._progress == self._made.version else self._progress,
+            digest=self._liveness.digest,
         )
         return self._aggregation.marked(snapshot)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -14,7 +15,20 @@ WAITING = "waiting"  # alive, and what it has read awaits a schema that nobody g
 # than `min_batch`.
 TOO_FEW = "too-few"
 STATUSES = (ALIVE, LEAVING, WAITING, TOO_FEW)
+# Why a worker gets no work, by the digests of both models.
+OTHER_MODEL = (
+    "its task's code builds another model than the job's (layout {}, expected {}); start it with"
+    " the version of the code that the job began with"
+)
 WORKER = "worker "  # before a worker's name, among processes that cannot do their part of a job
+
+
+class Heartbeat(NamedTuple):
+    """Content of a worker's heartbeat."""
+
+    status: str  # of `STATUSES`
+    # Digest of its model's layout: see `UpdateTrigger.digest`. Empty: the worker did not say it.
+    digest: str = ""
 
 
 class Departures(NamedTuple):
@@ -31,13 +45,16 @@ class Liveness:
         grace_s: How long all beats may be gone before that means that all workers are. Until then
             a wiped Redis is the likelier cause; longer than two beats, so that everybody is back.
             A worker that is overdue is doubted for as long: by then its beat runs out, or it lives.
+        digest: Digest of the job's model. A worker of another one gets no work. Empty: not known.
     """
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, digest: str = "") -> None:
         self._grace_s = grace_s
-        self._status = dict[WorkerId, str]()
-        # Both follow from the status; asked for at every batch.
+        self.digest = digest
+        self._beats = dict[WorkerId, Heartbeat]()
+        # These follow from the heartbeats; the first two are asked for at every batch.
         self._there = self._live = frozenset[WorkerId]()
+        self.left_out = dict[WorkerId, str]()  # workers of another model, and why
         self._wiped_until = float("-inf")
         self._doubted_until = dict[WorkerId, float]()
 
@@ -48,7 +65,7 @@ class Liveness:
 
     @property
     def there(self) -> frozenset[WorkerId]:
-        """All that live, those that leave with them."""
+        """All workers of the job's model that live, including those that leave."""
         return self._there
 
     def trusted(self, now: float) -> frozenset[WorkerId]:
@@ -68,26 +85,55 @@ class Liveness:
 
     def leave(self, worker: WorkerId) -> None:
         """It said that it leaves."""
-        if worker in self._status:
-            self._status[worker] = LEAVING
+        if worker in self._beats:
+            self._beats[worker] = self._beats[worker]._replace(status=LEAVING)
             self._live -= {worker}
 
     def wiped(self, now: float) -> None:
         """The board is empty, of beats too: who lives will beat again soon."""
         self._wiped_until = now + self._grace_s
 
-    def observe(self, seen: Mapping[WorkerId, str], now: float) -> Departures:
+    def expect(self, holder: WorkerId) -> None:
+        """Take a worker's model for the job's, because it holds the newest version.
+
+        Where members hold the weights, the leader has no model to compare theirs with. A member
+        copies a version only if that fits its own model.
+        """
+        if not self.digest and holder in self._beats:
+            self.digest = self._beats[holder].digest
+            self._judge()
+
+    def choose(self) -> None:
+        """Take the most common model for the job's; only while no version was learned."""
+        found = Counter(
+            beat.digest for beat in self._beats.values() if beat.digest and beat.status != LEAVING
+        )
+        if found and self.digest not in found:
+            self.digest = max(sorted(found), key=found.__getitem__)
+            self._judge()
+
+    def observe(self, seen: Mapping[WorkerId, Heartbeat], now: float) -> Departures:
         """Take in all beats that are valid now."""
-        if self._status and not seen and now >= self._wiped_until + self._grace_s:
+        if self._beats and not seen and now >= self._wiped_until + self._grace_s:
             self._wiped_until = now + self._grace_s
-        gone = self._status.keys() - seen.keys()
+        gone = self._beats.keys() - seen.keys()
         if now < self._wiped_until:
             gone = set()
-        left = {w for w in gone if self._status[w] == LEAVING}
+        left = {w for w in gone if self._beats[w].status == LEAVING}
         for worker in gone:
-            del self._status[worker]
+            del self._beats[worker]
             self.clear(worker)  # if it comes back, it does so anew
-        self._status.update(seen)
-        self._there = frozenset(self._status)
-        self._live = frozenset(w for w, status in self._status.items() if status != LEAVING)
+        self._beats.update(seen)
+        self._judge()
         return Departures(frozenset(gone - left), frozenset(left))
+
+    def _judge(self) -> None:
+        """Find who can be given work."""
+        own = self.digest
+        self.left_out = {
+            worker: OTHER_MODEL.format(beat.digest or "not known", own)
+            for worker, beat in self._beats.items()
+            if own and beat.digest != own
+        }
+        self._there = frozenset(self._beats.keys() - self.left_out.keys())
+        self._live = frozenset(w for w in self._there if self._beats[w].status != LEAVING)

@@ -376,6 +376,7 @@ class LeaderStatus(msgspec.Struct, frozen=True, gc=False):
     opened: Openings = {}  # by partition; without any, it is of generation 0
     known: LogPositions = {}  # by partition, where a claim or an opening said it
     group: GroupStatus | UnsetType = UNSET  # where members hold the weights
+    left_out: dict[WorkerId, str] = {}  # workers of another model, which get no work, and why
 
     def generation(self, partition: Partition) -> int:
         """Of a partition of the job: the one in force."""
@@ -503,6 +504,9 @@ class UpdateTrigger(msgspec.Struct, frozen=True, gc=False):
     changes: bytes | UnsetType = UNSET
     sparse: bool | UnsetType = UNSET  # whether its leader reads sparse gradients; else by the task
     group: GroupOrders | UnsetType = UNSET  # where members hold the weights
+    # Digest of the layout of the leader's model: names, shapes, types and order of its tensors. A
+    # worker whose model has another one computes nothing. Unset where members hold the weights.
+    digest: str | UnsetType = UNSET
 
     @property
     def slices(self) -> int | UnsetType:

@@ -65,6 +65,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     # Versions that are in storage, where members copy them from.
     stored: tuple[ModelId, ...] | UnsetType = UNSET
     slices: int | UnsetType = UNSET  # as its leader's `Lead` says
+    digest: str = ""  # of the model's layout: see `UpdateTrigger`; empty: not known
 
     @property
     def progress(self) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from common.learning.codecs import Codec, make_codec
 from common.learning.optimizers import OptimizerSettings
-from common.learning.parameters import FlatModel, layout_of
+from common.learning.parameters import FlatModel
 from common.learning.sizes import check_size
 from common.learning.sliced_trainer import SlicedTrainer
 from common.learning.tasks import Task, build_model, check_fields, make_task
@@ -85,5 +85,4 @@ def _parts(
     check_size(task, max_model_mb)
     model = FlatModel(build_model(task, spec.seed))
     weights, parameter_count = model.vector.copy(), model.parameter_count
-    optimizer, layout = optimizer_of(spec), layout_of(model.module)
-    return weights, parameter_count, optimizer, spec.reduction, layout
+    return weights, parameter_count, optimizer_of(spec), spec.reduction, model.layout

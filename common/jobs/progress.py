@@ -980,19 +980,40 @@ class JobProgress:
 
     def _workerless(self) -> State | None:
         statuses, lag = self.seen.statuses, self.lag
-        if statuses is None or "alive" in statuses.values() or lag == 0:
+        if statuses is None or lag == 0:
+            return None
+        if any(s == "alive" and w not in self._left_out for w, s in statuses.items()):
             return None
         records = "records wait" if lag is None else f"{_counted(lag, 'record')} wait"
-        why = self._unable(workers=True) or "no worker runs"
+        why = self._unable(workers=True) or self._told_left_out() or "no worker runs"
         return State("waiting for workers", f"{records} and {why}")
 
     def _unable(self, *, workers: bool) -> str:
         """Why processes cannot do their part: workers, or coordinators."""
-        joined = {WORKER + worker for worker in self.seen.statuses or ()}  # by now
+        # A process that has joined by now can do its part, unless it was left out.
+        working = (self.seen.statuses or {}).keys() - self._left_out.keys()
+        joined = {WORKER + worker for worker in working}
         return "; ".join(
             f"{who}: {why}"
             for who, why in sorted(self.seen.unable.items())
             if who.startswith(WORKER) == workers and who not in joined
+        )
+
+    @property
+    def _left_out(self) -> Mapping[str, str]:
+        """Workers of another model, which get no work, and why."""
+        status = self.seen.leader_status
+        return {} if status is None else {str(w): why for w, why in status.left_out.items()}
+
+    def _told_left_out(self) -> str:
+        """Return who is left out and why; who says that itself, more exactly, is not among them."""
+        group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
+        left_out = {str(w): why for w, why in group.left_out.items()} if group else {}
+        left_out.update(self._left_out)
+        return "; ".join(
+            f"{worker} is left out: {why}"
+            for worker, why in sorted(left_out.items())
+            if WORKER + worker not in self.seen.unable
         )
 
     def _handing_over(self, now: float) -> State | None:
@@ -1004,12 +1025,7 @@ class JobProgress:
         return State("degraded", f"{why}: if that lasts, is object storage reachable?")
 
     def _degraded(self) -> State | None:
-        group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
-        left_out = sorted(group.left_out.items()) if group else []
-        told = [f"{worker} is left out: {why}" for worker, why in left_out]
-        if unable := self._unable(workers=True):
-            told.append(unable)
-        if told:
+        if told := [*filter(None, (self._told_left_out(), self._unable(workers=True)))]:
             return State("degraded", "; ".join(told))
         if waiting := self.seen.waiting:
             why = "records wait for a schema that no registry gives; see the log"

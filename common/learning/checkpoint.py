@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from hashlib import blake2b
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
@@ -26,24 +28,86 @@ if TYPE_CHECKING:
 class Piece(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of a model, a piece of its flat vector."""
 
-    names: tuple[str, ...]  # in the model's `state_dict`: tied weights have several
+    # Names in the model's `state_dict`: tied weights have several.
+    names: tuple[str, ...]
     shape: tuple[Annotated[int, Meta(ge=0)], ...]
+    dtype: str = "float32"
+    is_buffer: bool = False
+
+    def __str__(self) -> str:
+        named = "/".join(map(repr, self.names)) or "without a name"
+        kind = "buffer" if self.is_buffer else "parameter"
+        return f"the {kind} {named} {self.shape} {self.dtype}"
+
+    @property
+    def size(self) -> int:
+        """Number of its numbers."""
+        return math.prod(self.shape)
 
 
 Layout: TypeAlias = tuple[Piece, ...]  # in the vector's order: parameters, then buffers
 
 
+class Kind(msgspec.Struct, frozen=True):
+    """Optimizer and model of a snapshot, which must be those of the trainer that restores it."""
+
+    optimizer: str
+    parameters: int  # P
+    buffers: int  # B
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        """Refuse a layout of another size."""
+        for counted, is_buffer in ((self.parameters, False), (self.buffers, True)):
+            size = sum(each.size for each in self.layout if each.is_buffer == is_buffer)
+            if size != counted:
+                raise ValueError(f"the layout has {size} numbers, expected {counted}")
+
+    @property
+    def size(self) -> str:
+        """Size of the model, as people read it."""
+        return f"{self.parameters:,} parameters, {self.buffers:,} buffers"
+
+    def __str__(self) -> str:
+        return f"{self.optimizer}, {self.size}"
+
+    def misfit(self, own: Kind, *, any_optimizer: bool = False) -> str:
+        """Return why a snapshot of this kind does not fit a trainer; empty if it fits.
+
+        Args:
+            own: The trainer's kind.
+            any_optimizer: True if the optimizer may be another one.
+        """
+        found = ""
+        if any_optimizer and self.size != own.size:
+            found = f"it holds {self.size}, but this job's model has {own.size}"
+        elif not any_optimizer and str(self) != str(own):
+            found = f"it holds {self}, but this job's model has {own}"
+        return "; ".join(filter(None, (found, difference(self.layout, own.layout))))
+
+
+def difference(stored: Layout, own: Layout) -> str:
+    """Return the first difference between a stored layout and the task's; empty if equal."""
+    for place, (there, here) in enumerate(zip_longest(stored, own), start=1):
+        if there != here:
+            found = there or "no tensor"
+            return f"at place {place} it has {found}, but the task's model has {here or 'none'}"
+    return ""
+
+
+def digest_of(layout: Layout) -> str:
+    """Return 16 hexadecimal digits that models of one layout, and practically no others, share."""
+    return blake2b(msgspec.json.encode(layout), digest_size=8).hexdigest()
+
+
+def unnamed(parameters: int, buffers: int) -> Layout:
+    """Return the layout of a vector that belongs to no module."""
+    return Piece((), (parameters,)), Piece((), (buffers,), is_buffer=True)
+
+
+_KIND = msgspec.json.Decoder(Kind)
+_HEADER = msgspec.json.Decoder(dict[str, dict[str, Any]])
 _LENGTH = 8  # bytes that say how long the header is
-
-
-class _Head(msgspec.Struct):
-    """What the metadata of a trainer's snapshot say of its layout."""
-
-    layout: Layout = ()  # older snapshots have none
-
-
-_HEAD = msgspec.json.Decoder(_Head)
-_TENSORS = msgspec.json.Decoder(dict[str, dict[str, Any]])
 
 
 def pack(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
@@ -70,32 +134,82 @@ def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     """
     try:
         tensors = {name: np.array(value) for name, value in safetensors.numpy.load(data).items()}
-        # The library does not give the metadata back.
-        end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-        header = _TENSORS.decode(data[_LENGTH:end])
+        return tensors, _metadata(data)
     except (safetensors.SafetensorError, msgspec.MsgspecError, ValueError, KeyError) as error:
         raise CorruptError(f"{len(data)} bytes do not hold tensors: {error}") from error
-    return tensors, header.get("__metadata__", {})
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    """Read the metadata of a file, or of its first bytes: the library does not return them.
+
+    Raises:
+        msgspec.DecodeError: If they are not there.
+    """
+    end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+    return _HEADER.decode(data[_LENGTH:end]).get("__metadata__", {})
+
+
+def kind_in(metadata: Mapping[str, str]) -> Kind:
+    """Read what the metadata of a trainer's snapshot say of it.
+
+    Raises:
+        CorruptError: If they do not say it.
+    """
+    try:
+        return _KIND.decode(metadata.get("trainer", ""))
+    except msgspec.DecodeError as error:
+        raise CorruptError(f"it does not say whose snapshot it is: {error}") from error
+
+
+def layout_at(head: bytes) -> Layout:
+    """Read the layout from the first bytes of a trainer's snapshot.
+
+    Raises:
+        CorruptError: If the layout is not in them.
+    """
+    try:
+        return kind_in(_metadata(head)).layout
+    except msgspec.DecodeError as error:
+        raise CorruptError(f"no layout is in the first {len(head)} bytes: {error}") from error
 
 
 def weights_in(snapshot: bytes) -> tuple[Vector, Layout]:
     """Read the weights of a trainer's snapshot, and their layout.
 
     Returns:
-        (P + B,) float32, and an empty layout where an older program wrote the snapshot.
+        (P + B,) float32, and which of them are which tensors.
 
     Raises:
-        CorruptError: If it is not whole, or holds no weights.
+        CorruptError: If the snapshot is not complete, or holds no weights.
     """
     tensors, metadata = unpack(snapshot)
-    weights = tensors.get("weights")
-    if weights is None or weights.dtype != np.float32 or weights.ndim != 1:
+    kind = kind_in(metadata)
+    return checked_weights(tensors.get("weights"), kind), kind.layout
+
+
+def model_in(snapshot: bytes) -> bytes:
+    """Return a trainer's snapshot without the optimizer's state.
+
+    Raises:
+        CorruptError: If the snapshot is not complete, or holds no weights.
+    """
+    tensors, metadata = unpack(snapshot)
+    weights = checked_weights(tensors.get("weights"), kind_in(metadata))
+    return pack({"weights": weights}, metadata)
+
+
+def checked_weights(weights: npt.NDArray[Any] | None, kind: Kind) -> Vector:
+    """Return the weights of a snapshot.
+
+    Raises:
+        CorruptError: If they are missing, or not of the size and type that the snapshot says.
+    """
+    length = kind.parameters + kind.buffers
+    if weights is None:
         raise CorruptError("a snapshot without weights")
-    try:
-        head = _HEAD.decode(metadata.get("trainer", "{}"))
-    except msgspec.DecodeError as error:
-        raise CorruptError(f"a snapshot's layout does not parse: {error}") from error
-    return weights, head.layout
+    if weights.shape != (length,) or weights.dtype != np.float32:
+        raise CorruptError(f"its weights are {weights.dtype} {weights.shape}, expected ({length},)")
+    return weights
 
 
 def named_weights(layout: Layout, vector: Vector) -> dict[str, Vector]:
@@ -108,7 +222,7 @@ def named_weights(layout: Layout, vector: Vector) -> dict[str, Vector]:
     Raises:
         CorruptError: If the length is not this model's.
     """
-    sizes = [math.prod(piece.shape) for piece in layout]
+    sizes = [piece.size for piece in layout]
     if sum(sizes) != len(vector):
         raise CorruptError(
             f"a vector of {len(vector)} does not fit a model of {sum(sizes)} numbers"

@@ -11,8 +11,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.core.vectors import SparseVector, write_to
-from common.errors import CorruptError, UserError
-from common.learning.checkpoint import Layout, Piece
+from common.errors import CorruptError, OtherModelError, UserError
+from common.learning.checkpoint import Layout, Piece, difference
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # From so many numbers on a gradient is given away with its memory rather than copied: it takes as
 # long as to tell some hundreds of parameters where theirs is then.
 GIVEN_AWAY = 1 << 20
+# What to do about the weights of another model.
+OTHER_TASK = "give this process the task's code of the version that learned it"
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class FlatModel:
             Once it was read it may be other memory, from the next `clear_gradient` on.
         parameter_count: P
         buffer_count: B
+        layout: Names, shapes and types of the tensors that the vector is made of, in its order.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -95,6 +98,7 @@ class FlatModel:
         """
         parameters, buffers = training_state(module)
         self.module = module
+        self.layout = layout_of(module)
         self.parameter_count = sum(parameter.numel() for parameter in parameters.values())
         self.buffer_count = sum(buffer.numel() for buffer in buffers.values())
         size, device = self.parameter_count + self.buffer_count, next(module.parameters()).device
@@ -133,6 +137,15 @@ class FlatModel:
     def weights(self) -> memoryview:
         """The bytes of `vector`, not copied: for sending."""
         return self.vector.data.cast("B")
+
+    def check(self, layout: Layout) -> None:
+        """Check that weights of a layout are this model's.
+
+        Raises:
+            OtherModelError: If they are not.
+        """
+        if found := difference(layout, self.layout):
+            raise OtherModelError(f"the stored model is not the task's: {found}: {OTHER_TASK}")
 
     def load(self, weights: bytes | memoryview | Vector) -> None:
         """Take over parameters and buffers.
@@ -276,10 +289,10 @@ def training_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """Say which numbers of the module's flat vector are which entries of its `state_dict`.
+    """Return which numbers of the module's flat vector are which entries of its `state_dict`.
 
     Raises:
-        UserError: If the module cannot be trained so: see `training_state`.
+        UserError: If the module cannot be trained: see `training_state`.
     """
     parameters, buffers = training_state(module)
     names = dict[int, list[str]]()
@@ -287,6 +300,12 @@ def layout_of(module: nn.Module) -> Layout:
     for name, tensor in module.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)
     return tuple(
-        Piece(tuple(names.get(id(tensor), ())), tuple(tensor.shape))
-        for tensor in (*parameters.values(), *buffers.values())
+        Piece(
+            tuple(names.get(id(tensor), ())),
+            tuple(tensor.shape),
+            str(tensor.dtype).removeprefix("torch."),
+            is_buffer,
+        )
+        for is_buffer, group in ((False, parameters), (True, buffers))
+        for tensor in group.values()
     )

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from common.errors import CorruptError
-from common.learning.checkpoint import Layout, Piece, pack, unpack
+from common.errors import CorruptError, OtherModelError
+from common.learning.checkpoint import Kind, Layout, pack, unnamed, unpack
 from common.learning.slices import Slice, cut, joined, part_of
-from common.learning.trainer import Kind, packed, unpacked
+from common.learning.trainer import REMEDY, packed, unpacked
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,7 +36,6 @@ class _Head(msgspec.Struct, frozen=True):
     kind: Kind
     count: int  # of all slices
     numbers: tuple[int, ...]  # of those that are here
-    layout: tuple[Piece, ...] = ()
 
 
 _HEAD = msgspec.json.Decoder(_Head)
@@ -49,7 +48,7 @@ class SlicedTrainer:
         weights: (P + B,) float32 parameters, then buffers; copied.
         parameter_count: P
         reduction: What is done with the gradients of an update over its samples.
-        layout: Which weights are which tensors.
+        layout: Which weights are which tensors. None: the weights are of no module.
         count: How many slices there are.
 
     Raises:
@@ -62,17 +61,18 @@ class SlicedTrainer:
         parameter_count: int,
         settings: OptimizerSettings,
         reduction: Reduction = "mean",
-        layout: Layout = (),
+        layout: Layout | None = None,
         *,
         count: int,
     ) -> None:
         self._weights: Vector = np.array(weights, np.float32)
         self.following: Vector = np.empty_like(self._weights)  # the weights that are prepared
         self.places = cut(len(self._weights), count)
-        self._kind = Kind(settings.kind, parameter_count, len(self._weights) - parameter_count)
+        buffers = len(self._weights) - parameter_count
+        layout = unnamed(parameter_count, buffers) if layout is None else layout
+        self._kind = Kind(settings.kind, parameter_count, buffers, layout)
         self._settings = settings
         self._reduction = reduction
-        self._layout = layout
         self._held = {number: self._made(number) for number in range(count)}  # no state to lack
 
     def _made(self, number: int) -> Slice:
@@ -133,7 +133,7 @@ class SlicedTrainer:
             tensors[_WEIGHTS] = self._weights
         else:
             tensors |= {f"{n}.{_WEIGHTS}": self._weights[self.places[n]] for n in numbers}
-        head = _Head(self._kind, len(self.places), tuple(numbers), self._layout)
+        head = _Head(self._kind, len(self.places), tuple(numbers))
         return pack(tensors, {_SLICES: msgspec.json.encode(head).decode()})
 
     def _of(self, number: int) -> Iterable[tuple[str, npt.NDArray[Any]]]:
@@ -141,7 +141,7 @@ class SlicedTrainer:
 
     def model(self) -> bytes:
         """Copy the weights, as a trainer's snapshot."""
-        return packed(self._kind, self._layout, self._weights, {})
+        return packed(self._kind, self._weights, {})
 
     def restore(self, data: bytes, numbers: Collection[int]) -> None:
         """Take over weights, and the optimizer's state of some slices; or raise, unchanged.
@@ -187,8 +187,8 @@ class SlicedTrainer:
                 number: part_of(held.state, place) if place.start < split else {}
                 for number, place in places.items()
             }
-        if kind != self._kind:
-            raise CorruptError(f"it holds {kind}, but this job's model has {self._kind}")
+        if misfit := kind.misfit(self._kind):
+            raise OtherModelError(f"{misfit}: {REMEDY}")
         return weights, states
 
 
@@ -231,4 +231,4 @@ def whole_of(parts: Iterable[bytes]) -> bytes:
         raise CorruptError(f"slices {sorted(lacking)} are missing")
     weights = np.concatenate([found[number][0] for number in range(count)])
     state = joined([found[number][1] for number in range(count)])
-    return packed(kind, heads[0].layout, weights, state)
+    return packed(kind, weights, state)

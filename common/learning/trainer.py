@@ -12,8 +12,17 @@ import numpy.typing as npt
 import torch
 
 from common.core.vectors import SparseVector, add_to, numbers_in, squared_norm
-from common.errors import CorruptError
-from common.learning.checkpoint import Layout, pack, unpack
+from common.errors import CorruptError, OtherModelError
+from common.learning.checkpoint import (
+    Kind,
+    Layout,
+    checked_weights,
+    digest_of,
+    kind_in,
+    pack,
+    unnamed,
+    unpack,
+)
 from common.learning.errors import NotFiniteError
 from common.learning.optimizers import (
     STATE_NAMES,
@@ -28,26 +37,9 @@ if TYPE_CHECKING:
 
 
 EVERYWHERE = slice(None)
+# What to do about a snapshot of another model.
+REMEDY = "bring back the task's code and options of then, or submit a new job"
 _SCATTERED = 1 / 8  # of a vector: numbers here and there take as long as all of them in a row
-
-
-class Kind(msgspec.Struct, frozen=True):
-    """What a snapshot must agree in with whoever goes on from it."""
-
-    optimizer: str
-    parameters: int  # P
-    buffers: int  # B
-
-    @property
-    def size(self) -> str:
-        """Of the model, as people read it."""
-        return f"{self.parameters:,} parameters, {self.buffers:,} buffers"
-
-    def __str__(self) -> str:
-        return f"{self.optimizer}, {self.size}"
-
-
-_KIND = msgspec.json.Decoder(Kind)
 
 
 class Held(NamedTuple):
@@ -95,7 +87,7 @@ class Trainer:
         parameter_count: int,
         settings: OptimizerSettings,
         reduction: Reduction = "mean",
-        layout: Layout = (),
+        layout: Layout | None = None,
     ) -> None:
         """Start from a model's weights, which are copied.
 
@@ -104,8 +96,8 @@ class Trainer:
             parameter_count: P
             settings: The optimizer.
             reduction: What is done with the gradients of an update over its samples.
-            layout: Which weights are which tensors: snapshots carry it, so that models can be taken
-                out of them by name.
+            layout: Which weights are which tensors: each snapshot carries it, and is restored by a
+                trainer of the same layout alone. None: the weights are of no module.
 
         Raises:
             UserError: If the optimizer's settings make no sense.
@@ -116,7 +108,10 @@ class Trainer:
         self._split = parameter_count
         self._settings = settings
         self._reduction = reduction
-        self._layout = layout
+        buffers = len(self._weights) - parameter_count
+        layout = unnamed(parameter_count, buffers) if layout is None else layout
+        self.kind = Kind(settings.kind, parameter_count, buffers, layout)
+        self.digest = digest_of(layout)
         self._parameter = torch.nn.Parameter(torch.from_numpy(self._weights[:parameter_count]))
         self._optimizer = make_optimizer(settings, self._parameter)
 
@@ -221,20 +216,18 @@ class Trainer:
         """
         state = self._optimizer.state[self._parameter] if optimizer else {}
         arrays = {n: value.numpy() for n, value in state.items() if isinstance(value, torch.Tensor)}
-        return packed(self._kind, self._layout, self._weights, arrays)
+        return packed(self.kind, self._weights, arrays)
 
     def restore(self, data: bytes) -> None:
         """Go on from a snapshot as if nothing had happened, bit for bit; or raise, unchanged.
 
         Raises:
-            CorruptError: If the bytes are not a snapshot, or not of this model and optimizer.
+            CorruptError: If the bytes are not a snapshot.
+            OtherModelError: If they are not of this model and optimizer.
         """
         held = unpacked(data)
-        if held.kind != self._kind:
-            raise CorruptError(
-                f"it holds {held.kind}, but this job's model has {self._kind}: bring back the"
-                " task's code and options of then, or submit a new job"
-            )
+        if misfit := held.kind.misfit(self.kind):
+            raise OtherModelError(f"{misfit}: {REMEDY}")
         self._take(held.weights, held.state)
 
     def adopt(self, data: bytes) -> str:
@@ -246,20 +239,15 @@ class Trainer:
             The other's optimizer.
 
         Raises:
-            CorruptError: If the bytes are not a snapshot, or of a model of another size.
+            CorruptError: If the bytes are not a snapshot.
+            OtherModelError: If they are of another model.
         """
         held = unpacked(data)
-        if held.kind != msgspec.structs.replace(self._kind, optimizer=held.kind.optimizer):
-            raise CorruptError(
-                f"it holds {held.kind.size}, but this job's model has {self._kind.size}"
-            )
-        same = held.kind == self._kind
+        if misfit := held.kind.misfit(self.kind, any_optimizer=True):
+            raise OtherModelError(misfit)
+        same = held.kind == self.kind
         self._take(held.weights, held.state if same else {})
         return held.kind.optimizer
-
-    @property
-    def _kind(self) -> Kind:
-        return Kind(self._settings.kind, self._split, len(self._weights) - self._split)
 
     def _take(self, weights: Vector, state: dict[str, npt.NDArray[Any]]) -> None:
         self._weights[:] = weights
@@ -274,32 +262,23 @@ class Trainer:
 _STATE = "optimizer."  # what the names of the optimizer's tensors begin with
 
 
-def packed(
-    kind: Kind, layout: Layout, weights: Vector, state: Mapping[str, npt.NDArray[Any]]
-) -> bytes:
+def packed(kind: Kind, weights: Vector, state: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """Write a snapshot; `unpacked` reads it."""
-    # One entry, see `pack`; whoever restores compares the kind alone.
-    head = msgspec.to_builtins(kind) | {"layout": layout}
     tensors = {_STATE + name: value for name, value in state.items()}
-    metadata = {"trainer": msgspec.json.encode(head).decode()}
+    # One entry, see `pack`.
+    metadata = {"trainer": msgspec.json.encode(kind).decode()}
     return pack({"weights": weights, **tensors}, metadata)
 
 
 def unpacked(data: bytes) -> Held:
-    """Read a snapshot, and check that it fits itself.
+    """Read a snapshot, and check that its parts fit each other.
 
     Raises:
-        CorruptError: If it is none, or does not.
+        CorruptError: If it is no snapshot, or they do not fit.
     """
     tensors, metadata = unpack(data)
-    try:
-        kind = _KIND.decode(metadata.get("trainer", ""))
-    except msgspec.DecodeError as error:
-        raise CorruptError(f"it does not say whose snapshot it is: {error}") from error
-    weights = tensors.pop("weights", np.empty(0, np.float32))
-    length = kind.parameters + kind.buffers
-    if weights.shape != (length,) or weights.dtype != np.float32:
-        raise CorruptError(f"its weights are {weights.dtype} {weights.shape}, expected ({length},)")
+    kind = kind_in(metadata)
+    weights = checked_weights(tensors.pop("weights", None), kind)
     state = {name.removeprefix(_STATE): value for name, value in tensors.items()}
     expected = STATE_NAMES.get(kind.optimizer)
     if state and state.keys() != expected:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 from common.core.events import Assigned, Revoked
 
 if TYPE_CHECKING:
+    from common.core.liveness import Heartbeat
     from common.core.messages import (
         LeaderStatus,
         ModelId,
@@ -565,15 +566,18 @@ class Board(Protocol):
     def get_leader_status(self) -> LeaderStatus | None:
         """Read the leader's status, or None where there is none."""
 
-    def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
-        """Say that a worker lives, for `ttl_s`: one of `liveness.STATUSES`.
+    def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
+        """Say that a worker lives, for `ttl_s`, and what `liveness.Heartbeat` has.
 
         A board that is closed, or whose process dies, takes its beats with it where the server
         notices; what ends without a sign, such as a machine, is missed when the time has run out.
         """
 
+    def heartbeats(self) -> dict[WorkerId, Heartbeat]:
+        """Return the beat of each worker, if it has not run out and the worker's process lives."""
+
     def alive(self) -> dict[WorkerId, str]:
-        """Status of every worker whose beat has not run out, and whose process is there."""
+        """Return the statuses in `heartbeats`."""
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
         """Take or prolong the lease that says who may try to lead; False if another holds it.
@@ -698,9 +702,13 @@ class Exchange(Protocol):
         """See `Board`."""
 
     def alive(
-        self, job: str, tell: Callable[[dict[WorkerId, str] | Exception], None], *, soon: bool
+        self,
+        job: str,
+        tell: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
+        *,
+        soon: bool,
     ) -> None:
-        """See `Board`."""
+        """See `Board.heartbeats`."""
 
     def close(self) -> None:
         """Send what waits, then end."""

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from common.core.liveness import STATUSES
+from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
@@ -39,9 +39,8 @@ class Notices:
     )  # by stream; ascending
     unable: dict[str, tuple[str, float]] = field(default_factory=dict)  # why, until when
     leader_status: bytes | None = None
-    heartbeats: dict[WorkerId, tuple[str, float]] = field(
-        default_factory=dict
-    )  # status, until when
+    # By worker, and until when.
+    heartbeats: dict[WorkerId, tuple[Heartbeat, float]] = field(default_factory=dict)
     lease: tuple[str, float] | None = None  # holder, until when
     snapshots: dict[int, bytes] = field(default_factory=dict)  # by epoch
     whole_snapshots: dict[int, bytes] = field(default_factory=dict)  # likewise
@@ -194,12 +193,12 @@ class MemoryExchange:
     def alive(
         self,
         job: str,
-        tell: Callable[[dict[WorkerId, str] | Exception], None],
+        tell: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
         *,
         soon: bool,  # noqa: ARG002 -- likewise
     ) -> None:
-        """Look for workers; told who is alive, and how."""
-        _told(self._open_board(job).alive, tell)
+        """Look for the heartbeats of workers, and report them."""
+        _told(self._open_board(job).heartbeats, tell)
 
     def close(self) -> None:
         """Nothing waits; the end of its process is noticed by those who want its leases."""
@@ -307,23 +306,29 @@ class MemoryBoard:
             return None
         return self._rejections.parse("standing", wire.decode_leader_status, data)
 
-    def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
-        """Say that a worker lives, for `ttl_s`: status of `STATUSES`."""
+    def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
+        """Say that a worker lives, for `ttl_s`, and what `Heartbeat` has."""
         with self._server.changed:
-            self._notices().heartbeats[worker] = (status, self._server.clock() + ttl_s)
+            until = self._server.clock() + ttl_s
+            self._notices().heartbeats[worker] = Heartbeat(status, digest), until
             self._workers.add(worker)
 
     def alive(self) -> dict[WorkerId, str]:
+        """Return the statuses in `heartbeats`."""
+        return {worker: beat.status for worker, beat in self.heartbeats().items()}
+
+    def heartbeats(self) -> dict[WorkerId, Heartbeat]:
+        """Return the beat of each worker that has not run out."""
         with self._server.changed:
             heartbeats, now = self._notices().heartbeats, self._server.clock()
             for worker in [worker for worker, (_, until) in heartbeats.items() if until <= now]:
                 del heartbeats[worker]
-            statuses = {worker: status for worker, (status, _) in heartbeats.items()}
-        for worker, status in list(statuses.items()):
-            if status not in STATUSES:
-                self._rejections.reject("status", f"alive is {status!r}, expected {STATUSES}")
-                del statuses[worker]
-        return statuses
+            found = {worker: beat for worker, (beat, _) in heartbeats.items()}
+        for worker, beat in list(found.items()):
+            if beat.status not in STATUSES:
+                self._rejections.reject("status", f"alive is {beat!r}, expected {STATUSES}")
+                del found[worker]
+        return found
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
         with self._server.changed:

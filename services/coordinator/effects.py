@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.commands import CoordinatorCommand, Finish
+    from common.core.liveness import Heartbeat
     from common.core.messages import AuditRecord, LeaderStatus, Opened, UpdateTrigger, WorkerId
     from common.core.snapshots import Snapshot
     from common.jobs.spec import JobSpec
@@ -176,7 +177,7 @@ class Effects:
         self._may_ask = True  # for the lease; else it waits until there may be another candidate
         self._role: Literal["standby", "candidate", "leader"] = "standby"
         # Workers as told last, and to which leadership; of the thread that tells it.
-        self._seen: tuple[int, dict[WorkerId, str]] | None = None
+        self._seen: tuple[int, dict[WorkerId, Heartbeat]] | None = None
         self.calm = False  # nothing happens: what it asks of the board can wait for others
         self._unable_until = 0.0  # when to try again what this replica cannot do
         self._unable_pause_s = UNABLE_S[0]
@@ -356,6 +357,7 @@ class Effects:
             trigger,
             weights=weights,
             reply_to=self._replica.name,
+            digest=UNSET if self._members else self.trainer.digest,
             sparse=True if self._spec.format > 1 else UNSET,
         )
         if self._view is not None:
@@ -511,12 +513,12 @@ class Effects:
 
         return told
 
-    def _workers_told(self) -> Callable[[dict[WorkerId, str] | Exception], None]:
+    def _workers_told(self) -> Callable[[dict[WorkerId, Heartbeat] | Exception], None]:
         """What takes an answer to who is alive."""
         leadership = self.leadership.number
 
-        def are_news(statuses: dict[WorkerId, str]) -> bool:
-            before, self._seen = self._seen, (leadership, statuses)
+        def are_news(beats: dict[WorkerId, Heartbeat]) -> bool:
+            before, self._seen = self._seen, (leadership, beats)
             return before != self._seen
 
         return self._told(events.WorkersSeen, wakes=are_news)
@@ -660,7 +662,7 @@ class Effects:
     def _offer(self) -> None:
         """Leave the weights in hand for evaluators, once."""
         if self._in_hand is not None and self._in_hand != self._offered:
-            self._board.offer_model(self._in_hand, self.trainer.weights())
+            self._board.offer_model(self._in_hand, self.trainer.snapshot(optimizer=False))
             self._offered = self._in_hand
 
     def _publish(self) -> None:

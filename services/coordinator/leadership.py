@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.checkpoints.snapshot_file import FoundSnapshot
 from common.core import events
-from common.core.messages import Gradient, Reply, unused_number
+from common.core.messages import GENESIS, Gradient, Reply, unused_number
 from common.core.spans import LogPosition, Partition
 from common.core.vectors import numbers_in
 from common.errors import (
     CorruptError,
     ExpiredError,
     FutureFormatError,
+    OtherModelError,
     TruncatedError,
     UnavailableError,
     UnknownTopicError,
@@ -123,6 +124,9 @@ class Leadership:
         self._claims: tuple[LogPosition, TopicTail] | None = None
         self._found = dict[tuple[int, int, int], FoundSnapshot]()  # by rank
         self._found_in: events.Source = "hot"
+        # A trained hot snapshot that is not of this process's model, and why. Version 0 must not
+        # take its place.
+        self._other_model = ""
 
     # --- what is heard -----------------------------------------------------------------------
 
@@ -238,7 +242,7 @@ class Leadership:
             lost,
             control_topic_id=ids.get(self._control.topic, ""),
             updates_topic_id=updates_id,
-            unreadable=self._store.unreadable if source == "genesis" else "",
+            unreadable=(self._store.unreadable or self._other_model) if source == "genesis" else "",
         )
 
     def _snapshots(self, source: events.Source) -> list[FoundSnapshot]:
@@ -346,7 +350,7 @@ class Leadership:
             trainer: A new one, with the weights of the genesis; None where workers hold them.
         """
         if trainer is None:
-            return self._restored()
+            return self._restored("")
         stored = self._found[snapshot.rank]
         try:
             weights = stored.trainer()
@@ -359,14 +363,16 @@ class Leadership:
                 trainer.restore(weights)
         except CorruptError as error:
             if self._found_in == "hot":  # anybody can write to the board
+                if isinstance(error, OtherModelError) and snapshot.made != GENESIS:
+                    self._other_model = f"{stored.title}: {error}"
                 self._log.warning("hot_snapshot_unreadable", reason=str(error))
                 return events.SnapshotTorn(snapshot)
             return events.Trouble(f"{stored.title}: {error}")
-        return self._restored()
+        return self._restored(trainer.digest)
 
-    def _restored(self) -> events.CoordinatorEvent:
-        self._found = {}
-        return events.SnapshotRestored(unused_number(time(), randbits(12)))
+    def _restored(self, digest: str) -> events.CoordinatorEvent:
+        self._found, self._other_model = {}, ""
+        return events.SnapshotRestored(unused_number(time(), randbits(12)), digest)
 
     def begin(self, epoch: int, snapshot: Snapshot, length: int) -> None:
         """Listen to workers: claims from the snapshot on, and replies to this epoch; watch streams.

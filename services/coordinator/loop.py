@@ -139,6 +139,10 @@ class JobCoordinator:
             leading.busy, leading.group_size = leader.busy, leader.mode.group_size
         leader_status = self._measuring.leader_status
         live = None if leader_status is None else leader_status.live
+        left_out = {} if leader_status is None else leader_status.left_out
+        if self._changes("left out", left_out):
+            for worker, reason in sorted(left_out.items()):
+                self._log.warning("worker_left_out", worker=worker, reason=reason)
         if self._changes("live", (live, self._record.revision)):
             note = window_note(self._record.spec, live)
             if self._changes("window", note) and note:

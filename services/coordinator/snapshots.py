@@ -26,7 +26,7 @@ from common.checkpoints.states import stored_state
 from common.core.messages import GENESIS, ModelId, Positions
 from common.core.snapshots import genesis
 from common.errors import CorruptError, DollError
-from common.learning.checkpoint import weights_in
+from common.learning.checkpoint import model_in
 from common.telemetry.logging import EventLogger, Outage
 
 if TYPE_CHECKING:
@@ -300,5 +300,4 @@ class SnapshotStore:
     def _offer(self, saved: SnapshotFile) -> None:
         """Leave its weights for evaluators: no other version of members comes by here."""
         if self._record.spec.evaluation is not None:
-            weights, _ = weights_in(saved.trainer)
-            self._board.offer_model(saved.snapshot.made, weights.data.cast("B"))
+            self._board.offer_model(saved.snapshot.made, model_in(saved.trainer))

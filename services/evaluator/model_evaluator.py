@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.spans import Partition, Span
 from common.errors import ExpiredError, UnknownTopicError
 from common.jobs.build import codec_of, task_of
+from common.learning.checkpoint import weights_in
 from common.learning.evaluate import per_record
 from common.learning.fields import Columns, Decoded, concatenate
 from common.learning.gradients import resolve_device
@@ -53,12 +54,17 @@ class ModelEvaluator:
         device = resolve_device(settings.device or spec.device)
         self._model = FlatModel(build_model(self._task, spec.seed).to(device))
 
-    def load(self, weights: bytes) -> None:
-        """Take over a version.
+    def load(self, snapshot: bytes) -> None:
+        """Load a version.
+
+        Args:
+            snapshot: A trainer's, without the optimizer's state.
 
         Raises:
-            CorruptError: If it is none of this model.
+            CorruptError: If it is not of this model; names the first difference.
         """
+        weights, layout = weights_in(snapshot)
+        self._model.check(layout)
         self._model.load(weights)
 
     def judge(self, records: Columns) -> Judged:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.core.messages import Vector
     from common.core.snapshots import Snapshot
+    from common.learning.checkpoint import Layout
     from common.ports.servers import Board
 
 LOOK_S = 0.1  # between looks at the board: a few kilobytes, unless there is something new
@@ -90,8 +91,8 @@ class Follower:
         better = self._is_better(best.snapshot)
         for data in self._board.snapshots(best.snapshot.by, whole=True) if better else ():
             saved = from_bytes(data)
-            weights, _ = weights_in(saved.trainer)
-            self._take(saved.snapshot, weights, in_hand(saved).title, time())
+            found = weights_in(saved.trainer)
+            self._take(saved.snapshot, *found, in_hand(saved).title, time())
         self._model.confirm()
         return True
 
@@ -114,7 +115,8 @@ class Follower:
             return False
         kept = model.kept
         if self._model.alias != "newest" or self._is_better(kept.snapshot):
-            self._take(kept.snapshot, model.weights, kept.title, kept.made_at_s or time())
+            made_at_s = kept.made_at_s or time()
+            self._take(kept.snapshot, model.weights, model.layout, kept.title, made_at_s)
         self._found = found
         self._model.confirm()
         return True
@@ -122,7 +124,9 @@ class Follower:
     def _is_better(self, snapshot: Snapshot) -> bool:
         return self._rank is None or snapshot.rank > self._rank
 
-    def _take(self, snapshot: Snapshot, weights: Vector, title: str, made_at_s: float) -> None:
+    def _take(
+        self, snapshot: Snapshot, weights: Vector, layout: Layout, title: str, made_at_s: float
+    ) -> None:
         """Serve a snapshot.
 
         Raises:
@@ -130,7 +134,7 @@ class Follower:
         """
         version = Version(snapshot.made, title, made_at_s)
         before = self._model.version
-        self._model.load(version, weights)
+        self._model.load(version, weights, layout)
         self._rank = snapshot.rank
         if before is None or before.made.epoch != version.made.epoch:
             self._log.info("version_served", version=version.made.version, epoch=version.made.epoch)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.core.messages import ModelId, Vector
     from common.jobs.spec import JobSpec
+    from common.learning.checkpoint import Layout
     from common.learning.fields import Columns
 
 
@@ -94,13 +95,14 @@ class ServedModel:
         """It was the one that is wanted, just now."""
         self._confirmed_at = monotonic()
 
-    def load(self, version: Version, weights: Vector) -> None:
+    def load(self, version: Version, weights: Vector, layout: Layout) -> None:
         """Let another version answer from now on; waits for a batch that still computes on it.
 
         Raises:
-            CorruptError: If the weights are not this model's.
+            CorruptError: If the weights are not this model's; names the first difference.
         """
         spare = self._spare
+        spare.model.check(layout)
         with spare.lock:
             spare.model.load(weights)
             spare.version = version

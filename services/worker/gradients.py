@@ -46,6 +46,7 @@ class GradientLoop:
         compute: Computes them.
         shell: What surrounds it.
         sparse: Whether gradients may be sent sparse to any leader; see `JobSpec.sparse_messages`.
+        digest: Digest of the model's layout: triggers of another model are not for this worker.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class GradientLoop:
         shell: Shell,
         *,
         sparse: bool,
+        digest: str = "",
     ) -> None:
+        self._digest = digest
         self._compute = compute
         self._board, self._log = shell.board, shell.logger
         self._measures, self._traces = shell.measures, shell.traces
@@ -96,6 +99,8 @@ class GradientLoop:
             triggers = self._board.triggers(self._orders.heard, timeout_s, self._orders.stream)
             self._board_outage.quiet()  # it may answer, and refuse what is sent
             self.slices = triggers[-1].slices if triggers else self.slices
+            if any(trigger.digest not in (UNSET, self._digest) for trigger in triggers):
+                triggers = [self._understood(trigger) for trigger in triggers]
             if triggers and self.slices is UNSET:  # else they are for a member
                 self._heard_s = time()
                 for trigger in triggers:
@@ -112,6 +117,15 @@ class GradientLoop:
         except UnavailableError as error:
             self._board_outage.met(error)
             self._wait(LISTEN_S)
+
+    def _understood(self, trigger: UpdateTrigger) -> UpdateTrigger:
+        """Return a trigger without its orders and changes, if it is of another model.
+
+        The process that had this worker's name before may have had the leader's model.
+        """
+        if trigger.digest in (UNSET, self._digest):
+            return trigger
+        return replace(trigger, orders=(), since=UNSET, changes=UNSET)
 
     def leave(self, *, finish: bool = True) -> None:
         """Begin no further order, and tell the leader, so that others can; from any thread.

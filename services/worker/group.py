@@ -40,7 +40,6 @@ from common.core.group.stages import Machine
 from common.core.messages import GENESIS, Failed, GradientReady, Member
 from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
-from common.learning.checkpoint import weights_in
 from common.learning.errors import NotFiniteError
 from common.ports.group import Peer
 from common.telemetry.logging import Outage
@@ -575,9 +574,8 @@ class GroupLoop:
     def _put_on_board(self, share: ShareWeights, data: bytes, began: float) -> None:
         try:
             if share.offered:
-                weights, _ = weights_in(data)
-                self._board.offer_model(share.made, weights.data.cast("B"))
-                self._count.moved(sent=weights.nbytes)
+                self._board.offer_model(share.made, data)
+                self._count.moved(sent=len(data))
             for hot in self._board.snapshots(share.by) if share.hot else ():
                 snapshot = from_bytes(hot).snapshot
                 if snapshot.made == share.made:  # else the leader has put a newer one

@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from common.core.settings import WorkerSettings, slices_of
 from common.jobs.build import codec_of, sliced_trainer_of, task_of, trainer_of
+from common.learning.checkpoint import digest_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.optimizers import STATE_NAMES
 from common.learning.registered import RegisteredCodec
@@ -23,6 +24,7 @@ from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
 from services.worker.held import HeldSlices, HeldWhole
+from services.worker.left_out import LeftOut
 from services.worker.memory import check_group_memory, room_for_slices
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.schemas import SchemaFinder
@@ -111,6 +113,8 @@ class JobWorker:
             found = JobSchemas(log, job.id, open_registry(settings))
             schemas = SchemaFinder(codec, found, self._log)
         cache = BatchCache(spec.memory_mib << 20)
+        layout = computer.model.layout
+        self._digest = digest_of(layout)
         self._spec, self._settings = spec, settings
         self._observers = observers
         self._watchdog = Watchdog(what="the gradient thread", limit_s=GRADIENT_STILL_S)
@@ -139,6 +143,8 @@ class JobWorker:
                 traces=traces,
                 streams=spec.streams,
                 hold=spec.on_preemption == "hold",
+                digest=self._digest,
+                left_out=LeftOut(worker, layout, board, self._log),
             )
             undo.callback(self._stream.close)
             self._computer_of = partial(
@@ -183,7 +189,8 @@ class JobWorker:
         self._slices = slices
         if slices is UNSET:
             compute = self._computer_of()
-            return GradientLoop(worker, compute, shell, sparse=spec.sparse_messages)
+            sparse, digest = spec.sparse_messages, self._digest
+            return GradientLoop(worker, compute, shell, sparse=sparse, digest=digest)
         states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
         runs_on: tuple[Tier, float, int] | None = None
         if slices:

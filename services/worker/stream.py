@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from common.ports.servers import Board, Log, StreamEvent
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import JobMeasures
+    from services.worker.left_out import LeftOut
     from services.worker.rows import ArrivedRows, BatchCache
     from services.worker.schemas import SchemaFinder
     from services.worker.traces import BatchTraces
@@ -61,6 +62,8 @@ class Stream:
         arrived: Where decoded rows go.
         cache: Where announced batches go.
         hold: Whether its partitions wait for its return (`on_preemption: hold`).
+        digest: Digest of its model's layout, for its heartbeats.
+        left_out: Reports that the leader gives this worker no work.
         clock: Seconds that never go back.
     """
 
@@ -81,6 +84,8 @@ class Stream:
         traces: BatchTraces,
         streams: tuple[str, ...],
         hold: bool,
+        digest: str = "",
+        left_out: LeftOut | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._id = worker
@@ -96,6 +101,8 @@ class Stream:
         self._control = Partition(control_topic(job), 0)
         self._source = log
         self._clock = clock
+        self._digest = digest
+        self._left_out = left_out
         self._board = board
         self._arrived = arrived
         self._cache = cache
@@ -330,7 +337,7 @@ class Stream:
     def _beat(self, status: str) -> None:
         if status != LEAVING and self._schemas is not None and self._schemas.away:
             status = WAITING
-        self._board.beat(self._id, status, HEARTBEAT_TTL_S)
+        self._board.beat(self._id, status, HEARTBEAT_TTL_S, self._digest)
 
     def _send_claims(self) -> None:
         """Announce all that a turn made at once.
@@ -355,6 +362,8 @@ class Stream:
 
     def _look_at_leader_status(self) -> None:
         leader_status = self._board.get_leader_status()
+        if self._left_out is not None:
+            self._left_out.look(leader_status)
         # First the reports: a claim that the leader's status has decided must be known as sent.
         self._report_deliveries()
         self._feed(events.LeaderStatusSeen(leader_status))

@@ -12,6 +12,7 @@ import redis
 
 from common.adapters.redis.board import RedisBoard
 from common.adapters.redis.exchange import RedisBoards
+from common.core.liveness import Heartbeat
 from common.core.messages import LeaderStatus, TriggerId, WorkerId
 from common.core.spans import Partition
 from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
@@ -68,7 +69,7 @@ class _InMemory:
         notices.leader_status = garbage
         self.redis.replies[REPLICA] = [garbage]
         notices.triggers.setdefault("", {})[TriggerId(2**60, 1)] = garbage
-        notices.heartbeats[WORKER] = (garbage.decode("latin-1"), float("inf"))
+        notices.heartbeats[WORKER] = Heartbeat(garbage.decode("latin-1")), float("inf")
         notices.offered = garbage
 
     def lease_to(self, holder: str, lasts_s: float | None) -> None:

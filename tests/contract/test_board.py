@@ -16,6 +16,7 @@ import redis
 from common.adapters.redis.access import RedisAccess
 from common.adapters.redis.board import RedisBoard
 from common.adapters.redis.server import RedisServer, connect
+from common.core.liveness import Heartbeat
 from common.core.messages import (
     Assignment,
     Batch,
@@ -314,8 +315,9 @@ def test_a_worker_says_that_it_waits_and_that_it_is_leaving(board: Board) -> Non
     assert board.alive() == {WORKER: "waiting"}
     board.beat(WORKER, "too-few", LONG_S * 10)
     assert board.alive() == {WORKER: "too-few"}
-    board.beat(WORKER, "leaving", LONG_S * 10)
+    board.beat(WORKER, "leaving", LONG_S * 10, "0123456789abcdef")
     assert board.alive() == {WORKER: "leaving"}
+    assert board.heartbeats() == {WORKER: Heartbeat("leaving", "0123456789abcdef")}
 
 
 def test_a_board_that_is_closed_takes_its_beats_with_it(server: Server) -> None:

@@ -11,6 +11,7 @@ import redis
 
 from common.adapters.redis.board import RedisBoard
 from common.adapters.redis.exchange import LOOK_S, RedisBoards
+from common.core.liveness import Heartbeat
 from common.errors import UnavailableError
 from tests.contract.board_fixtures import LONG_S, WORKER, eventually, leader_status
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]
 
+DIGEST = "0123456789abcdef"
 JOBS = [f"job-{number}" for number in range(20)]
 
 
@@ -48,7 +50,7 @@ def test_every_call_is_answered_as_the_board_answers_it(
     soon: bool,
 ) -> None:
     for job in JOBS[::2]:
-        boards.board(job).beat(WORKER, "alive", LONG_S)
+        boards.board(job).beat(WORKER, "alive", LONG_S, DIGEST)
         boards.board(job).put_leader_status(leader_status(3))
         boards.board(job).hold_lease("another", LONG_S)
     told = {job: [_Told(), _Told(), _Told()] for job in JOBS}
@@ -60,7 +62,7 @@ def test_every_call_is_answered_as_the_board_answers_it(
 
     for number, job in enumerate(JOBS):
         there = number % 2 == 0
-        expected = [not there, there, {WORKER: "alive"} if there else {}]
+        expected = [not there, there, {WORKER: Heartbeat("alive", DIGEST)} if there else {}]
         assert [each.next() for each in told[job]] == expected
         assert boards.board(job).get_leader_status() == leader_status(4)
 

@@ -75,9 +75,10 @@ class Cluster:
         options: Further lines of the job file.
         poison: See `CountingTask`.
         seconds: Likewise.
+        entrypoint: Of a counting task.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 -- whatever of a cluster a test wants another of
         self,
         settings: Settings,
         folder: Path,
@@ -86,8 +87,9 @@ class Cluster:
         options: str = "",
         poison: int = -1,
         seconds: float = 0.0,
+        entrypoint: str = ENTRYPOINT,
     ) -> None:
-        self.settings = settings.model_copy(update={"tasks": (ENTRYPOINT,), "threads": 1})
+        self.settings = settings.model_copy(update={"tasks": (entrypoint,), "threads": 1})
         self.job = name
         self.records = records
         self._folder = folder
@@ -100,7 +102,7 @@ class Cluster:
             streams: [{", ".join(self.streams)}]
             records: {{codec: tensor, fields: {{id: {{dtype: int64}}}}}}
             task:
-              {{entrypoint: "{ENTRYPOINT}", records: {records}, poison: {poison},
+              {{entrypoint: "{entrypoint}", records: {records}, poison: {poison},
               seconds: {seconds}}}
             batch_size: 8
             group_size: 4

@@ -14,6 +14,7 @@ from common.embedded.services import Service, stop_all
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.learning.checkpoint import weights_in
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
@@ -163,7 +164,7 @@ def test_what_is_told_of_versions_is_so_and_the_stream_that_changed_is_found(
     for each in told:
         weights = training.offered.get(each.model)
         if weights is not None:
-            expected = evaluate(task, model, weights, training.held_out, HELD_OUT)
+            expected = evaluate(task, model, weights_in(weights)[0], training.held_out, HELD_OUT)
             assert each.test == pytest.approx(expected, rel=1e-5)
             checked += 1
     assert checked >= 5

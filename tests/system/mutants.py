@@ -944,6 +944,14 @@ GROUP_MUTANTS = (
 )
 
 # Of slices with owners: `common.simulation.faults.scenario.sliced` makes their worlds.
+BUILDS_MUTANTS = (
+    Mutant(
+        "a worker of another model gets no order",
+        5,
+        (Edit(CORE + "liveness.py", "if own and beat.digest != own", "if False"),),
+    ),
+)
+
 SLICES_MUTANTS = (
     Mutant(
         "only who holds the optimizer's state of a slice owns it",

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from common.simulation.faults.cluster import (
     Cluster,
     Outcome,
+    run_builds_seed,
     run_group_seed,
     run_seed,
     run_seeds,
@@ -35,6 +36,7 @@ from common.simulation.faults.scenario import (
 )
 from tests.changes import has_changed
 from tests.system.mutants import (
+    BUILDS_MUTANTS,
     GROUP_MUTANTS,
     MUTANTS,
     SLICES_MUTANTS,
@@ -116,6 +118,11 @@ def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> Non
         )
         outcome = Cluster(calm).run()
         assert (outcome.failure, outcome.takeovers, outcome.quarantined) == ("", 1, 0)
+
+
+def test_workers_of_another_build_are_given_no_order_whatever_fails() -> None:
+    outcomes = map(run_builds_seed, FEW_SEEDS)
+    assert not [outcome for outcome in outcomes if outcome.failure]
 
 
 def test_coordinators_that_seem_to_have_ended_and_live_break_nothing() -> None:
@@ -231,7 +238,7 @@ def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lo
 
 @pytest.mark.parametrize(
     "mutant",
-    [*MUTANTS, *GROUP_MUTANTS, *SLICES_MUTANTS, *PROVISIONING_MUTANTS],
+    [*MUTANTS, *BUILDS_MUTANTS, *GROUP_MUTANTS, *SLICES_MUTANTS, *PROVISIONING_MUTANTS],
     ids=lambda each: each.rule,
 )
 def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
@@ -242,6 +249,11 @@ def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", cases(MUTANTS))
 def test_without_a_rule_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
     check_without(mutant, tmp_path, "run_seed")
+
+
+@pytest.mark.parametrize("mutant", cases(BUILDS_MUTANTS))
+def test_without_a_rule_of_builds_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+    check_without(mutant, tmp_path, "run_builds_seed")
 
 
 @pytest.mark.parametrize("mutant", cases(GROUP_MUTANTS))

@@ -10,7 +10,8 @@ slot:
     doll:{job}:triggers:<stream>          another one, where something stood in the way there
     doll:{job}:standing
     doll:{job}:unable:<process>           why, expires         doll:{job}:unable      their names
-    doll:{job}:alive:<worker>             status, expires      doll:{job}:workers     their names
+    doll:{job}:alive:<worker>             status and digest of the model's layout, expires
+                                                               doll:{job}:workers     their names
                                           and a channel of this name, to which the worker listens
     doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
     doll:{job}:snapshot:<epoch>:whole     with the weights, where members of a group have them
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from common.adapters.redis.access import RedisAccess
 from common.adapters.redis.server import Attendance, RedisServer, connect
-from common.core.liveness import STATUSES
+from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
 from common.telemetry.rejections import Rejections
@@ -67,7 +68,9 @@ _TAKEN_ONCE_MS = 60_000
 # failover; in between it is only seen to be there, by its first bytes: its epoch and position.
 _PUT_AGAIN_S = 1.0
 _LIKE_BYTES = 40
-_ATTENDS = "+"  # behind the status of a worker that also listens to the channel of its name
+_ATTENDS = "+"  # behind the beat of a worker that also listens to the channel of its name
+_BEAT = re.compile(rb"(%s) ([0-9a-f]{16}|)(\+?)" % "|".join(STATUSES).encode())
+_NOBODY = Heartbeat("")
 _OPEN = RedisAccess()
 # XADD's ways to say that an id is not above the newest: the second where that is the last of all.
 _NOT_NEWER = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
@@ -245,23 +248,27 @@ class RedisBoard:
 
     # --- liveness --------------------------------------------------------------------------------
 
-    def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
-        """Say that a worker lives, for `ttl_s`: status of `STATUSES`."""
+    def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
+        """Say that a worker lives, for `ttl_s`, and what `Heartbeat` has."""
         key = self._alive(worker)
         if worker not in self._attendances:
             self._attendances[worker] = self._server.attendance(key)
         attends = self._attendances[worker].keep()
         self._server.ask(
-            ("SET", key, status + _ATTENDS * attends, "PX", _milliseconds(ttl_s)),
+            ("SET", key, f"{status} {digest}" + _ATTENDS * attends, "PX", _milliseconds(ttl_s)),
             ("SADD", self._keys + "workers", worker),
         )
 
-    def alive(self) -> dict[WorkerId, str]:
-        """Status of every worker whose beat has not run out, and whose process is there."""
+    def heartbeats(self) -> dict[WorkerId, Heartbeat]:
+        """Return the beat of each worker, if it has not run out and the worker's process lives."""
         return self.follow(self.looking_for_workers())
 
-    def looking_for_workers(self) -> Steps[dict[WorkerId, str]]:
-        """`alive`, in steps."""
+    def alive(self) -> dict[WorkerId, str]:
+        """Return the statuses in `heartbeats`."""
+        return {worker: beat.status for worker, beat in self.heartbeats().items()}
+
+    def looking_for_workers(self) -> Steps[dict[WorkerId, Heartbeat]]:
+        """`heartbeats`, in steps."""
         index, known = self._keys + "workers", self._workers
         # Beats of those that were there at the last look, mostly all, in the same packet.
         names, *beats = yield (("SMEMBERS", index), *self._asking_beats(known))
@@ -270,44 +277,48 @@ class RedisBoard:
         if not workers:
             return {}
         if workers == known:
-            heartbeats = self._statuses(*beats)
+            found = self._read_beats(*beats)
         else:
-            heartbeats = yield from self._beats(workers)
-        statuses = dict(zip(workers, heartbeats, strict=True))
-        gone = [worker for worker, status in statuses.items() if status is None]
+            found = yield from self._beats(workers)
+        heartbeats = dict(zip(workers, found, strict=True))
+        gone = [worker for worker, beat in heartbeats.items() if beat is None]
         if gone:
             # One of them may beat right now. A beat is set before its name is added: either its
             # name is added after we removed it, or we see the beat and add the name again.
             yield (("SREM", index, *gone),)
             again = zip(gone, (yield from self._beats(gone)), strict=True)
-            back = {worker: status for worker, status in again if status is not None}
+            back = {worker: beat for worker, beat in again if beat is not None}
             if back:
                 yield (("SADD", index, *back),)
-                statuses.update(back)
-        return {worker: status for worker, status in statuses.items() if status}
+                heartbeats.update(back)
+        return {worker: beat for worker, beat in heartbeats.items() if beat and beat.status}
 
-    def _beats(self, workers: list[WorkerId]) -> Steps[list[str | None]]:
-        """Statuses in the same order: None where a beat has run out, "" for who is not there."""
+    def _beats(self, workers: list[WorkerId]) -> Steps[list[Heartbeat | None]]:
+        """Beats in the same order: None if one has run out, `_NOBODY` if its process is gone."""
         values, listeners = yield self._asking_beats(workers)
-        return self._statuses(values, listeners)
+        return self._read_beats(values, listeners)
 
     def _asking_beats(self, workers: list[WorkerId]) -> tuple[Command, ...]:
         keys = [self._alive(worker) for worker in workers]
         return (("MGET", *keys), ("PUBSUB", "NUMSUB", *keys)) if keys else ()
 
-    def _statuses(self, values: list[bytes | None], listeners: list[Any]) -> list[str | None]:
+    def _read_beats(
+        self, values: list[bytes | None], listeners: list[Any]
+    ) -> list[Heartbeat | None]:
         there = listeners[1::2]  # after each channel's name the number of those who listen
         return [
-            None if value is None else self._status(value, listens=bool(count))
+            None if value is None else self._read_beat(value, listens=bool(count))
             for value, count in zip(values, there, strict=True)
         ]
 
-    def _status(self, value: bytes, *, listens: bool) -> str:
-        status = value.removesuffix(_ATTENDS.encode())
-        if status in map(str.encode, STATUSES):
-            return status.decode() if listens or status == value else ""
-        self._rejections.reject("status", f"alive is {value[:40]!r}, expected one of {STATUSES}")
-        return ""
+    def _read_beat(self, value: bytes, *, listens: bool) -> Heartbeat:
+        parsed = _BEAT.fullmatch(value)
+        if parsed is None:
+            expected = f"one of {STATUSES} and a digest"
+            self._rejections.reject("status", f"alive is {value[:40]!r}, expected {expected}")
+            return _NOBODY
+        status, digest, attends = parsed.groups()
+        return Heartbeat(status.decode(), digest.decode()) if listens or not attends else _NOBODY
 
     # --- the lease -------------------------------------------------------------------------------
 

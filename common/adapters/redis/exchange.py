@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from common.adapters.redis.board import Steps
     from common.adapters.redis.server import Attendance, Command
+    from common.core.liveness import Heartbeat
     from common.core.messages import LeaderStatus, WorkerId
 
 LAZY_S = 0.05  # what is not urgent waits so long for company
@@ -244,9 +245,13 @@ class RedisExchange:
         )
 
     def alive(
-        self, job: str, tell: Callable[[dict[WorkerId, str] | Exception], None], *, soon: bool
+        self,
+        job: str,
+        tell: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
+        *,
+        soon: bool,
     ) -> None:
-        """Look for workers; told who is alive, and how."""
+        """Look for the heartbeats of workers, and report them."""
         self._ask(job, "alive", RedisBoard.looking_for_workers, tell, soon=soon)
 
     def close(self) -> None:

@@ -144,6 +144,8 @@ class GroupAggregation:
         self._hot: ModelId | None = None  # the version of the newest hot snapshot
         self._offered = False  # whether this version is for evaluators
         self._reborn = frozenset["WorkerId"]()  # of whom another process came back under the name
+        # A worker that holds the newest version, as far as that is known.
+        self.holder: WorkerId | None = None
         self.fallback: ModelId | None = None  # the version to go back to, where the newest is lost
 
     @property
@@ -278,6 +280,7 @@ class GroupAggregation:
             self._seek(whole, lost, now)
             whole = self._reports.whole(there, self._made, self._origin)
             self._holders = self._reports.holders(whole, self._count)
+        self.holder = min(whole).worker if whole else self.holder
         members = self._candidates(whole, rounds, now)
         wanted = self._wanted(members)
         if found:

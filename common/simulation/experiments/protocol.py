@@ -27,6 +27,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.assignments import Assignments, Compute
 from common.core.coordinator import Coordinator
+from common.core.liveness import ALIVE, Heartbeat
 from common.core.messages import Assignment, Gradient, UpdateTrigger, WorkerId
 from common.core.settings import CoordinatorSettings, Mode, WorkerSettings
 from common.core.snapshots import genesis
@@ -463,7 +464,7 @@ class Protocol:
         self.time.at(self.time.now + self._delays.death_s, self._see_workers)
 
     def _see_workers(self) -> None:
-        self._feed(events.WorkersSeen(dict.fromkeys(self._machines, "alive")))
+        self._feed(events.WorkersSeen(dict.fromkeys(self._machines, Heartbeat(ALIVE))))
 
     # --- what machines send -------------------------------------------------------------------
 
@@ -573,7 +574,7 @@ class Protocol:
             case do.RestoreSnapshot():
                 self._feed_next(events.SnapshotRestored(self._updates_end))
             case do.ReadHeartbeats():
-                self._feed_next(events.WorkersSeen(dict.fromkeys(self._machines, "alive")))
+                self._feed_next(events.WorkersSeen(dict.fromkeys(self._machines, Heartbeat(ALIVE))))
             case do.Finish():
                 self.finished = True
                 self.time.stop()

@@ -32,11 +32,12 @@ from common.simulation.faults.scenario import (
     SOON_S,
     from_seed,
     grouped,
+    of_two_builds,
     sizes_of,
     sliced,
 )
 from common.simulation.faults.workers import SimulatedWorker
-from common.simulation.faults.world import World
+from common.simulation.faults.world import DIGEST, World
 
 if TYPE_CHECKING:
     from common.core.events import Wanted
@@ -166,7 +167,7 @@ class Cluster:
             if self._drained():
                 check_drained(world)
                 return
-            if not self._live():
+            if not any(worker.digest == DIGEST for worker in self._live()):
                 self._join()  # poison may have taken the last one
             leader_status = world.redis.leader_status
             claimed = leader_status.claimed if leader_status is not None else {}
@@ -468,6 +469,11 @@ CHUNK = 4  # seeds that a process takes at once: some 50 ms
 def run_seed(seed: int) -> Outcome:
     """Run one seed."""
     return Cluster(from_seed(seed)).run()
+
+
+def run_builds_seed(seed: int) -> Outcome:
+    """Run one seed in which some workers have another build of the task."""
+    return Cluster(of_two_builds(from_seed(seed))).run()
 
 
 def run_group_seed(seed: int) -> Outcome:

@@ -32,7 +32,7 @@ from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition, Partition
 from common.simulation.faults.checks import Violation, effective_updates
 from common.simulation.faults.scenario import Way
-from common.simulation.faults.world import LATE_S, Node, Part, Taken, Token, World, void
+from common.simulation.faults.world import DIGEST, LATE_S, Node, Part, Taken, Token, World, void
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
@@ -766,12 +766,12 @@ class SimulatedCoordinator:
             if token is None:
                 raise Violation("no weights", f"of {snapshot.made}, which are said to be stored")
         self._token = self._copy = token or (snapshot.made, 0)
-        self._feed(events.SnapshotRestored(self.world.unused_number()))
+        self._feed(events.SnapshotRestored(self.world.unused_number(), DIGEST))
 
     def _look_for_workers(self) -> None:
         if self._up() and not self._redis_away:
             heartbeats = self.world.redis.alive.items()
-            seen = {w: status for w, (status, until) in heartbeats if until > self.world.now}
+            seen = {w: beat for w, (beat, until) in heartbeats if until > self.world.now}
             self._feed(events.WorkersSeen(seen))
 
     # --- the updates topic --------------------------------------------------------------------

@@ -110,6 +110,7 @@ LOSSES: tuple[FaultKind, ...] = (
     "create control anew",
     "create updates anew",
 )
+OTHERS = 0.3  # share of the workers of another build, in worlds that have any
 CHANGES = 0.3  # share of the worlds in which triggers say what has changed of the model
 MODES = 0.6  # share of the worlds that are not synchronous
 MOST_WORKERS = 5
@@ -295,6 +296,7 @@ class Scenario:
     slices: SliceSettings | None = None  # of the weights, with owners; None: members hold them all
     overflows: bool = False  # some of their sums are not finite
     changes: bool = False  # triggers say what has changed of the model, and few put it whole
+    others: float = 0.0  # share of the workers that join with another build of the task
 
     @property
     def sizes(self) -> Sizes:
@@ -391,6 +393,11 @@ def grouped(scenario: Scenario) -> Scenario:
         way=None if scenario.way is None else scenario.way.of_group(),
         workers=draw.randint(1, MOST_WORKERS),
     )
+
+
+def of_two_builds(scenario: Scenario) -> Scenario:
+    """Return the same world, in which some workers have another build of the task."""
+    return replace(scenario, others=OTHERS)
 
 
 def sliced(scenario: Scenario) -> Scenario:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
@@ -13,6 +14,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.assignments import Assignments, Compute
 from common.core.batching import Run
+from common.core.liveness import Heartbeat
 from common.core.messages import (
     GENESIS,
     BatchReady,
@@ -27,7 +29,7 @@ from common.core.settings import WorkerSettings
 from common.core.spans import Address, LogPosition, Partition, Span
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
-from common.simulation.faults.world import Content, Taken, Token, World, void
+from common.simulation.faults.world import DIGEST, OTHER_DIGEST, Content, Taken, Token, World, void
 
 if TYPE_CHECKING:
     from common.core.commands import WorkerCommand
@@ -62,6 +64,9 @@ class SimulatedWorker:
         self.world = world
         self._on_death = on_death
         self.id = WorkerId(f"w{number}")
+        build = random.Random(f"build of {world.scenario.seed} {number}")  # noqa: S311 -- reproducible
+        is_other = build.random() < world.scenario.others
+        self.digest = OTHER_DIGEST if is_other else DIGEST
         self._revision = world.revision  # of the job, that it knows
         settings = worker_settings(world, self._revision)
         self._most_samples = settings.batch_size  # in a batch that it announces now
@@ -229,7 +234,8 @@ class SimulatedWorker:
                 self._reading = reading
             case do.Heartbeat(status):
                 if not self._redis_away:
-                    world.redis.alive[self.id] = (status, world.now + HEARTBEAT_TTL_S)
+                    until = world.now + HEARTBEAT_TTL_S
+                    world.redis.alive[self.id] = Heartbeat(status, self.digest), until
             case do.ReadLeaderStatus():
                 world.later(world.jitter(LOAD_S), self._look)
             case do.Forget(addresses):
@@ -324,6 +330,8 @@ class SimulatedWorker:
 
     def _begin(self, compute: Compute, token: Token) -> None:
         world = self.world
+        if self.digest != DIGEST:
+            raise Violation("another build", f"{self.id} is to compute {compute.batches}")
         fetched = all(batch.address in self._cache for batch in compute.batches)
         seconds = world.jitter(world.scenario.gradient_s * len(compute.batches))
         seconds += 0.0 if fetched else world.jitter(READ_BACK_S)

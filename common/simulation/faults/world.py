@@ -45,12 +45,16 @@ from common.simulation.faults.topic import Topic
 if TYPE_CHECKING:
     from msgspec import UnsetType
 
+    from common.core.liveness import Heartbeat
     from common.simulation.faults.scenario import Scenario
 
 TOPICS = ("s", "t")  # of the partitions, in turn
 HEARD = 0.15  # how often a process that looks at the jobs topic finds what is new there
 CLOCK_ERROR_S = 5.0  # between machines: a successor's clock may be behind
 NOISES = (0.0, 4.0, 64.0)  # of a gradient: K goes up by some messages, and down by others
+# Digest of the layout of the job's model.
+DIGEST = "0123456789abcdef"
+OTHER_DIGEST = "f" * 16  # of the layout that another build of the task makes
 LATE_S = 3.0  # how late a late message may be: several takeovers
 
 Content: TypeAlias = tuple[Partition, int, int, str]  # offset, leader epoch, topic's id
@@ -69,7 +73,7 @@ class Redis:
     triggers: dict[str, list[UpdateTrigger]] = field(default_factory=dict)  # by stream
     replies: dict[int, list[tuple[Reply, Taken | None]]] = field(default_factory=dict)
     leader_status: LeaderStatus | None = None
-    alive: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)
+    alive: dict[WorkerId, tuple[Heartbeat, float]] = field(default_factory=dict)
     # Without weights, where members hold them.
     snapshots: dict[int, tuple[Snapshot, Token | None]] = field(default_factory=dict)
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from msgspec.structs import asdict
 
 from common.api.answers import EvaluationEvent, Life, MachineEvent, ReviewEvent, WorkerAnswer
 from common.api.provisioning import plan_answer
-from common.core.messages import Drifted, Evaluated, GroupStatus, WorkerId
+from common.core.messages import Drifted, Evaluated, LeaderStatus, WorkerId
 from common.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
 from services.admin.live.evaluations import drift_answer
 
@@ -89,7 +89,7 @@ def workers_of(
     ledger: FleetLedger,
     statuses: Mapping[str, str] | None,
     samples: Mapping[str, int],
-    group: GroupStatus | UnsetType = UNSET,
+    leader_status: LeaderStatus | None = None,
 ) -> tuple[WorkerAnswer, ...]:
     """Everybody who sends heartbeats, and machines whose worker gives none, by name.
 
@@ -97,15 +97,18 @@ def workers_of(
         ledger: Of the job's machines.
         statuses: Who sends heartbeats; None: Redis is unavailable, and nobody is known to be.
         samples: By worker, of late.
-        group: Who adds up among themselves.
+        leader_status: Says who gets no work, and who adds up among themselves.
     """
+    group = UNSET if leader_status is None else leader_status.group
+    other_model = {} if leader_status is None else leader_status.left_out
     rented = {each.member: each for each in ledger.open}
     answers = list[WorkerAnswer]()
     for name in sorted({*rented, *(statuses or {})}):
         fields: dict[str, object] = {"name": name, "status": _status(name, statuses)}
         fields["samples"] = samples.get(name, 0)
+        fields["left_out"] = other_model.get(WorkerId(name))
         if group:
-            left_out = group.left_out.get(WorkerId(name))
+            left_out = fields["left_out"] or group.left_out.get(WorkerId(name))
             fields |= {"member": name in group.members, "left_out": left_out}
         if (machine := rented.get(name)) is not None:
             fields |= {

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
-
 from common.api.answers import (
     CurvesAnswer,
     LagCurve,
@@ -115,8 +113,8 @@ class JobView:
     def workers(self, now: float) -> WorkersAnswer:
         """Who works, and which machines send no heartbeat."""
         look = self.job.seen
-        group = UNSET if look.leader_status is None else look.leader_status.group
-        workers = workers_of(self.ledger, look.statuses, self.job.samples_of(now), group)
+        samples = self.job.samples_of(now)
+        workers = workers_of(self.ledger, look.statuses, samples, look.leader_status)
         return WorkersAnswer(workers=workers, board_away=look.board_away)
 
     def streams(self) -> StreamsAnswer:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from common.api.answers import KeptVersions  # noqa: TC001 -- FastAPI reads it when run
 from common.api.model import about_model, tag_of, versions_answer
 from common.checkpoints.find import KeptModel, Tell, Wish, all_kept, find_kept, find_model, wish_of
-from common.errors import ConflictError, FutureFormatError, OutsideError
+from common.errors import FutureFormatError, OutsideError
 from common.learning.checkpoint import save_weights
 from common.telemetry.logging import event_logger
 from services.admin.middleware.problems import Responses, documented
@@ -44,7 +44,7 @@ _ANSWERS: Responses = {
         "headers": _HEADERS,
     },
     304: {"description": "It is the one of `If-None-Match`.", "headers": _HEADERS},
-    **documented(404, 409, 502),
+    **documented(404, 502),
 }
 
 _log = event_logger(__name__)
@@ -83,11 +83,6 @@ async def get_model(
             return answer
     find = partial(find_model, record.id, wish)
     found = await service.models.run(partial(_ask, service, job, find))
-    if not found.layout:
-        raise ConflictError(
-            f"{found.kept.title} was kept by an older program, without the names of its tensors:"
-            f" take it out with `doll model pull {job}`, or wait for the next checkpoint"
-        )
     about = about_model(record, found.kept)
     data = await service.models.run(partial(save_weights, found.layout, found.weights, about))
     return Response(data, headers=_headers(record, found.kept), media_type=_KIND)

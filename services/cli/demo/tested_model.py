@@ -80,7 +80,7 @@ def main() -> int:
     from common.jobs.store import JobStore
     from common.learning.checkpoint import save_weights, weights_in
     from common.learning.evaluate import evaluate
-    from common.learning.parameters import FlatModel, layout_of
+    from common.learning.parameters import FlatModel
     from common.runtime.connect import open_blobs, open_log
 
     job, output = sys.argv[1:]
@@ -92,11 +92,12 @@ def main() -> int:
     if latest is None:
         raise CorruptError("the last checkpoint is gone")
     found = from_checkpoint(store.open(latest))
-    weights, _ = weights_in(found.trainer())
+    weights, layout = weights_in(found.trainer())
     task = task_of(record.spec, ())
     model = FlatModel(task.build())
+    model.check(layout)
     about = about_model(record, KeptModel(found.title, found.snapshot, {}))
-    Path(output).write_bytes(save_weights(layout_of(model.module), weights, about))
+    Path(output).write_bytes(save_weights(layout, weights, about))
     tested = evaluate(task, model, weights, load_digits().held_out, _BATCH)
     sys.stdout.write(f"{msgspec.json.encode(tested).decode()}\n")
     return 0

@@ -40,8 +40,7 @@ from common.jobs.quarantine import Quarantine, QuarantinedBatch, RequeuedBatch
 from common.jobs.spec import JobSpec, parse_job
 from common.jobs.store import JobRecord, JobStore
 from common.jobs.watching import HistoryReader, Poller, look_at_jobs, read_history
-from common.learning.checkpoint import Layout, save_weights
-from common.learning.torch_here import need_torch
+from common.learning.checkpoint import save_weights
 from common.planning.replan import (
     ask_to_replan,
     check_given_back,
@@ -58,7 +57,7 @@ from services.cli.system.origins import begin_with
 from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from common.api.answers import (
@@ -170,8 +169,7 @@ class Direct:
         log = self._outside.open_log()
         record = JobStore(log).get(name)
         found = find_model(record.id, wish, self._outside, log, tell)
-        layout = found.layout or _layout(record.spec, self._outside.settings.tasks)
-        data = save_weights(layout, found.weights, about_model(record, found.kept))
+        data = save_weights(found.layout, found.weights, about_model(record, found.kept))
         return PulledModel(*found.kept.snapshot.made, data)
 
     def versions(self, name: str, tell: Callable[[str], object]) -> KeptVersions:
@@ -242,15 +240,6 @@ def quarantine_of(log: Log, job: str) -> Quarantine:
         UnavailableError: If Kafka is unavailable.
     """
     return Quarantine(log, JobStore(log).get(job).id)
-
-
-def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:
-    """The layout of the job's model, for what an older program kept without it."""
-    need_torch(f"{spec.name}'s model was kept by an older program: naming its tensors")
-    from common.jobs.build import task_of
-    from common.learning.parameters import layout_of
-
-    return layout_of(task_of(spec, allowed).build())
 
 
 class DirectlyWatched:

@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from common.adapters.redis.board import RedisBoard
+from common.core.liveness import Heartbeat
 from common.core.messages import WorkerId
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Beats:
         raise AssertionError(name)
 
 
-def look(board: RedisBoard, server: Beats) -> dict[WorkerId, str]:
+def look(board: RedisBoard, server: Beats) -> dict[WorkerId, Heartbeat]:
     """Who is alive, by as many packets as it takes."""
     steps = board.looking_for_workers()
     commands = next(steps)
@@ -46,7 +47,7 @@ def look(board: RedisBoard, server: Beats) -> dict[WorkerId, str]:
         while True:
             commands = steps.send(server.answer(commands))
     except StopIteration as done:
-        found: dict[WorkerId, str] = done.value
+        found: dict[WorkerId, Heartbeat] = done.value
         return found
 
 
@@ -54,13 +55,13 @@ def test_a_look_at_workers_that_are_the_same_takes_one_packet() -> None:
     server, one, two = Beats(), WorkerId("one"), WorkerId("two")
     with closing(RedisBoard("redis://localhost:1", "digits")) as board:
         assert (look(board, server), server.packets) == ({}, 1)
-        server.beats[b"one"] = b"alive+"
-        assert (look(board, server), server.packets) == ({one: "alive"}, 3)
-        server.beats[b"one"] = b"leaving+"
-        assert (look(board, server), server.packets) == ({one: "leaving"}, 4)
-        server.beats[b"two"] = b"alive+"
-        assert look(board, server) == {one: "leaving", two: "alive"}
+        server.beats[b"one"] = b"alive +"
+        assert (look(board, server), server.packets) == ({one: Heartbeat("alive")}, 3)
+        server.beats[b"one"] = b"leaving +"
+        assert (look(board, server), server.packets) == ({one: Heartbeat("leaving")}, 4)
+        server.beats[b"two"] = b"alive +"
+        assert look(board, server) == {one: Heartbeat("leaving"), two: Heartbeat("alive")}
         del server.beats[b"one"]
-        assert look(board, server) == {two: "alive"}
+        assert look(board, server) == {two: Heartbeat("alive")}
         before = server.packets
-        assert (look(board, server), server.packets) == ({two: "alive"}, before + 1)
+        assert (look(board, server), server.packets) == ({two: Heartbeat("alive")}, before + 1)

@@ -26,8 +26,8 @@ from common.core.snapshots import Snapshot
 from common.core.spans import Partition, Span
 from common.jobs.build import optimizer_of, task_of
 from common.jobs.spec import parse_job
-from common.learning.checkpoint import pack, unpack
-from common.learning.parameters import FlatModel, layout_of
+from common.learning.checkpoint import unpack
+from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
 from common.wire.messages import encode_audit
@@ -46,9 +46,7 @@ def trained(seed: int) -> bytes:
     flat = FlatModel(build_model(task_of(SPEC, ()), 0))
     weights = np.random.default_rng(seed).normal(size=len(flat.vector)).astype(np.float32)
     count = flat.parameter_count
-    return Trainer(
-        weights, count, optimizer_of(SPEC), SPEC.reduction, layout_of(flat.module)
-    ).snapshot()
+    return Trainer(weights, count, optimizer_of(SPEC), SPEC.reduction, flat.layout).snapshot()
 
 
 def kept(made: ModelId, updates_position: int, trainer: bytes, *losses: float) -> SnapshotFile:
@@ -155,17 +153,6 @@ def test_what_only_redis_may_have_is_not_said_to_be_nowhere_while_it_is_away(led
     led.redis.kill()
     answer = led.ask("GET", f"{MODEL}?version=999999", key="viewer")
     assert "hot snapshots are not known" in problem(answer, 503)
-
-
-def test_what_an_older_program_kept_is_left_to_the_command(led: World) -> None:
-    flat = FlatModel(build_model(task_of(SPEC, ()), 0))
-    count, buffers = flat.parameter_count, flat.buffer_count
-    head = {"optimizer": "adam", "parameters": count, "buffers": buffers}
-    old = pack({"weights": flat.vector}, {"trainer": msgspec.json.encode(head).decode()})
-    led.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 2), 3, old)), "c1")
-    said = problem(led.ask("GET", MODEL), 409)
-    assert "the hot snapshot 0-2 was kept by an older program" in said
-    assert "doll model pull digits" in said
 
 
 def test_the_service_gives_out_models_without_torch() -> None:

@@ -47,7 +47,7 @@ def saved(
     """A snapshot whose weights are all one number, to tell it apart."""
     flat = FlatModel(build_model(task_of(SPEC, ()), 0))
     weights = np.full_like(flat.vector, filled_with)
-    trainer = Trainer(weights, len(weights), optimizer_of(SPEC))
+    trainer = Trainer(weights, len(weights), optimizer_of(SPEC), layout=flat.layout)
     return SnapshotFile(
         Snapshot(by, made, updates_position, 0, {}, losses=losses), trainer.snapshot()
     )

@@ -6,20 +6,24 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from common.checkpoints.store import CheckpointStore
 from common.core.messages import Lead, ModelId
-from common.jobs.build import trainer_of
+from common.jobs.build import optimizer_of, task_of, trainer_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.learning.checkpoint import unpack
+from common.learning.parameters import FlatModel
+from common.learning.tasks import build_model
+from common.learning.trainer import Trainer
 from common.wire.messages import encode_audit
 from services.cli import exits
 from tests.unit.cli.test_audit import LEAD, batch, update
 from tests.unit.cli.test_job import JOB, submitted
-from tests.unit.cli.test_model import keep, saved
+from tests.unit.cli.test_model import SPEC, keep, saved
 
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import World
@@ -121,6 +125,25 @@ def test_what_cannot_be_begun_with_is_refused_and_nothing_is_left(
     assert message in result.stderr
     assert list(JobStore(led.log).read()) == ["digits"]
     assert [name for name in led.blobs.names("") if "/origin/" in name] == []
+
+
+def test_model_of_equal_sizes_and_other_names_is_refused_and_the_first_difference_named(
+    led: World,
+) -> None:
+    flat = FlatModel(build_model(task_of(SPEC, ()), 0))
+    first, *others = flat.layout
+    layout = (msgspec.structs.replace(first, names=("2.weight",)), *others)
+    trainer = Trainer(flat.vector, len(flat.vector), optimizer_of(SPEC), layout=layout)
+    for name in led.blobs.names(""):
+        led.blobs.delete(name)
+    keep(led, saved(0, ModelId(0, 2), 3, 2.0, 0.4)._replace(trainer=trainer.snapshot()))
+    result = led.run("job", "submit", "-", "--from", "digits", typed=NEXT, code=exits.REFUSED)
+    assert (
+        "the checkpoint 0-2 of digits does not fit: at place 1 it has the parameter '2.weight'"
+        " (16, 1, 3, 3) float32, but the task's model has the parameter '0.weight' (16, 1, 3, 3)"
+        " float32; give the new job the same task, with the same options"
+    ) in result.stderr
+    assert list(JobStore(led.log).read()) == ["digits"]
 
 
 def test_without_object_storage_that_is_said(led: World) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import Coordinator
+from common.core.liveness import ALIVE, LEAVING, Heartbeat
 from common.core.settings import CoordinatorSettings, Mode
 from common.core.snapshots import genesis
 from tests.unit.core.examples import FIRST, SAMPLES, P, answer, of_kind, ready, span
@@ -66,6 +67,7 @@ class Bench:
         self.updates = [] if updates is None else updates
         self.control = [] if control is None else control
         self.now = 0.0
+        self.digest = ""  # of the layout of its model
         self.said: list[CoordinatorCommand] = []
         self.published: list[Snapshot] = []
         self._updates_read = self._control_read = 0
@@ -121,7 +123,7 @@ class Bench:
             if of_kind(said, do.ReleaseLease):
                 self.now += self.lease_ttl_s
                 said = self.feed(events.LeaseAnswered(held=True))
-        return self.feed(events.SnapshotRestored(len(self.updates)))
+        return self.feed(events.SnapshotRestored(len(self.updates), self.digest))
 
     def find(self, source: events.Source, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
         """Report these snapshots as what a source holds; the genesis is what it is."""
@@ -150,10 +152,11 @@ class Bench:
         self._control_read = len(self.control)
         return self.feed(events.ControlRead(records))
 
-    def see(self, *workers: WorkerId, leaving: Iterable[WorkerId] = ()) -> None:
+    def see(self, *workers: WorkerId, leaving: Iterable[WorkerId] = (), digest: str = "") -> None:
         """Look at the workers' beats."""
-        statuses = dict.fromkeys(workers, "alive") | dict.fromkeys(leaving, "leaving")
-        self.feed(events.WorkersSeen(statuses))
+        beats = dict.fromkeys(workers, Heartbeat(ALIVE, digest))
+        beats |= dict.fromkeys(leaving, Heartbeat(LEAVING, digest))
+        self.feed(events.WorkersSeen(beats))
 
     def announce(self, *workers: WorkerId) -> tuple[CoordinatorCommand, ...]:
         """Let each of these workers claim the next SAMPLES records of partition P, in turn."""

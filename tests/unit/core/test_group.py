@@ -29,6 +29,7 @@ from common.core.group.replica import (
 )
 from common.core.group.stages import Machine
 from common.core.group.state_reports import StateReports
+from common.core.liveness import ALIVE, Heartbeat
 from common.core.messages import (
     GENESIS,
     Broken,
@@ -46,8 +47,9 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.settings import AggregationSettings, SliceSettings
+from common.core.snapshots import genesis
 from tests.unit.core.bench import Bench, changed
-from tests.unit.core.examples import SAMPLES, A, B, C, P, batch, of_kind, the
+from tests.unit.core.examples import FIRST, SAMPLES, A, B, C, P, batch, of_kind, the
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
 GROUP = changed(aggregation=AggregationSettings(), group_size=3)
 DIGEST = 7
+OWN, OTHER = "a" * 16, "b" * 16  # of layouts
 D = WorkerId("d")
 
 
@@ -66,6 +69,7 @@ class _Process:
 
     def __init__(self, worker: WorkerId, life: int, host: str = "127.0.0.1") -> None:
         self.member = Member(worker, life)
+        self.digest = OWN  # of its model's layout
         machine = Machine(self.member, "spot", float(life))
         self.replica = Replica(self.member, f"{host}:{life}", numbers=10, machine=machine)
         self.offered = list[Member]()
@@ -101,7 +105,8 @@ class _Group:
 
     def see(self) -> None:
         """The leader looks at beats."""
-        self.bench.see(*self.of)
+        beats = {worker: Heartbeat(ALIVE, each.digest) for worker, each in self.of.items()}
+        self.bench.feed(events.WorkersSeen(beats))
 
     def kill(self, *workers: WorkerId) -> None:
         for worker in workers:
@@ -132,6 +137,9 @@ class _Group:
                     process.weights = process.result
                 case CopyState(source, made):
                     maker = process if source is None else self.of[source.worker]
+                    if maker.digest != process.digest:  # what is copied fits, or is refused
+                        self.tell(process, process.replica.copied(None))
+                        continue
                     process.weights = () if source is None else maker.weights
                     origin = maker.replica.origin or maker.member.life if made == GENESIS else 0
                     self.tell(process, process.replica.copied(made, origin))
@@ -244,6 +252,62 @@ def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back(
 
     group.read_back()
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), C: (0, 1, 2)}
+
+
+def of_two_builds(bench: Bench | None = None) -> _Group:
+    """A group of which A has another model."""
+    group = _Group(A, B, C, bench=bench)
+    group.of[A].digest = OTHER
+    return group
+
+
+def test_at_version_0_members_of_the_most_common_model_begin_without_the_others() -> None:
+    group = of_two_builds()
+    group.lead()
+    group.bench.announce(A, B, C)
+    group.settle()
+    assert group.of[A].entered is None
+    group.finish(B, C)
+    group.read_back()
+    assert group.weights == {A: None, B: (0, 1, 2), C: (0, 1, 2)}
+    assert group.bench.leader_status.left_out.keys() == {A}
+
+
+def test_successor_takes_the_model_of_who_holds_the_newest_version_for_the_jobs() -> None:
+    # The snapshot that it rolls forward was taken before any worker was seen.
+    group = of_two_builds()
+    group.lead()
+    group.bench.announce(A, B, C)
+    group.settle()
+    group.finish(B, C)
+    group.read_back()
+    later = Bench(GROUP, updates=group.bench.updates, control=group.bench.control, name="c2")
+    later.lead(genesis(FIRST))
+    assert later.model.version == 1
+    group.bench, group.heard = later, 0
+    group.see()
+    group.settle()
+    later.tick(later.now + 1.0)
+    assert later.leader_status.left_out.keys() == {A}
+
+
+def test_snapshot_says_of_which_model_it_is_and_who_begins_with_it_knows() -> None:
+    # Nobody who holds version 1 lives; only A is there, which could not read what is in storage.
+    group = of_two_builds(Bench(changed(GROUP, hot_every_s=0.1)))
+    group.lead()
+    group.bench.announce(A, B, C)
+    group.settle()
+    group.finish(B, C)
+    group.read_back()
+    group.bench.tick(group.bench.now + 1.0)
+    group.bench.read_updates()
+    snapshot = group.bench.published[-1]
+    assert (snapshot.made.version, snapshot.digest) == (1, OWN)
+    later = Bench(GROUP, updates=group.bench.updates, control=group.bench.control, name="c2")
+    later.lead(snapshot)
+    later.see(A, digest=OTHER)
+    assert later.leader_status.left_out.keys() == {A}
+    assert later.leader_status.live == 0
 
 
 def test_members_know_where_the_others_are_and_who_copies_of_them() -> None:

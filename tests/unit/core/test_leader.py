@@ -10,6 +10,7 @@ from msgspec.structs import replace as with_
 
 from common.core import commands as do
 from common.core import events
+from common.core.liveness import ALIVE, Heartbeat
 from common.core.messages import (
     GENESIS,
     BatchReady,
@@ -90,6 +91,41 @@ def test_a_leader_begins_with_its_model_its_leader_status_and_a_look_at_the_work
     assert copy == do.CopyWeights()
     first = Snapshot(0, GENESIS, 1, 0, FIRST, poison=())
     assert publish == do.PublishSnapshot(first, checkpoint=False)
+
+
+OWN, OTHER = "a" * 16, "b" * 16
+
+
+def test_worker_of_another_model_gets_no_order_and_the_status_says_why() -> None:
+    # beats    A: own, B: other    A: own, B: own
+    # asked    A for all           both
+    bench = Bench(QUIET)
+    bench.digest = OWN
+    bench.lead()
+    bench.feed(events.WorkersSeen({A: Heartbeat(ALIVE, OWN), B: Heartbeat(ALIVE, OTHER)}))
+    left_out = bench.leader_status.left_out
+    assert left_out.keys() == {B}
+    assert f"(layout {OTHER}, expected {OWN})" in left_out[B]
+    bench.announce(A)
+    assert asked(bench.announce(B)) == {A: [0, 1]}
+    bench.feed(events.RepliesRead(tuple(answer(o, bench.model) for o in bench.orders)))
+    bench.see(A, B, digest=OWN)
+    assert bench.leader_status.left_out == {}
+    bench.announce(A)
+    assert asked(bench.announce(B)) == {A: [2], B: [3]}
+
+
+def test_orders_of_a_worker_started_again_with_another_model_go_to_others() -> None:
+    bench = Bench(QUIET)
+    bench.digest = OWN
+    bench.lead()
+    bench.see(A, B, digest=OWN)
+    bench.announce(A)
+    assert asked(bench.announce(B)) == {A: [0], B: [1]}
+    beats = {A: Heartbeat(ALIVE, OWN), B: Heartbeat(ALIVE, OTHER)}
+    assert asked(bench.feed(events.WorkersSeen(beats))) == {A: [1]}
+    assert bench.machine.leader is not None
+    assert bench.machine.leader.strikes == {}
 
 
 def test_the_kth_batch_begins_a_round_and_its_last_gradient_makes_the_update() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.liveness import LEAVING, Departures, Liveness
+from common.core.liveness import ALIVE, LEAVING, Departures, Heartbeat, Liveness
 from common.core.messages import WorkerId
 from tests.unit.core.examples import A, B, C
 
@@ -11,8 +11,8 @@ GRACE_S = 1.5
 NOBODY = Departures(frozenset(), frozenset())
 
 
-def alive(*workers: WorkerId) -> dict[WorkerId, str]:
-    return dict.fromkeys(workers, "alive")
+def alive(*workers: WorkerId, digest: str = "") -> dict[WorkerId, Heartbeat]:
+    return dict.fromkeys(workers, Heartbeat(ALIVE, digest))
 
 
 def test_a_worker_whose_beat_runs_out_is_lost() -> None:
@@ -27,7 +27,7 @@ def test_a_worker_that_says_so_gets_no_work_and_is_not_lost() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
 
-    assert liveness.observe({A: LEAVING, B: "alive"}, now=1.0) == NOBODY
+    assert liveness.observe({A: Heartbeat(LEAVING), B: Heartbeat(ALIVE)}, now=1.0) == NOBODY
     assert liveness.live == {B}
     assert liveness.observe(alive(B), now=2.0) == Departures(frozenset(), frozenset({A}))
 
@@ -61,12 +61,14 @@ def test_all_workers_may_really_be_gone() -> None:
     assert liveness.live == frozenset()
 
 
-statuses = st.dictionaries(st.sampled_from([A, B, C]), st.sampled_from(["alive", LEAVING]))
+statuses = st.dictionaries(
+    st.sampled_from([A, B, C]), st.sampled_from([Heartbeat(ALIVE), Heartbeat(LEAVING)])
+)
 
 
 @given(st.lists(st.tuples(statuses, st.floats(0.01, 1.0)), max_size=30))
 def test_nobody_who_beats_is_lost_and_only_those_who_were_there_depart(
-    looks: list[tuple[dict[WorkerId, str], float]],
+    looks: list[tuple[dict[WorkerId, Heartbeat], float]],
 ) -> None:
     liveness, now, known = Liveness(GRACE_S), 0.0, set[WorkerId]()
     for seen, wait_s in looks:
@@ -76,7 +78,7 @@ def test_nobody_who_beats_is_lost_and_only_those_who_were_there_depart(
         assert gone <= known - seen.keys()
         known = (known | seen.keys()) - gone
         assert liveness.live <= known
-        assert {worker for worker, status in seen.items() if status != LEAVING} <= liveness.live
+        assert {worker for worker, beat in seen.items() if beat.status != LEAVING} <= liveness.live
 
 
 def test_who_is_in_doubt_is_not_trusted_until_it_is_heard_of_or_time_has_passed() -> None:
@@ -123,3 +125,55 @@ def test_after_a_wipe_a_part_of_the_beats_is_no_massacre_either() -> None:
     liveness.wiped(1.0)
     assert liveness.observe(alive(A), now=1.1) == NOBODY
     assert liveness.observe(alive(A), now=1.0 + GRACE_S).lost == {B}
+
+
+OWN, OTHER = "a" * 16, "b" * 16
+
+
+def test_worker_of_another_model_is_left_out_and_its_departure_is_noticed() -> None:
+    liveness = Liveness(GRACE_S, OWN)
+    beats = alive(A, digest=OWN) | alive(B, digest=OTHER) | alive(C)
+    assert liveness.observe(beats, now=0.0) == NOBODY
+    assert liveness.live == liveness.there == {A}
+    assert liveness.left_out.keys() == {B, C}
+    assert f"(layout {OTHER}, expected {OWN})" in liveness.left_out[B]
+    assert "(layout not known," in liveness.left_out[C]
+    assert liveness.observe(alive(A, digest=OWN), now=1.0).lost == {B, C}
+    assert liveness.left_out == {}
+
+
+def test_worker_started_again_with_another_model_gets_no_work() -> None:
+    liveness = Liveness(GRACE_S, OWN)
+    liveness.observe(alive(A, B, digest=OWN), now=0.0)
+    liveness.observe(alive(A, digest=OWN) | alive(B, digest=OTHER), now=1.0)
+    assert liveness.live == {A}
+    liveness.observe(alive(A, B, digest=OWN), now=2.0)
+    assert liveness.live == {A, B}
+    assert liveness.left_out == {}
+
+
+def test_where_members_hold_the_weights_the_most_common_model_is_chosen_once() -> None:
+    # beats    A: other, B and C: own    A: other    A: other, B and C: own
+    # chosen   own                       other       other
+    liveness = Liveness(GRACE_S)
+    liveness.observe(alive(A, digest=OTHER) | alive(B, C, digest=OWN), now=0.0)
+    liveness.choose()
+    assert liveness.live == {B, C}
+    liveness.observe(alive(A, digest=OTHER), now=1.0)
+    assert liveness.live == frozenset()
+    liveness.choose()
+    assert liveness.live == {A}
+    liveness.observe(alive(A, digest=OTHER) | alive(B, C, digest=OWN), now=2.0)
+    liveness.choose()
+    assert liveness.live == {A}
+
+
+def test_model_of_who_holds_the_newest_version_is_the_jobs() -> None:
+    liveness = Liveness(GRACE_S)
+    liveness.observe(alive(A, digest=OWN) | alive(B, digest=OTHER), now=0.0)
+    assert liveness.live == {A, B}
+    liveness.expect(C)  # its beat was not seen yet
+    liveness.expect(A)
+    assert liveness.live == {A}
+    liveness.expect(B)  # another process under that name
+    assert liveness.live == {A}

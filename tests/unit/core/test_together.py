@@ -14,6 +14,7 @@ from common.core.assignments import Assignments
 from common.core.audit import Audit, audit
 from common.core.batching import Run
 from common.core.coordinator import Coordinator
+from common.core.liveness import Heartbeat
 from common.core.settings import WorkerSettings
 from common.core.snapshots import genesis
 from common.core.spans import Partition
@@ -54,7 +55,7 @@ class _World:
     leader_status: LeaderStatus | None = None
     triggers: list[UpdateTrigger] = field(default_factory=list)
     replies: dict[int, list[Gradient]] = field(default_factory=dict)  # by epoch
-    heartbeats: dict[WorkerId, str] = field(default_factory=dict)
+    heartbeats: dict[WorkerId, Heartbeat] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     lease: str = "one"
 
@@ -109,7 +110,7 @@ class _Member:
                 case do.SetReading(reading):
                     self.reading = reading
                 case do.Heartbeat(status):
-                    self.world.heartbeats[self.name] = status
+                    self.world.heartbeats[self.name] = Heartbeat(status)
 
 
 class _Replica:

@@ -282,6 +282,20 @@ def test_who_cannot_take_part_is_told_while_others_go_on() -> None:
     assert view.state(NOW) == ("degraded", "w2 is left out: w2 and w1 do not reach each other")
 
 
+def test_worker_of_another_model_is_told_by_the_leader_until_it_says_more_itself() -> None:
+    view = running(rows(4), 1, 200, at_s=NOW)
+    status = replace(leader_status(), left_out={WorkerId("w2"): "another model"})
+    look = Look(NOW, {"w1": "alive", "w2": "alive"}, status, led=True, ends=FIRST)
+    view.look(look)
+    assert view.state(NOW) == ("degraded", "w2 is left out: another model")
+    view.look(look._replace(unable={"worker w2": "another model; '0.weight' is not there"}))
+    assert view.state(NOW) == ("degraded", "worker w2: another model; '0.weight' is not there")
+    backlog = look._replace(statuses={"w2": "alive"}, ends={PLACES[0]: 900})
+    view.look(backlog)
+    assert view.state(NOW).word == "waiting for workers"
+    assert view.state(NOW).why.endswith("wait and w2 is left out: another model")
+
+
 def aggregated(block: dict[str, str] | None) -> JobRecord:
     """The job with this block of `aggregation`."""
     record = job()

@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from common.errors import CorruptError
-from common.learning.checkpoint import named_weights, pack, save_weights, unpack, weights_in
+from common.learning.checkpoint import (
+    Layout,
+    Piece,
+    difference,
+    digest_of,
+    named_weights,
+    pack,
+    save_weights,
+    unnamed,
+    unpack,
+    weights_in,
+)
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model
@@ -83,13 +94,51 @@ def test_a_trainers_snapshot_says_which_weights_are_which_tensors() -> None:
     assert set(named_weights(found, weights)) == saved
 
 
-def test_a_snapshot_without_a_layout_has_its_weights_all_the_same() -> None:
+def test_snapshot_without_a_layout_is_refused() -> None:
     trainer = Trainer(np.ones(3, np.float32), 2, OptimizerSettings("sgd", 0.1))
     head = {"optimizer": "sgd", "parameters": 2, "buffers": 1}
     old = pack({"weights": np.ones(3, np.float32)}, {"trainer": msgspec.json.encode(head).decode()})
-    weights, layout = weights_in(old)
-    assert (weights.tolist(), layout) == ([1.0, 1.0, 1.0], ())
-    trainer.restore(old)  # and the trainer of now goes on from it
+    for read in (weights_in, trainer.restore, trainer.adopt):
+        with pytest.raises(CorruptError, match="missing required field `layout`"):
+            read(old)
+
+
+@pytest.mark.parametrize("layout", [unnamed(3, 0), unnamed(2, 2), (), unnamed(2, 1)[:1]])
+def test_snapshot_whose_layout_is_not_of_its_weights_is_refused(layout: Layout) -> None:
+    trainer = Trainer(np.ones(3, np.float32), 2, OptimizerSettings("sgd", 0.1))
+    head = {"optimizer": "sgd", "parameters": 2, "buffers": 1, "layout": layout}
+    forged = pack(
+        {"weights": np.ones(3, np.float32)}, {"trainer": msgspec.json.encode(head).decode()}
+    )
+    with pytest.raises(CorruptError, match=r"the layout has \d numbers, expected \d"):
+        trainer.restore(forged)
+
+
+PIECE = Piece(("0.weight",), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("stored", "own", "said"),
+    [
+        (PIECE, PIECE, ""),
+        (PIECE, Piece(("2.weight",), (2, 3)), "the parameter '2.weight' (2, 3) float32"),
+        (PIECE, Piece(("0.weight",), (3, 2)), "the parameter '0.weight' (3, 2) float32"),
+        (PIECE, Piece(("0.weight",), (2, 3), "float16"), "'0.weight' (2, 3) float16"),
+        (PIECE, Piece(("0.weight",), (2, 3), is_buffer=True), "the buffer '0.weight' (2, 3)"),
+        (PIECE, Piece(("0.weight", "tied"), (2, 3)), "the parameter '0.weight'/'tied' (2, 3)"),
+        (PIECE, None, "at place 2 it has the parameter '0.weight' (2, 3) float32, but the task's"),
+        (None, PIECE, "at place 2 it has no tensor, but the task's model has the parameter '0.we"),
+    ],
+)
+def test_first_difference_of_two_layouts_is_named(
+    stored: Piece | None, own: Piece | None, said: str
+) -> None:
+    first = Piece(("bias",), (2,))
+    layouts = [(first, *([each] if each else [])) for each in (stored, own)]
+    found = difference(layouts[0], layouts[1])
+    assert said in found
+    assert (found == "") == (said == "")
+    assert (digest_of(layouts[0]) == digest_of(layouts[1])) == (said == "")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from common.core.vectors import SparseVector, dense
 from common.errors import CorruptError, UserError
-from common.learning.checkpoint import pack
+from common.learning.checkpoint import Kind, pack, unnamed
 from common.learning.errors import NotFiniteError
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import (
@@ -23,6 +24,8 @@ from common.learning.optimizers import (
     OptimizerSettings,
     make_optimizer,
 )
+from common.learning.parameters import FlatModel, layout_of
+from common.learning.sliced_trainer import SlicedTrainer, whole_of
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from tests.ulps import assert_within_ulps
@@ -321,6 +324,57 @@ def test_a_snapshot_of_another_model_or_optimizer_is_refused_with_found_and_expe
     assert subject.snapshot() == before
 
 
+class InOrder(nn.Module):
+    """Two layers of one size, registered in a given order; `forward` is always the same."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Linear(4, 4))
+
+
+def of_module(module: nn.Module, name: OptimizerName = "adam") -> Trainer:
+    model = FlatModel(module)
+    settings = OptimizerSettings(name, 0.1)
+    return Trainer(model.vector, model.parameter_count, settings, "mean", layout_of(module))
+
+
+def sliced(module: nn.Module) -> SlicedTrainer:
+    model = FlatModel(module)
+    settings, layout = OptimizerSettings("adam", 0.1), layout_of(module)
+    return SlicedTrainer(model.vector, model.parameter_count, settings, layout=layout, count=2)
+
+
+def test_snapshot_of_equal_layers_in_another_order_is_refused_and_named() -> None:
+    # place     1            2          3            4
+    # stored    one.weight   one.bias   two.weight   two.bias
+    # own       two.weight   two.bias   one.weight   one.bias
+    stored, own = of_module(InOrder("one", "two")), of_module(InOrder("two", "one"))
+    before, snapshot = own.snapshot(), stored.snapshot()
+    parts = [sliced(InOrder("one", "two")).snapshot((n,), whole=False) for n in range(2)]
+    said = (
+        r"at place 1 it has the parameter 'one.weight' \(4, 4\) float32, but the task's model has"
+        r" the parameter 'two.weight' \(4, 4\) float32"
+    )
+    for take in (own.restore, own.adopt):
+        with pytest.raises(CorruptError, match=said):
+            take(snapshot)
+    for data in (snapshot, whole_of(parts), sliced(InOrder("one", "two")).snapshot((0, 1))):
+        with pytest.raises(CorruptError, match=said):
+            sliced(InOrder("two", "one")).restore(data, (0, 1))
+    assert own.snapshot() == before
+    of_module(InOrder("one", "two")).restore(snapshot)
+
+
+def test_slices_of_two_layouts_make_no_snapshot() -> None:
+    parts = [
+        sliced(InOrder(*order)).snapshot((n,), whole=False)
+        for n, order in enumerate((("one", "two"), ("two", "one")))
+    ]
+    with pytest.raises(CorruptError, match="slices of no model, or of several"):
+        whole_of(parts)
+
+
 @pytest.mark.parametrize("first", [0, 3])
 def test_another_jobs_weights_come_with_the_state_of_an_optimizer_of_the_same_kind(
     first: int,
@@ -373,7 +427,8 @@ def test_weights_of_a_model_of_another_size_are_not_adopted() -> None:
 
 
 def test_what_does_not_fit_itself_is_no_snapshot() -> None:
-    kind = {"trainer": '{"optimizer":"adam","parameters":2,"buffers":1}'}
+    whose = Kind("adam", 2, 1, unnamed(2, 1))
+    kind = {"trainer": msgspec.json.encode(whose).decode()}
     weights, two, one = (np.zeros(shape, np.float32) for shape in (3, 2, ()))
     state = {"optimizer.exp_avg": two, "optimizer.exp_avg_sq": two, "optimizer.step": one}
     subject = Trainer(weights, 2, OptimizerSettings("adam", 0.1))
@@ -381,7 +436,7 @@ def test_what_does_not_fit_itself_is_no_snapshot() -> None:
     for tensors, metadata, reason in (
         ({"weights": weights}, {}, "whose snapshot"),
         ({"weights": weights}, {"trainer": "adam"}, "whose snapshot"),
-        (state, kind, "weights are"),
+        (state, kind, "without weights"),
         ({"weights": two}, kind, "weights are"),
         ({"weights": weights.astype(np.float64)}, kind, "weights are float64"),
         ({"weights": weights, "optimizer.step": one}, kind, "comes with"),

@@ -38,7 +38,7 @@ from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
 from common.ports.servers import NewTopic
-from common.telemetry.logging import event_logger
+from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.metrics.serving import Watchdog
 from common.testing.blobs import MemoryBlobs
@@ -418,6 +418,19 @@ def test_a_snapshot_that_is_another_models_is_passed_over(world: World) -> None:
     world.board().put_snapshot(0, to_bytes(torn), "c1")
     world.look()
     assert world.infer(asked())["model_version"] == "1"
+
+
+def test_snapshot_of_equal_sizes_and_other_names_is_passed_over_and_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = trained(DIGITS, 1).replace(b"0.weight", b"9.weight")
+    world.board().put_snapshot(
+        0, to_bytes(SnapshotFile(Snapshot(0, ModelId(0, 2), 3, 0, {}), data)), "c1"
+    )
+    world.look()
+    assert world.infer(asked())["model_version"] == "1"
+    said = "at place 1 it has the parameter '9.weight' (16, 1, 3, 3) float32, but the task's model"
+    assert any(said in str(fields_of(each)) for each in caplog.records)
 
 
 def test_of_a_group_the_weights_are_served_that_a_member_has_left(

@@ -6,19 +6,25 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+import numpy as np
 import pytest
 
-from common.checkpoints.snapshot_file import from_bytes
-from common.core.messages import WorkerId
+from common.checkpoints.snapshot_file import SnapshotFile, from_bytes, to_bytes
+from common.core.messages import Batch, ModelId, UpdateApplied, WorkerId
 from common.core.schedule import Schedule
-from common.core.spans import LogPosition, Partition
+from common.core.spans import LogPosition, Partition, Span
 from common.errors import UnknownTopicError
+from common.jobs.build import trainer_of
 from common.jobs.spec import ScheduleSpec, parse_job
 from common.jobs.store import JobStore
+from common.learning.trainer import packed
 from common.ports.servers import NewTopic
+from common.telemetry.logging import fields_of
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics.names import control_topic, updates_topic
+from common.wire.messages import encode_audit
 from services.coordinator.loop import protocol_settings
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
@@ -147,7 +153,7 @@ def test_claims_are_fetched_once_and_while_a_candidates_lead_is_on_its_way(bench
 
 
 def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
-    bench.board.beat(WorkerId("w1"), "alive", 60.0)
+    beat(bench, "w1")
     bench.book.change(NAME, {"deadline_s": 1e-3}, "no money left")
     bench.leader.look_until(
         lambda: bench.book.get(NAME).wanted == "stopped", "the deadline has come"
@@ -176,15 +182,71 @@ def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
         return sum("window_too_small" in record.getMessage() for record in caplog.records)
 
     with closing(Bench("waiting_batches: 2\nsynchronisation: {mode: stale}\n")) as bench:
-        bench.board.beat(WorkerId("w1"), "alive", 60.0)
-        bench.board.beat(WorkerId("w2"), "alive", 60.0)
+        beat(bench, "w1")
+        beat(bench, "w2")
         until(lambda: live(bench) == 2, "both are seen")
         metrics = bench.leader.replica.metrics.meters.registry
         busy = partial(metrics.get_sample_value, "doll_workers_busy_ratio", {"job_name": NAME})
         until(lambda: busy() == 1.0, "they are busy, as far as is known")
         assert told() == 0
-        bench.board.beat(WorkerId("w2"), "leaving", 60.0)
+        beat(bench, "w2", "leaving")
         until(lambda: told() == 1, "it is told")
+
+
+def beat(bench: Bench, worker: str, status: str = "alive", digest: str = "") -> None:
+    """Send the heartbeat of a worker, by itself of the job's model."""
+    digest = digest or trainer_of(bench.record.spec, (), 100)().digest
+    bench.board.beat(WorkerId(worker), status, 60.0, digest)
+
+
+def test_worker_of_another_model_is_told_once_and_gets_no_work(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    beat(bench, "w1")
+    beat(bench, "w2", digest="0" * 16)
+    until(lambda: live(bench) == 1, "one of them is seen")
+    status = bench.board.get_leader_status()
+    assert status is not None
+    assert status.left_out.keys() == {"w2"}
+    beat(bench, "w3")
+    until(lambda: live(bench) == 2, "another one is seen")
+    said = [fields_of(each) for each in caplog.records if each.msg == "worker_left_out"]
+    assert [each["worker"] for each in said] == ["w2"]
+    assert "layout 0000000000000000, expected" in str(said[0]["reason"])
+
+
+def snapshot_of_another_model(bench: Bench, version: int) -> bytes:
+    """A hot snapshot of the leader in force, of a model whose first layer has another name."""
+    until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
+    (data,) = bench.board.snapshots()
+    snapshot = from_bytes(data).snapshot
+    own = trainer_of(bench.record.spec, (), 100)()
+    first, *others = own.kind.layout
+    layout = (msgspec.structs.replace(first, names=("2.weight",)), *others)
+    weights = np.frombuffer(own.weights(), np.float32)
+    other = packed(msgspec.structs.replace(own.kind, layout=layout), weights, {})
+    made = ModelId(snapshot.by, version)
+    return to_bytes(SnapshotFile(msgspec.structs.replace(snapshot, made=made), other))
+
+
+def test_trained_hot_snapshot_of_another_model_holds_the_job_rather_than_version_0(
+    bench: Bench,
+) -> None:
+    # c1 trains version 1 and ends; c2 builds another model, and nothing is in storage
+    other = snapshot_of_another_model(bench, 1)
+    epoch = from_bytes(other).snapshot.by
+    batch = Batch(0, WorkerId("w1"), (Span("clinic-a", 0, 0, 2),), 2)
+    update = UpdateApplied(epoch, 1, (batch,), 2, 1.0, number=1)
+    for replica in bench.both():
+        replica.close()
+    with closing(bench.log.writer()) as writer:
+        writer.append(UPDATES.topic, encode_audit(update))
+    bench.redis.jobs[NAME].snapshots[epoch] = other
+    later = lead_on(bench, "c3")
+    later.look_until(lambda: bench.book.get(NAME).held, "it is held")
+    reason = bench.book.get(NAME).reason
+    assert "at place 1 it has the parameter '2.weight' (16, 1, 3, 3) float32, but the" in reason
+    assert "--after-loss --from-start` begins again with version 0" in reason
 
 
 def live(bench: Bench) -> int:

@@ -19,6 +19,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
+from common.jobs.build import trainer_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
@@ -52,11 +53,11 @@ class Bench:
         self.log.create_topics([NewTopic(STREAM)])
         self.board = MemoryBoard(redis, NAME)
         self.tracer = MemoryTracer()
-        JobStore(self.log).submit(parse_job(JOB))
+        spec = JobStore(self.log).submit(parse_job(JOB)).spec
         self._writer = self.log.writer()
         self._heard = TriggerId(-1, 0)
         self._replica_name = ""
-        self.board.beat(W1, "alive", PATIENCE_S)
+        self.board.beat(W1, "alive", PATIENCE_S, trainer_of(spec, (), 100)().digest)
         self.replica = MemoryReplica(self.log, redis, blobs=MemoryBlobs(), tracer=self.tracer)
         self.metrics = self.replica.metrics
         self.replica.look()

@@ -12,6 +12,7 @@ from msgspec.structs import replace as with_
 
 from common.core import commands as do
 from common.core import events
+from common.core.liveness import Heartbeat
 from common.core.messages import (
     Batch,
     Gradient,
@@ -28,6 +29,7 @@ from common.core.vectors import write_to
 from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.learning.checkpoint import weights_in
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.tracing import NoTracer
@@ -159,16 +161,19 @@ def test_a_job_that_took_the_name_of_a_deleted_one_is_left_alone(
 def test_answers_that_say_what_is_known_wake_nobody(bench: Bench) -> None:
     one, two = WorkerId("one"), WorkerId("two")
     bench.board.beat(one, "alive", 60.0)
-    first = events.WorkersSeen({one: "alive"})
+    first = events.WorkersSeen({one: Heartbeat("alive")})
     assert bench.wakes(do.ReadHeartbeats(), first)
     assert not bench.wakes(do.ReadHeartbeats(), first)
     bench.board.beat(two, "alive", 60.0)
-    both = events.WorkersSeen({one: "alive", two: "alive"})
+    both = events.WorkersSeen({one: Heartbeat("alive"), two: Heartbeat("alive")})
     assert bench.wakes(do.ReadHeartbeats(), both)
     bench.board.beat(one, "leaving", 60.0)
-    assert bench.wakes(do.ReadHeartbeats(), events.WorkersSeen({one: "leaving", two: "alive"}))
+    assert bench.wakes(
+        do.ReadHeartbeats(),
+        events.WorkersSeen({one: Heartbeat("leaving"), two: Heartbeat("alive")}),
+    )
     bench.effects.leadership.number += 1  # another leadership knows nobody yet
-    again = events.WorkersSeen({one: "leaving", two: "alive"})
+    again = events.WorkersSeen({one: Heartbeat("leaving"), two: Heartbeat("alive")})
     assert bench.wakes(do.ReadHeartbeats(), again)
     assert not bench.wakes(do.ReadHeartbeats(), again)
     status = do.PutLeaderStatus(LeaderStatus(3, 0, {}, 0, 0, 1, {}))
@@ -399,8 +404,11 @@ def test_each_nth_version_is_offered_and_no_other(evaluated: Bench) -> None:
         seen.append(offered(evaluated))
     first, tenth, twentieth = ModelId(3, 0), ModelId(3, 10), ModelId(3, 20)
     assert seen == [first, first, first, tenth, tenth, twentieth]
-    weights = evaluated.board.get_model(twentieth)
-    assert evaluated.board.offered_model() == (twentieth, weights)
+    found = evaluated.board.offered_model()
+    assert found is not None
+    assert found[0] == twentieth
+    weights, _ = weights_in(found[1])
+    assert weights.tobytes() == evaluated.board.get_model(twentieth)
 
 
 def test_a_version_that_is_published_again_is_not_offered_again(evaluated: Bench) -> None:

@@ -29,9 +29,11 @@ from common.core.spans import Partition, Span, address_of
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.learning.checkpoint import Kind, unnamed
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
+from common.learning.trainer import packed
 from common.ports.servers import NewTopic
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger, fields_of
@@ -94,6 +96,12 @@ class World:
         self._writer = self.log.writer()
         self.epoch = self.write(Lead(-1, GENESIS, "c1"))
 
+    def model_of(self, slope: float) -> bytes:
+        """The weights as a leader offers them."""
+        model = self.model
+        kind = Kind("sgd", model.parameter_count, model.buffer_count, model.layout)
+        return packed(kind, self.weights(slope), {})
+
     def weights(self, slope: float) -> Vector:
         """The sign of the first number, the more certain the steeper."""
         return np.array([-slope, 0.0, slope, 0.0, 0.0, 0.0], np.float32)
@@ -128,7 +136,7 @@ class World:
 
     def offer(self, version: int, slope: float = 1.0) -> None:
         """Offer it."""
-        self.board.offer_model(ModelId(self.epoch, version), self.weights(slope).data)
+        self.board.offer_model(ModelId(self.epoch, version), self.model_of(slope))
 
     def start(self) -> Evaluation:
         """Start an evaluator, of this metrics' process."""
@@ -300,7 +308,7 @@ def test_a_version_that_was_taken_back_is_not_judged(world: World) -> None:
         world.update(version)
     first_leader = world.epoch
     world.epoch = world.write(Lead(world.epoch, ModelId(world.epoch, 1), "c2"))
-    world.board.offer_model(ModelId(first_leader, 2), world.weights(1.0).data)
+    world.board.offer_model(ModelId(first_leader, 2), world.model_of(1.0))
     world.start()
     until(lambda: world.count("skipped") == 1, "it is passed over")
     world.update(2)
@@ -424,9 +432,14 @@ def test_weights_of_another_model_are_told_of_and_passed_over(
     world.start()
     world.update(1)
     world.update(2)
-    world.board.offer_model(ModelId(world.epoch, 2), b"12345678")
+    other = packed(Kind("sgd", 6, 0, unnamed(6, 0)), world.weights(1.0), {})
+    world.board.offer_model(ModelId(world.epoch, 2), other)
     until(lambda: world.count("skipped") == 1, "it is passed over")
-    assert any("weights of 8 bytes do not fit" in reason for _, reason in told_by(caplog))
+    said = (
+        "at place 1 it has the parameter without a name (6,) float32, but the task's model"
+        " has the parameter '1.weight' (2, 2) float32"
+    )
+    assert any(said in reason for _, reason in told_by(caplog))
 
 
 def test_a_stream_whose_labels_change_drifts_and_the_other_does_not(

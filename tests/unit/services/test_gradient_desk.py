@@ -57,6 +57,7 @@ W = WorkerId("w1")
 MODEL = ModelId(3, 7)
 REPLICA = "c1-4711"
 RECORDS = 10
+DIGEST = "0123456789abcdef"  # of the layout of its model
 WALL_S = 4e9  # later than any time of a test
 IDS = tuple(range(RECORDS))
 
@@ -145,6 +146,7 @@ def make_world(
             stream=lambda: TriggerStream(stream[-1]),
         ),
         sparse=sparse,
+        digest=DIGEST,
     )
     return World(log, board, boards, cache, desk, codec, metrics, tracer, stream)
 
@@ -276,6 +278,18 @@ def test_a_model_that_was_missing_is_fetched_though_its_order_went_to_another_wo
     world.desk.turn()  # version 8 is nowhere to be fetched
     [reply] = world.replies(1.0)
     assert used(reply) == [0, 1]
+
+
+def test_order_for_another_model_is_not_carried_out_by_who_has_the_name_now(world: World) -> None:
+    # The process before this one, of the same name, had the leader's model.
+    publish(world)
+    order = (Assignment(W, (batch(0, 2),)),)
+    for number, digest in ((1, "f" * 16), (2, DIGEST)):
+        world.board.post_trigger(
+            UpdateTrigger(TriggerId(3, number), MODEL, order, reply_to=REPLICA, digest=digest)
+        )
+        world.desk.turn()
+        assert len(world.replies(0.0)) == number - 1
 
 
 def test_a_batch_in_memory_is_not_read_again(world: World) -> None:

@@ -19,7 +19,8 @@ from common.core.spans import Partition
 from common.errors import CorruptError, FutureFormatError, UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, Origin
-from common.learning.checkpoint import pack
+from common.learning.checkpoint import Kind, unnamed
+from common.learning.trainer import packed
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
@@ -389,7 +390,7 @@ def test_who_has_lost_the_lease_leaves_no_hot_snapshot_and_goes_on(bench: Bench)
 def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) -> None:
     blobs, weights = MemoryBlobs(), np.arange(3, dtype=np.float32)
     checkpoints, made = CheckpointStore(blobs, "digits"), ModelId(2, 7)
-    data = pack({"weights": weights}, {})
+    data = packed(Kind("sgd", 3, 0, unnamed(3, 0)), weights, {})
     for version in (4, 7):
         checkpoints.put_state(ModelId(2, version), data)
     options = "aggregation: {mode: group}\nevaluation: {stream: clinic-test}\n"
@@ -403,7 +404,7 @@ def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) ->
     assert (found.snapshot.made, found.trainer()) == (made, data)
     assert blobs.names("digits/states/") == ["digits/states/2-7.safetensors"]
     offered = bench.board.offered_model()
-    assert offered == (made, weights.tobytes())
+    assert offered == (made, data)
     [hot] = store.hot()
     assert hot.trainer() == data  # though the board has none
     later = Snapshot(3, ModelId(2, 8), 10, 0, FIRST, stored=(made,), slices=0)

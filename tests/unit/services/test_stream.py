@@ -49,7 +49,7 @@ class FullBoard(MemoryBoard):
 
     full = False
 
-    def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
+    def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
         """Beat while there is room.
 
         Raises:
@@ -57,7 +57,7 @@ class FullBoard(MemoryBoard):
         """
         if self.full:
             raise UnavailableError("Redis refused SET")
-        super().beat(worker, status, ttl_s)
+        super().beat(worker, status, ttl_s, digest)
 
 
 class WatchedLog(MemoryLog):

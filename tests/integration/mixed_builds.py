@@ -1,0 +1,35 @@
+"""The counting task in two builds: the environment says in which order the model has its layers."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor, nn
+
+from common.testing.counting import CountingTask
+
+ENTRYPOINT = "tests.integration.mixed_builds:LayeredTask"
+ORDER = "TEST_LAYERS"
+
+
+class _Layered(nn.Module):
+    """(records,) one weight per record id, in two layers of one size."""
+
+    def __init__(self, records: int, order: list[str]) -> None:
+        super().__init__()
+        for name in order:
+            self.register_parameter(name, nn.Parameter(torch.zeros(records // 2)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(n,) the weights of these ids."""
+        weights: Tensor = torch.cat([self.get_parameter("low"), self.get_parameter("high")])[ids]
+        return weights
+
+
+class LayeredTask(CountingTask):
+    """A worker of the other build would learn each record at another one's place."""
+
+    def build(self) -> nn.Module:
+        """Make the model."""
+        return _Layered(self._records, os.environ.get(ORDER, "low,high").split(","))

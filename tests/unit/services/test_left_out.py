@@ -1,0 +1,60 @@
+"""A worker that the leader leaves out says why: once in the log, again and again on the board."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
+from common.core.liveness import WORKER
+from common.core.messages import LeaderStatus, ModelId, WorkerId
+from common.core.snapshots import Snapshot
+from common.learning.checkpoint import Kind, Piece
+from common.learning.trainer import packed
+from common.telemetry.logging import event_logger
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.clock import ManualClock
+from services.worker.left_out import AGAIN_S, LeftOut
+
+W = WorkerId("w2")
+LAYOUT = (Piece(("one",), (3,)), Piece(("two",), (3,)))
+WHY = "another model"
+STATUS = LeaderStatus(5, 0, {}, 0, 0, 1, {}, left_out={W: WHY})
+DIFFERENCE = (
+    "another model; the first difference: at place 1 it has the parameter 'two' (3,) float32, but"
+    " the task's model has the parameter 'one' (3,) float32"
+)
+
+
+def hot(optimizer: str = "sgd") -> bytes:
+    """A leader's hot snapshot, with the layers in the other order."""
+    kind = Kind(optimizer, 6, 0, LAYOUT[::-1])
+    trainer = packed(kind, np.zeros(6, np.float32), {})
+    return to_bytes(SnapshotFile(Snapshot(5, ModelId(5, 1), 0, 0, {}), trainer))
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "said"),
+    [(hot(), DIFFERENCE), (b"", WHY), (b"garbage", WHY), (hot()[:90], WHY)],
+)
+def test_worker_that_is_left_out_says_so_once_and_names_the_first_difference(
+    snapshot: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # looks    not left out    left out    at once again    AGAIN_S later    no more    left out
+    # logged                   yes         no               no                          yes
+    clock, redis = ManualClock(), MemoryRedis()
+    board = MemoryBoard(redis, "job")
+    if snapshot:
+        board.put_snapshot(5, snapshot, "c1")
+    subject = LeftOut(W, LAYOUT, board, event_logger("test"), clock)
+    subject.look(None)
+    subject.look(LeaderStatus(5, 0, {}, 0, 0, 1, {}))
+    assert board.unable() == {}
+    for wait_s in (0.0, 0.0, AGAIN_S):
+        clock.advance(wait_s)
+        subject.look(STATUS)
+        assert board.unable() == {WORKER + W: said}
+    assert len(caplog.records) == 1
+    subject.look(LeaderStatus(5, 0, {}, 0, 0, 2, {}))
+    subject.look(STATUS)
+    assert len(caplog.records) == 2
