@@ -138,7 +138,7 @@ def test_deadlines_grow_with_batches_and_attempts_and_stay_finite(
 ) -> None:
     times = GradientTimes(FLOOR_S)
     for each in seconds:
-        times.observe(A, each, batches=1)
+        times.observe(A, each, batches=1, now=0.0)
     allowed_s = times.allowed_s(batches, attempt)
     assert FLOOR_S <= allowed_s <= times.allowed_s(batches + 1, attempt)
     assert allowed_s <= times.allowed_s(batches, attempt + 1)
@@ -325,7 +325,8 @@ def test_an_order_is_void_by_an_answer_that_is_not_older_than_it() -> None:
 def test_a_deadline_is_for_all_that_a_worker_has_in_hand_of_whatever_round() -> None:
     several = _Several(1)
     several.begin(batch(0, A), batch(1, A))
-    several.rounds.count(gradient(C, MODEL, [batch(0)]), 7)  # 0.1 s for a batch
+    several.rounds.receive(gradient(C, MODEL, [batch(0)]), 0.0)  # 0.1 s for a batch
+    several.rounds.count(gradient(C, MODEL, [batch(0)]), 7)
     several.rounds.orders(0.0, {A}, 7)
     several.begin(batch(2, A))
     several.rounds.orders(0.0, {A}, 7)
