@@ -144,6 +144,13 @@ class Dispatch(msgspec.Struct, eq=False, gc=False):
     alone: bool  # the order was of one batch: what went wrong with it is this batch's doing
     usual_at: float  # when its worker would usually be done with it
 
+    def left_s(self, now: float) -> float:
+        """Return in what time its gradient is expected.
+
+        A worker that is later than usual is taken to need as long again as it is late.
+        """
+        return abs(self.usual_at - now)
+
 
 def fits(deadlines: Iterable[int], version: int) -> bool:
     """Whether rounds can all be applied in time, one after the other.
@@ -346,7 +353,7 @@ class _Fleet:
 
     Args:
         live: Workers that may be asked.
-        busy_s: For how long each is usually at what it has been asked to compute.
+        busy_s: For how long each is expected to compute what it has been asked to.
     """
 
     def __init__(self, live: Iterable[WorkerId], busy_s: Mapping[WorkerId, float]) -> None:
@@ -533,7 +540,7 @@ class Rounds:
         self, now: float, live: Collection[WorkerId], version: int
     ) -> tuple[Assignment, ...]:
         held = {offset for hand in self._hands for offset in hand.offsets}
-        suspects, times = self._suspects.offsets, self._times
+        suspects = self._suspects.offsets
         fleet = _Fleet(live, self._busy_s(now))
         for hand in self._hands:
             if hand.worker in fleet.loads:
@@ -542,65 +549,70 @@ class Rounds:
                 fleet.closed.add(hand.worker)
         orders = list[Assignment]()
         for round_ in self._rounds.values():
-            chosen = dict[int, WorkerId]()
             lacking = [batch for offset, batch in round_.todo.items() if offset not in held]
-            for batch in self._soonest_first(lacking, fleet):
-                suspect = batch.offset in suspects
-                open_to = fleet.open_to(alone=suspect)
-                if not open_to:
-                    continue  # asked again as soon as a hand empties
-                worker = self._choose(round_, batch, open_to, fleet, now)
-                chosen[batch.offset] = worker
-                own = worker == (round_.worker or batch.worker)
-                fleet.give(worker, times.usual_s(worker) + (0.0 if own else READ_BACK_S))
-                if suspect:
-                    fleet.closed.add(worker)
-            given = dict[WorkerId, list[Batch]]()
-            for batch in lacking:
-                if batch.offset in chosen:
-                    given.setdefault(chosen[batch.offset], []).append(batch)
-            for worker, batches in given.items():
+            for worker, batches in self._assign(round_, lacking, fleet, now).items():
                 attempt = max([len(round_.asked[batch.offset]) for batch in batches]) - 1
-                deadline = now + times.allowed_s(fleet.loads[worker], attempt)
+                deadline = now + self._times.allowed_s(fleet.loads[worker], attempt)
                 usual_at = now + fleet.free_s[worker]
                 orders.append(self._give(round_, worker, batches, version, deadline, usual_at))
                 if worker == fleet.tried:
                     self._trial = self._hands[-1]
         return tuple(orders)
 
+    def _assign(
+        self, round_: Round, lacking: Sequence[Batch], fleet: _Fleet, now: float
+    ) -> dict[WorkerId, list[Batch]]:
+        """Choose who computes which batches of a round, each in the order of the round."""
+        suspects, chosen = self._suspects.offsets, dict[int, WorkerId]()
+        for batch in self._soonest_first(lacking, fleet):
+            suspect = batch.offset in suspects
+            open_to = fleet.open_to(alone=suspect)
+            if not open_to:
+                continue  # asked again as soon as a hand empties
+            worker = chosen[batch.offset] = self._choose(round_, batch, open_to, fleet, now)
+            own = worker == (round_.worker or batch.worker)
+            fleet.give(worker, self._times.usual_s(worker) + (0.0 if own else READ_BACK_S))
+            if suspect:
+                fleet.closed.add(worker)
+        given = dict[WorkerId, list[Batch]]()
+        for batch in lacking:
+            if batch.offset in chosen:
+                given.setdefault(chosen[batch.offset], []).append(batch)
+        return given
+
     def relieve(
         self, now: float, live: Collection[WorkerId], version: int
     ) -> tuple[Assignment, ...]:
-        """Give idle workers orders that are in slower hands, whichever answers first.
+        """Give idle workers orders that are in slower hands: whichever gradient comes first counts.
 
-        The order before is not waited for any more, and nobody is suspected for it. It counts whole
-        or not at all, so all of its batches go to idle workers, or none. A worker that is later
-        than usual is taken to need as long again as it is late.
+        Nobody is suspected for an order that was passed on, since nobody waits for it any more. A
+        gradient counts whole or not at all, so all batches of an order are passed on, or none.
         """
         self._relief_at, self._uneven = None, False
         fastest_s = self._times.fastest_s()
-        if not fastest_s:
-            return ()  # no time is known
+        if not fastest_s or len(live) < 2:
+            return ()
         busy = {hand.worker for hand in (*self._hands, *self._late, *self._outrun.values())}
         idle = [worker for worker in live if worker not in busy]
-        orders, least_s, due = list[Assignment](), FASTER * (fastest_s + READ_BACK_S), inf
-        hands, suspects = self._hands, self._suspects.offsets
+        orders, due, suspects = list[Assignment](), inf, self._suspects.offsets
+        hands = self._hands
         if idle:
-            hands = sorted(hands, key=lambda hand: -abs(hand.usual_at - now))
+            hands = sorted(hands, key=lambda hand: -hand.left_s(now))
         for hand in hands:
-            needed_s = least_s * ceil(len(hand.offsets) / max(len(idle), 1))
-            if not suspects.isdisjoint(hand.offsets):
-                continue  # it travels alone
-            late = abs(hand.usual_at - now) >= needed_s
-            if late and idle:
+            if suspects and not suspects.isdisjoint(hand.offsets):
+                continue  # a batch that may kill its worker is not given to a second one
+            each_s, shares = FASTER * (fastest_s + READ_BACK_S), None
+            needed_s = each_s * ceil(len(hand.offsets) / max(len(idle), 1))
+            if idle and hand.left_s(now) >= needed_s:
                 shares = self._share_out(hand, idle)
-                needed_s = FASTER * max(ends_s for _, ends_s in shares.values())
-                if late := abs(hand.usual_at - now) >= needed_s:
-                    orders += self._hand_over(hand, shares, now, version)
-                    idle = [worker for worker in idle if worker not in shares]
-                    continue
-            self._uneven |= late
-            due = min(due, hand.usual_at + needed_s)
+                needed_s = FASTER * max(end_s for _, end_s in shares.values())
+            if hand.left_s(now) < needed_s:
+                due = min(due, hand.usual_at + needed_s)
+            elif shares is None:
+                self._uneven = True
+            else:
+                orders += self._pass_on(hand, shares, now, version)
+                idle = [worker for worker in idle if worker not in shares]
         self._relief_at = None if due == inf else max(due, now + READ_BACK_S)
         return tuple(orders)
 
@@ -622,13 +634,14 @@ class Rounds:
             shares.setdefault(worker, []).append(todo[offset])
         return {worker: (batches, free_s[worker]) for worker, batches in shares.items()}
 
-    def _hand_over(
+    def _pass_on(
         self,
         hand: Dispatch,
         shares: Mapping[WorkerId, tuple[list[Batch], float]],
         now: float,
         version: int,
     ) -> Iterator[Assignment]:
+        """Give an order's batches to others as shared out, and stop waiting for the order."""
         self._hands.remove(hand)
         self._late.append(hand)
         round_ = self._rounds[hand.round]
@@ -656,15 +669,10 @@ class Rounds:
         return Assignment(worker, tuple(batches), round_.synchrony.local_rate, squared)
 
     def _busy_s(self, now: float) -> dict[WorkerId, float]:
-        """Return for how long each worker is usually at what it has been asked to compute.
-
-        A worker that is later than usual is taken to need as long again as it is late.
-        """
+        """Return for how long each worker is expected to compute what it has been asked to."""
         busy_s = dict[WorkerId, float]()
         for hand in (*self._hands, *self._late, *self._outrun.values()):
-            left_s = abs(hand.usual_at - now)
-            if left_s > busy_s.get(hand.worker, 0.0):
-                busy_s[hand.worker] = left_s
+            busy_s[hand.worker] = max(busy_s.get(hand.worker, 0.0), hand.left_s(now))
         return busy_s
 
     def _soonest_first(self, batches: Iterable[Batch], fleet: _Fleet) -> list[Batch]:
