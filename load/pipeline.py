@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _WORKERS = 2
 _TOPIC = "records"
 _REQUIRED = 0.85
+_LEAST_SHARE = 0.5  # of a worker's processor time, over that of the worker that uses most
 _QUIET_S = 0.5  # a paused job makes no update for so long: none is in flight
 _TIMEOUT_S = 60.0
 _WARM_S = 2.0  # of training before a block, after every worker has announced something new
@@ -196,11 +197,27 @@ def main() -> int:
         "block_s": given.block_seconds,
     }
     _print(pairs, result, CASES[given.case])
+    missed = _uneven(pairs.pipeline)
     verdict = f"median ratio {ratios['median']:.3f}, required {required:.2f}"
     if ratios["median"] < required:
-        return report.conclude(given.json, machine, result, [verdict])
-    print(verdict)
-    return report.conclude(given.json, machine, result, [])
+        missed.append(verdict)
+    else:
+        print(verdict)
+    return report.conclude(given.json, machine, result, missed)
+
+
+def _uneven(blocks: list[Block]) -> list[str]:
+    """Return the blocks in which a worker had much less to do than another."""
+    found = list[str]()
+    for number, block in enumerate(blocks, 1):
+        cores = [block.cores[f"worker-{worker}"] for worker in range(_WORKERS)]
+        if min(cores) < _LEAST_SHARE * max(cores):
+            used = ", ".join(f"{each:.2f}" for each in cores)
+            found.append(
+                f"block {number}: the workers used {used} cores, required at least"
+                f" {_LEAST_SHARE:g} of the most"
+            )
+    return found
 
 
 def _as_data(block: Block) -> dict[str, Any]:
@@ -223,6 +240,8 @@ def _print(pairs: Pairs, result: dict[str, Any], case: Case) -> None:
     print("CPU µs: processor time per record; others: cores that other processes used meanwhile")
     used = ", ".join(f"{name} {cores:.2f}" for name, cores in pairs.pipeline[-1].cores.items())
     print(f"cores used in the pipeline's last block: {used}")
+    least = min(pairs.ratios) / result["ratio"]
+    print(f"least ratio of a pair over the median: {least:.2f}")
 
 
 def _row(name: str, values: list[float], digits: int = 0) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """How soon training goes on when a worker or the leader goes, or a worker comes.
 
-    python load/recovery.py                            # all five; exits 1 where one falls short
+    python load/recovery.py                            # all six; exits 1 if one falls short
     python load/recovery.py --only worker --kills 10   # one of them, shorter
+    python load/recovery.py --only thaw                # 2 and 8 workers stand still; 20 minutes
 
 Real coordinator and worker processes on real servers: 4 workers, K=4, each gradient a timed wait of
 50 ms, 5 K batches of each worker waiting (where one more starts 2 K, as by default). One process at
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.testing.counting import ENTRYPOINT
+from load.faults import thaws
 from load.faults.disturbances import (
     Disturbance,
     ask_to_leave,
@@ -183,15 +185,20 @@ def measure(name: str, wanted: Measurement, on: Servers, conditions: Conditions)
 
 def main() -> int:
     """Measure, report, judge."""
-    standard, names = Conditions(), list(measurements(Conditions()))
+    standard, names = Conditions(), [*measurements(Conditions()), thaws.Thaws.name]
     example = "python load/recovery.py --only worker --kills 5 --json recovery.json"
     parser = report.parser(__doc__, example)
     parser.add_argument("--only", choices=names, nargs="+", default=names, help="default: all")
     parser.add_argument(
-        "--kills", type=int, help="disturbances of each; default: 30, 10, 10, 10, 30"
+        "--kills", type=int, help="disturbances of each; default: 30, 10, 10, 10, 30, 3"
     )
-    parser.add_argument("--workers", type=int, default=standard.workers, help="default: 4")
-    parser.add_argument("--group-size", type=int, default=standard.group_size, help="K; default: 4")
+    parser.add_argument("--workers", type=int, help="default: 4; of thaw 2, then 8")
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        default=standard.group_size,
+        help="K; default: 4; of thaw: workers",
+    )
     parser.add_argument(
         "--floor",
         type=float,
@@ -199,13 +206,17 @@ def main() -> int:
         help="of deadlines, s; default: 0.5",
     )
     given = parser.parse_args()
-    conditions = Conditions(given.workers, given.group_size, deadline_floor_s=given.floor)
-    machine, found = report.machine(), list[Measured]()
+    workers: int = given.workers or standard.workers
+    conditions = Conditions(workers, given.group_size, deadline_floor_s=given.floor)
+    machine, found = report.machine(), list[Measured | thaws.Thaws]()
     with servers(given.kafka, tasks=(ENTRYPOINT,)) as on:
         for each, wanted in measurements(conditions).items():
             if each in given.only:
                 chosen = wanted._replace(times=given.kills or wanted.times)
                 found.append(measure(each, chosen, on, conditions))
+        if thaws.Thaws.name in given.only:
+            fleets = (workers,) if given.workers else thaws.FLEETS
+            found.append(thaws.measure(on, conditions, fleets, given.kills or thaws.TIMES))
     for measured in found:
         measured.draw(on)
     result = {

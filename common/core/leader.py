@@ -364,7 +364,9 @@ class Leader:
             self._liveness.clear(reply.worker)
             if not isinstance(reply, _ANSWERS):
                 yield from self._heard(reply, now)
-            elif self._is_over(reply):
+                continue
+            self._rounds.receive(reply, now)
+            if self._is_over(reply):
                 yield do.Drop(reply, OVER)
             elif isinstance(reply, Failed):
                 yield from self._failed(reply)
@@ -654,6 +656,7 @@ class Leader:
         orders = self._rounds.orders(now, trusted, version)
         while self._begin(now, trusted):
             orders += self._rounds.orders(now, trusted, version)
+        orders += self._rounds.relieve(now, trusted, version)
         if not orders:
             return
         if any(r.asked_again and r.waits_for(orders) for r in self._rounds):

@@ -15,8 +15,8 @@ weights. With s = 0 that is one round in flight, all of it at the version before
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from math import nan
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import ceil, inf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -26,6 +26,7 @@ from msgspec import UNSET
 from common.core.messages import (
     Assignment,
     Batch,
+    Failed,
     GradientReady,
     MetricSum,
     Synchrony,
@@ -36,7 +37,7 @@ from common.core.traffic import UpdateTraffic
 from common.core.tuning import Scatter, rate_scale
 
 if TYPE_CHECKING:
-    from common.core.messages import Failed, Gradient
+    from common.core.messages import Gradient
     from common.core.poison import Suspects
     from common.core.scores import Counts
     from common.core.settings import CoordinatorSettings, Mode
@@ -44,19 +45,23 @@ if TYPE_CHECKING:
 GROWTH = 1.5  # of a deadline with each time that a batch is handed out again
 MOST_GROWTHS = 7  # times that it grows: to 17 times the first deadline, and no power overflows
 RECENT_TIMES = 64  # gradient times remembered: a few rounds of a small fleet
-SMOOTHING = 0.2  # weight of the newest time in what is usual: the last few count
-# Messages after which a worker's time is forgotten, where none was its own, and as many more as a
-# few rounds of all have: who is asked for nothing, being slow, would never be seen to be fast.
-TRIED_AGAIN, ROUNDS = 256, 4
+# Newest times of one worker that its usual time is the median of: two slow gradients out of five
+# change it little, and three rounds are enough to notice that a machine became slow.
+OWN_TIMES = 5
+# Times that it takes to believe that a worker is slow: the first gradient of a process warms it up.
+BELIEVED_TIMES = 3
+# A worker whose last time is older than this is tried with one batch that it holds. So no worker
+# has nothing to do for 5 s, and a trial costs little, since others compute its batch, too.
+TRIED_AGAIN_S = 4.0
 READ_BACK_S = 0.01  # that a worker needs to read a batch from Kafka which it does not hold
-# So many times as fast as its holder must be who is given a batch instead: times of equal workers,
-# as smoothed, seldom differ by as much.
-FASTER = 1.5
+# Time of a batch at another worker, over its usual time there, at which that worker gets it instead
+# of the holder. Usual times of equal workers seldom differ by more.
+FASTER = 1.75
 QUANTILE = 0.95  # of recent times: one slow gradient in twenty may cost a needless re-dispatch
 
 
 class GradientTimes:
-    """How long a batch's gradient may take before somebody else is asked.
+    """Times that gradients took: from them follow deadlines and who should compute what.
 
     Args:
         floor_s: Shortest deadline, and the whole of it while no time is known.
@@ -64,48 +69,69 @@ class GradientTimes:
 
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s
-        self._recent = deque[float](maxlen=RECENT_TIMES)  # seconds per batch
-        self._quantile_s: float | None = 0.0  # None: to be found when it is asked for
-        self._usual = dict[WorkerId, float]()  # seconds per batch, smoothed
-        self._heard = dict[WorkerId, int]()  # of whom, at which message last; the eldest first
-        self._messages = 0
-        self._usual_s = 0.0  # likewise, of all
-        self._fastest_s: float | None = 0.0  # None: likewise
+        self._recent = deque[float](maxlen=RECENT_TIMES)  # seconds per batch, of all workers
+        self._ordered = list[float]()  # the same in order; empty until it is needed
+        self._own = dict[WorkerId, deque[float]]()  # seconds per batch
+        self._usual = dict[WorkerId, float]()  # their medians, where they are believed
+        self._asked_at = dict[WorkerId, float]()  # of the last time or trial
+        self._fastest_s: float | None = None  # None until it is needed
 
-    def observe(self, worker: WorkerId, seconds: float, batches: int) -> None:
-        """Take in a measured time of `batches` gradients computed one after the other."""
+    def observe(self, worker: WorkerId, seconds: float, batches: int, now: float) -> None:
+        """Learn that `batches` gradients, computed one after the other, took so many seconds."""
         each_s = seconds / max(batches, 1)
-        usual, heard = self._usual, self._heard
         self._recent.append(each_s)
-        self._quantile_s = self._fastest_s = None
-        before_s = self._usual_s if usual else each_s
-        self._usual_s = before_s + SMOOTHING * (each_s - before_s)
-        before_s = usual.get(worker, each_s)
-        usual[worker] = before_s + SMOOTHING * (each_s - before_s)
-        self._messages = number = self._messages + 1
-        heard.pop(worker, None)
-        heard[worker] = number
-        eldest = next(iter(heard))
-        if number - heard[eldest] > TRIED_AGAIN + ROUNDS * len(heard):
-            del usual[eldest], heard[eldest]
+        self._ordered.clear()
+        self._fastest_s = None
+        self._asked_at[worker] = now
+        own = self._own.get(worker)
+        if own is None:
+            own = self._own[worker] = deque(maxlen=OWN_TIMES)
+        own.append(each_s)
+        usual_s = sorted(own)[(len(own) - 1) // 2]
+        if len(own) < BELIEVED_TIMES and usual_s > FASTER * self._share_s(0.5):
+            self._usual.pop(worker, None)
+        else:
+            self._usual[worker] = usual_s
+
+    def tried(self, worker: WorkerId, now: float) -> None:
+        """Record that a worker is tried with one batch."""
+        self._asked_at[worker] = now
+
+    def forget(self, worker: WorkerId) -> None:
+        """Forget a worker that left or died: what returns under its name may be another machine."""
+        for known in (self._own, self._usual, self._asked_at):
+            known.pop(worker, None)
+        self._fastest_s = None
+
+    def is_old(self, worker: WorkerId, now: float) -> bool:
+        """Return True if a worker's last time and its last trial are too long ago, or unknown."""
+        return now - self._asked_at.get(worker, -inf) > TRIED_AGAIN_S
+
+    def is_known(self, worker: WorkerId) -> bool:
+        """Return True if enough is known of a worker to judge it by its own times."""
+        return worker in self._usual
 
     def usual_s(self, worker: WorkerId) -> float:
-        """What a batch takes this worker; what it takes on the whole where that is not known."""
-        return self._usual.get(worker, self._usual_s)
+        """Return a worker's median time of a batch; the median of all where that is unknown."""
+        usual_s = self._usual.get(worker)
+        return self._share_s(0.5) if usual_s is None else usual_s
 
     def fastest_s(self) -> float:
-        """What a batch takes the fastest worker; 0 while nobody's time is known."""
+        """Return the usual time of the fastest worker; 0 while no time is known."""
         if self._fastest_s is None:
-            self._fastest_s = min(self._usual.values())
+            self._fastest_s = min(self._usual.values(), default=self._share_s(0.5))
         return self._fastest_s
+
+    def _share_s(self, share: float) -> float:
+        """Return the time that this share of the recent gradients did not exceed; 0 if none."""
+        if not self._ordered:
+            self._ordered = sorted(self._recent)
+        return self._ordered[int(share * (len(self._ordered) - 1))] if self._ordered else 0.0
 
     def allowed_s(self, batches: int, attempt: int) -> float:
         """Time for `batches` in one worker's hands, the `attempt`-th time (from 0)."""
-        if self._quantile_s is None:
-            ordered = sorted(self._recent)
-            self._quantile_s = ordered[int(QUANTILE * (len(ordered) - 1))]
         growth = GROWTH ** min(attempt, MOST_GROWTHS)
-        return (self._floor_s + self._quantile_s * batches) * growth
+        return (self._floor_s + self._share_s(QUANTILE) * batches) * growth
 
 
 class Dispatch(msgspec.Struct, eq=False, gc=False):
@@ -118,6 +144,13 @@ class Dispatch(msgspec.Struct, eq=False, gc=False):
     deadline: float
     alone: bool  # the order was of one batch: what went wrong with it is this batch's doing
     usual_at: float  # when its worker would usually be done with it
+
+    def left_s(self, now: float) -> float:
+        """Return in what time its gradient is expected.
+
+        A worker that is later than usual is taken to need as long again as it is late.
+        """
+        return abs(self.usual_at - now)
 
 
 def fits(deadlines: Iterable[int], version: int) -> bool:
@@ -320,6 +353,34 @@ class Round:
         )
 
 
+class _Fleet:
+    """The live workers, and what each has to do, while batches are handed out.
+
+    Args:
+        live: Workers that may be asked.
+        busy_s: For how long each is expected to compute what it has been asked to.
+    """
+
+    def __init__(self, live: Iterable[WorkerId], busy_s: Mapping[WorkerId, float]) -> None:
+        self.loads = dict.fromkeys(live, 0)  # batches that are waited for
+        self.free_s = {worker: busy_s.get(worker, 0.0) for worker in self.loads}
+        self.soonest_s = min(self.free_s.values(), default=0.0)  # at most the least of them
+        self.closed = set[WorkerId]()  # has a suspect in hand: nothing may travel with it
+        self.full = set[WorkerId]()  # has the one batch that an unknown worker gets
+        self.tried: WorkerId | None = None  # has a batch that others would compute sooner
+
+    def open_to(self, *, alone: bool) -> Collection[WorkerId]:
+        """Return the workers that a batch may go to; a suspect must travel alone."""
+        if not self.closed and not alone:
+            return self.loads
+        return [w for w in self.loads if w not in self.closed and not (alone and self.loads[w])]
+
+    def give(self, worker: WorkerId, seconds: float) -> None:
+        """Put one more batch into a worker's hands, which takes it so many seconds."""
+        self.loads[worker] += 1
+        self.free_s[worker] += seconds
+
+
 class Rounds:
     """A leader's rounds in flight, oldest first, and who has which of their batches in hand.
 
@@ -333,10 +394,19 @@ class Rounds:
         self._times = times
         self.traffic = UpdateTraffic()  # of whose gradients count
         self._rounds = dict[int, Round]()
-        # Whose batches are all without a gradient yet. No batch is in two that are in time; in one
-        # that is late, past its deadline, it may be too: its worker may be at it still.
+        # Orders that are waited for, whose batches are all without a gradient yet. No batch is in
+        # two of them. It may be in a late one, too: past its deadline, or given to an idle worker
+        # who would compute it sooner. The late worker may still be at it.
         self._hands = list[Dispatch]()
         self._late = list[Dispatch]()
+        # Orders whose batches others computed first, by worker, until that worker says something:
+        # it may still be at it.
+        self._outrun = dict[WorkerId, Dispatch]()
+        self._trial: Dispatch | None = None  # the newest order that only tries a worker
+        # What `relieve` found: when to look again, and whether a worker that becomes idle before
+        # will have something to do.
+        self._relief_at: float | None = None
+        self._uneven = False
         self._begun = 0
         # Batches that gave no finite gradient since the last finite one of any batch.
         self.not_finite = set[int]()
@@ -416,13 +486,14 @@ class Rounds:
 
     @property
     def awaited(self) -> int:
-        """Of how many batches gradients are to come, where nobody else can be asked for one.
+        """Number of batches whose gradients are to come, if nobody else can be asked for one.
 
-        0 where some batch is in nobody's hands, or its worker is late.
+        0 if some batch is in nobody's hands, if its worker is late, or if the next idle worker
+        would get it.
         """
         todo = sum([len(round_.todo) for round_ in self._rounds.values()])
         given = sum([len(hand.offsets) for hand in self._hands])
-        return todo if todo == given and not self._late else 0
+        return todo if todo == given and not (self._late or self._uneven) else 0
 
     def oldest_asked(self, version: int) -> int:
         """The oldest version at which somebody may still compute, waited for or not."""
@@ -475,54 +546,172 @@ class Rounds:
     ) -> tuple[Assignment, ...]:
         held = {offset for hand in self._hands for offset in hand.offsets}
         suspects = self._suspects.offsets
-        loads = dict.fromkeys(live, 0)
-        free_s = dict.fromkeys(loads, 0.0)  # until each would usually be done with all that it has
-        usual_s = self._times.usual_s
-        closed = set[WorkerId]()  # has a suspect in hand: nothing may travel with it
+        fleet = _Fleet(live, self._busy_s(now))
         for hand in self._hands:
-            if hand.worker in loads:
-                loads[hand.worker] += len(hand.offsets)
-                free_s[hand.worker] = max(free_s[hand.worker], hand.usual_at - now)
+            if hand.worker in fleet.loads:
+                fleet.loads[hand.worker] += len(hand.offsets)
             if not suspects.isdisjoint(hand.offsets):
-                closed.add(hand.worker)
+                fleet.closed.add(hand.worker)
         orders = list[Assignment]()
         for round_ in self._rounds.values():
-            given = dict[WorkerId, list[Batch]]()
             lacking = [batch for offset, batch in round_.todo.items() if offset not in held]
-            # The slow last: others do theirs once these have their own.
-            lacking.sort(key=lambda batch: usual_s(batch.worker))
-            for batch in lacking:
-                suspect = batch.offset in suspects
-                open_to: Collection[WorkerId] = loads
-                if closed or suspect:
-                    open_to = [w for w in loads if w not in closed and not (suspect and loads[w])]
-                if not open_to:
-                    continue  # asked again as soon as a hand empties
-                worker, free_s_then = self._choose(round_, batch, open_to, loads, free_s)
-                given.setdefault(worker, []).append(batch)
-                loads[worker] += 1
-                free_s[worker] = free_s_then
-                if suspect:
-                    closed.add(worker)
-            number, rate = round_.number, round_.synchrony.local_rate
-            squared = round_.settings.group_sizes is not None
-            for worker, batches in given.items():
-                offsets = {batch.offset for batch in batches}
-                attempt = max([len(round_.asked[offset]) for offset in offsets]) - 1
-                deadline = now + self._times.allowed_s(loads[worker], attempt)
-                alone, usual_at = len(offsets) == 1, now + free_s[worker]
-                self._hands.append(
-                    Dispatch(worker, number, offsets, version, deadline, alone, usual_at)
-                )
-                orders.append(Assignment(worker, tuple(batches), rate, squared))
+            for worker, batches in self._assign(round_, lacking, fleet, now).items():
+                attempt = max([len(round_.asked[batch.offset]) for batch in batches]) - 1
+                deadline = now + self._times.allowed_s(fleet.loads[worker], attempt)
+                usual_at = now + fleet.free_s[worker]
+                orders.append(self._give(round_, worker, batches, version, deadline, usual_at))
+                if worker == fleet.tried:
+                    self._trial = self._hands[-1]
         return tuple(orders)
 
+    def _assign(
+        self, round_: Round, lacking: Sequence[Batch], fleet: _Fleet, now: float
+    ) -> dict[WorkerId, list[Batch]]:
+        """Choose who computes which batches of a round, each in the order of the round."""
+        suspects, chosen = self._suspects.offsets, dict[int, WorkerId]()
+        for batch in self._soonest_first(lacking, fleet):
+            suspect = batch.offset in suspects
+            open_to = fleet.open_to(alone=suspect)
+            if not open_to:
+                continue  # asked again as soon as a hand empties
+            worker = chosen[batch.offset] = self._choose(round_, batch, open_to, fleet, now)
+            own = worker == (round_.worker or batch.worker)
+            fleet.give(worker, self._times.usual_s(worker) + (0.0 if own else READ_BACK_S))
+            if suspect:
+                fleet.closed.add(worker)
+        given = dict[WorkerId, list[Batch]]()
+        for batch in lacking:
+            if batch.offset in chosen:
+                given.setdefault(chosen[batch.offset], []).append(batch)
+        return given
+
+    def relieve(
+        self, now: float, live: Collection[WorkerId], version: int
+    ) -> tuple[Assignment, ...]:
+        """Give idle workers orders that are in slower hands: whichever gradient comes first counts.
+
+        Nobody is suspected for an order that was passed on, since nobody waits for it any more. A
+        gradient counts whole or not at all, so all batches of an order are passed on, or none.
+        """
+        self._relief_at, self._uneven = None, False
+        fastest_s = self._times.fastest_s()
+        if not fastest_s or len(live) < 2:
+            return ()
+        busy = {hand.worker for hand in (*self._hands, *self._late, *self._outrun.values())}
+        idle = [worker for worker in live if worker not in busy]
+        orders, due, suspects = list[Assignment](), inf, self._suspects.offsets
+        hands = self._hands
+        if idle:
+            hands = sorted(hands, key=lambda hand: -hand.left_s(now))
+        for hand in hands:
+            if suspects and not suspects.isdisjoint(hand.offsets):
+                continue  # a batch that may kill its worker is not given to a second one
+            each_s, shares = FASTER * (fastest_s + READ_BACK_S), None
+            needed_s = each_s * ceil(len(hand.offsets) / max(len(idle), 1))
+            if idle and hand.left_s(now) >= needed_s:
+                shares = self._share_out(hand, idle)
+                needed_s = FASTER * max(end_s for _, end_s in shares.values())
+            if hand.left_s(now) < needed_s:
+                due = min(due, hand.usual_at + needed_s)
+            elif shares is None:
+                self._uneven = True
+            else:
+                orders += self._pass_on(hand, shares, now, version)
+                idle = [worker for worker in idle if worker not in shares]
+        self._relief_at = None if due == inf else max(due, now + READ_BACK_S)
+        return tuple(orders)
+
+    def _share_out(
+        self, hand: Dispatch, idle: Iterable[WorkerId]
+    ) -> dict[WorkerId, tuple[list[Batch], float]]:
+        """Share the batches of an order out among idle workers.
+
+        Returns:
+            The batches of each, and in what time it would usually be done with them.
+        """
+        todo, usual_s = self._rounds[hand.round].todo, self._times.usual_s
+        each_s = {worker: usual_s(worker) + READ_BACK_S for worker in idle}
+        free_s = dict.fromkeys(each_s, 0.0)
+        shares = dict[WorkerId, list[Batch]]()
+        for offset in sorted(hand.offsets):
+            worker = min(each_s, key=lambda worker: (free_s[worker] + each_s[worker], worker))
+            free_s[worker] += each_s[worker]
+            shares.setdefault(worker, []).append(todo[offset])
+        return {worker: (batches, free_s[worker]) for worker, batches in shares.items()}
+
+    def _pass_on(
+        self,
+        hand: Dispatch,
+        shares: Mapping[WorkerId, tuple[list[Batch], float]],
+        now: float,
+        version: int,
+    ) -> Iterator[Assignment]:
+        """Give an order's batches to others as shared out, and stop waiting for the order."""
+        self._hands.remove(hand)
+        self._late.append(hand)
+        round_ = self._rounds[hand.round]
+        for worker, (batches, usual_s) in shares.items():
+            attempt = max([len(round_.asked[batch.offset]) for batch in batches])
+            deadline = now + self._times.allowed_s(len(batches), attempt)
+            yield self._give(round_, worker, batches, version, deadline, now + usual_s)
+
+    def _give(
+        self,
+        round_: Round,
+        worker: WorkerId,
+        batches: Sequence[Batch],
+        version: int,
+        deadline: float,
+        usual_at: float,
+    ) -> Assignment:
+        """Put batches of a round into a worker's hands; returns the order that says so."""
+        offsets = {batch.offset for batch in batches}
+        hand = Dispatch(
+            worker, round_.number, offsets, version, deadline, len(offsets) == 1, usual_at
+        )
+        self._hands.append(hand)
+        squared = round_.settings.group_sizes is not None
+        return Assignment(worker, tuple(batches), round_.synchrony.local_rate, squared)
+
+    def _busy_s(self, now: float) -> dict[WorkerId, float]:
+        """Return for how long each worker is expected to compute what it has been asked to."""
+        busy_s = dict[WorkerId, float]()
+        for hand in (*self._hands, *self._late, *self._outrun.values()):
+            busy_s[hand.worker] = max(busy_s.get(hand.worker, 0.0), hand.left_s(now))
+        return busy_s
+
+    def _soonest_first(self, batches: Iterable[Batch], fleet: _Fleet) -> list[Batch]:
+        """Sort batches by when their holder would be done with them; those of who is gone last.
+
+        So a worker gets its own batches before it gets those of slower workers.
+        """
+        done_s = dict(fleet.free_s)
+        keys = list[tuple[float, int, Batch]]()
+        for place, batch in enumerate(batches):
+            done_s[batch.worker] = at = done_s.get(batch.worker, inf) + self._times.usual_s(
+                batch.worker
+            )
+            keys.append((at, place, batch))
+        return [batch for _, _, batch in sorted(keys)]
+
+    def receive(self, reply: Gradient | GradientReady | Failed, now: float) -> None:
+        """Learn what a worker's answer says of its speed, whether or not it counts.
+
+        A worker whose gradients always come too late to count must be seen to be slow.
+        """
+        self._outrun.pop(reply.worker, None)
+        if not isinstance(reply, Failed):
+            self._times.observe(reply.worker, reply.seconds, len(reply.batches), now)
+
     def count(self, gradient: Gradient | GradientReady, version: int) -> tuple[Round | None, str]:
-        """Count a gradient message: the round that it is of, or why it does not count.
+        """Count a gradient message, if it counts.
 
         Args:
-            gradient: Of this leader's weights.
-            version: The newest there is.
+            gradient: A gradient of this leader's weights.
+            version: The newest version.
+
+        Returns:
+            The round that it counts in, or the reason why it does not count.
         """
         offsets = gradient.batches
         if len(offsets) != 1 and (len(set(offsets)) != len(offsets) or not offsets):
@@ -533,11 +722,10 @@ class Rounds:
             # Its order is void. What else was in it goes to somebody else.
             self._drop(gradient.worker, offsets, gradient.model.version)
             return None, reason
-        self._times.observe(gradient.worker, gradient.seconds, len(offsets))
         if gradient.traffic is not UNSET:
             self.traffic.observe(gradient.worker, gradient.traffic, gradient.model.version)
         round_.add(gradient)
-        self._let_go(offsets)
+        self._let_go(offsets, gradient.worker)
         self._suspects.clear(offsets)
         self.not_finite.clear()
         return round_, ""
@@ -609,24 +797,28 @@ class Rounds:
         return self._blame(in_hand, alone)
 
     def release(self, worker: WorkerId, but: Collection[int] = ()) -> None:
-        """A worker leaves as announced: what it had in hand goes to others.
+        """Take back what a worker had in hand, which leaves as announced, and what is known of it.
 
         Args:
             worker: Who leaves.
             but: Batches that it still sends a gradient of.
         """
+        self._outrun.pop(worker, None)
+        self._times.forget(worker)
         self._keep(lambda hand: hand.worker != worker or not hand.offsets.isdisjoint(but))
 
     def recall(self) -> None:
         """Take all orders back, as if nobody had been asked: they did not get anywhere."""
         self._hands.clear()
         self._late.clear()
+        self._outrun.clear()
         for round_ in self._rounds.values():
             round_.asked.clear()
 
     def due(self) -> float | None:
-        """The earliest deadline that has not passed, or None where there is none."""
-        return min([hand.deadline for hand in self._hands], default=None)
+        """Return when a deadline passes, or an idle worker may get a slower one's order."""
+        due = [hand.deadline for hand in self._hands]
+        return min(due if self._relief_at is None else [*due, self._relief_at], default=None)
 
     def overdue(self, now: float) -> tuple[frozenset[WorkerId], tuple[Round, ...]]:
         """Ask others too for what is past its deadline.
@@ -663,45 +855,79 @@ class Rounds:
         round_: Round,
         batch: Batch,
         open_to: Collection[WorkerId],
-        loads: Mapping[WorkerId, int],
-        free_s: Mapping[WorkerId, float],
-    ) -> tuple[WorkerId, float]:
-        """Who was asked least for it, and would have it done first; mostly that is its holder.
+        fleet: _Fleet,
+        now: float,
+    ) -> WorkerId:
+        """Choose who computes a batch: its holder, unless another would have it done much sooner.
 
-        Returns:
-            The worker, and in what time it would usually be done with this, too.
+        Of those who were asked for it least. A holder whose time is not known any more gets it all
+        the same, if it has nothing else to do and no other worker is tried just now.
         """
         asked = round_.asked.setdefault(batch.offset, [])
-        holder, usual_s = round_.worker or batch.worker, self._times.usual_s
-        holder_s, first = usual_s(holder), not asked and holder in open_to
-        if first and (round_.worker or holder_s <= FASTER * self._times.fastest_s()):
-            asked.append(holder)  # nobody waits for it, or nobody is so much faster
-            return holder, free_s[holder] + holder_s
+        times, free_s, full = self._times, fleet.free_s, fleet.full
+        holder, fastest_s = round_.worker or batch.worker, times.fastest_s()
+        margin_s = FASTER * fastest_s + READ_BACK_S
+        first = not asked and holder in open_to
+        chosen = holder
 
         def done_s(worker: WorkerId) -> float:
-            return free_s[worker] + usual_s(worker) + (0.0 if worker == holder else READ_BACK_S)
+            if worker == holder:
+                return free_s[worker] + times.usual_s(worker)
+            return free_s[worker] + FASTER * times.usual_s(worker) + READ_BACK_S
 
         def rank(worker: WorkerId) -> tuple[int, bool, float, int, bool, WorkerId]:
             other = worker != holder
-            no_faster = first and other and usual_s(worker) * FASTER > holder_s
-            return asked.count(worker), no_faster, done_s(worker), loads[worker], other, worker
+            loads = fleet.loads[worker]
+            return asked.count(worker), worker in full, done_s(worker), loads, other, worker
 
-        chosen = min(open_to, key=rank)
+        # Nobody waits for the group of a lone worker.
+        stays = first and (
+            bool(round_.worker)
+            or (holder not in full and done_s(holder) <= fleet.soonest_s + margin_s)
+        )
+        if not stays:
+            fleet.soonest_s = min(free_s.values())
+            chosen = min(open_to, key=rank)
+            if first and chosen != holder and self._may_try(holder, fleet, now):
+                times.tried(holder, now)
+                chosen = fleet.tried = holder
+        if (
+            fastest_s
+            and not round_.worker
+            and (fleet.tried == chosen or not times.is_known(chosen))
+        ):
+            full.add(chosen)
         asked.append(chosen)
-        return chosen, done_s(chosen)
+        return chosen
 
-    def _let_go(self, offsets: Collection[int]) -> None:
-        """Nobody is to compute these batches any more; hands that are empty then go."""
+    def _may_try(self, worker: WorkerId, fleet: _Fleet, now: float) -> bool:
+        """Return True if a worker may be tried with one batch, though others would be faster."""
+        trial = self._trial
+        in_flight = trial is not None and (trial in self._hands or trial in self._late)
+        idle = not fleet.loads[worker] and fleet.tried is None
+        return idle and not in_flight and self._times.is_old(worker, now)
+
+    def _let_go(self, offsets: Collection[int], worker: WorkerId | None = None) -> None:
+        """Wait for these batches no more; orders without any batch then go.
+
+        Args:
+            offsets: Batches that are counted, or out of their round.
+            worker: Who computed them.
+        """
         for offset in offsets:
-            for hand in self._hands:  # of the first mostly: answers come in the order of orders
+            for hand in self._hands:  # the first, usually: answers come in the order of orders
                 if offset in hand.offsets:
                     hand.offsets.remove(offset)
                     if not hand.offsets:
                         self._hands.remove(hand)
+                        if hand.worker != worker:
+                            self._outrun.setdefault(hand.worker, hand)
                     break
         if self._late:
             for hand in self._late:
                 hand.offsets.difference_update(offsets)
+                if not hand.offsets and hand.worker != worker:
+                    self._outrun.setdefault(hand.worker, hand)
             self._late = [hand for hand in self._late if hand.offsets]
 
     def _blame(self, offsets: set[int], alone: set[int]) -> tuple[Batch, ...]:

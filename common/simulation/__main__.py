@@ -14,19 +14,21 @@ from rich.progress import track
 from common.simulation.faults.cluster import (
     Cluster,
     Outcome,
+    run_frozen_seed,
     run_group_seed,
     run_seed,
     run_seeds,
     run_slices_seed,
     shrink,
 )
-from common.simulation.faults.scenario import Scenario, from_seed, grouped, sliced
+from common.simulation.faults.scenario import Scenario, from_seed, frozen, grouped, sliced
 
 EXAMPLES = """examples:
   python -m common.simulation --seeds 0 1000     check seeds 0 to 999
   python -m common.simulation --first            stop at the first seed that fails
   python -m common.simulation --group            members hold the weights and add gradients up
   python -m common.simulation --slices           likewise, each slice of them has owners
+  python -m common.simulation --frozen           processes stand still for seconds
   python -m common.simulation --story 42         tell what happens under seed 42
   python -m common.simulation --shrink 42        find the smallest world that still fails as 42 does
 """
@@ -49,6 +51,7 @@ def main() -> int:
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument("--group", action="store_true", help="members hold the weights")
     layout.add_argument("--slices", action="store_true", help="members own slices of the weights")
+    layout.add_argument("--frozen", action="store_true", help="processes stand still for seconds")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     arguments = parser.parse_args()
     console = Console(stderr=True)
@@ -57,9 +60,11 @@ def main() -> int:
         seed = arguments.shrink if arguments.story is None else arguments.story
         scenario = grouped(from_seed(seed)) if group else from_seed(seed)
         scenario = sliced(scenario) if arguments.slices else scenario
+        scenario = frozen(seed) if arguments.frozen else scenario
         return _tell(scenario, console, small=arguments.story is None)
     began = perf_counter()
     run = {"": run_seed, "group": run_group_seed, "slices": run_slices_seed}[group]
+    run = run_frozen_seed if arguments.frozen else run
     outcomes = _check(range(*arguments.seeds), run, console, first=arguments.first)
     _report(outcomes, perf_counter() - began, group)
     failed = any(outcome.failure for outcome in outcomes) or (

@@ -18,6 +18,7 @@ from common.simulation.faults.cluster import (
     Cluster,
     Outcome,
     run_builds_seed,
+    run_frozen_seed,
     run_group_seed,
     run_seed,
     run_seeds,
@@ -32,6 +33,7 @@ from common.simulation.faults.scenario import (
     Poison,
     Scenario,
     from_seed,
+    frozen,
     grouped,
 )
 from tests.changes import has_changed
@@ -52,6 +54,7 @@ SEEDS = range(1000 if CHANGED else 250)
 FEW_SEEDS = range(20)
 GROUP_SEEDS = range(80 if CHANGED else 40)
 SLICES_SEEDS = range(40)
+FROZEN_SEEDS = range(80 if CHANGED else 40)
 # One seed after the other, until one fails: other tests run beside it on the other processors.
 FIRST_FAILURE = """\
 import sys
@@ -82,10 +85,23 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
     assert sum(outcome.quarantined for outcome in outcomes) > len(SEEDS) // 2
 
 
+def test_frozen_and_thawed_processes_break_no_invariant() -> None:
+    outcomes = list(run_seeds(FROZEN_SEEDS, run_frozen_seed))
+
+    assert not [
+        f"{outcome.failure}; replay: python -m common.simulation --frozen --story {outcome.seed}"
+        for outcome in outcomes
+        if outcome.failure
+    ]
+    assert sum(outcome.updates for outcome in outcomes) > 10 * len(FROZEN_SEEDS)
+
+
 def test_every_kind_of_fault_befalls_some_world() -> None:
     worlds = map(from_seed, SEEDS)
     met = Counter(
-        fault.kind for world in worlds for fault in (*world.faults, *grouped(world).faults)
+        fault.kind
+        for world in worlds
+        for fault in (*world.faults, *grouped(world).faults, *frozen(world.seed).faults)
     )
 
     assert met.keys() == set(get_args(FaultKind))

@@ -31,6 +31,7 @@ from common.simulation.faults.scenario import (
     OPERATORS,
     SOON_S,
     from_seed,
+    frozen,
     grouped,
     of_two_builds,
     sizes_of,
@@ -286,6 +287,13 @@ class Cluster:
                 worker.freeze(fault.seconds)
                 self._rebalance()
                 world.later(fault.seconds, self._rebalance)
+            case "freeze all workers":
+                self._freeze(workers, fault.seconds)
+            case "freeze worker and leader" if worker is not None:
+                self._freeze([worker], fault.seconds)
+                leading = [c for c in self._coordinators if c.machine.leader is not None]
+                for leader in leading or [coordinator]:
+                    leader.freeze(fault.seconds)
             case "kill all workers":
                 for each in workers:
                     each.kill()
@@ -389,6 +397,14 @@ class Cluster:
             case _:
                 pass  # nobody there to strike
 
+    def _freeze(self, workers: list[SimulatedWorker], seconds: float) -> None:
+        """Freeze workers, which lose their partitions if that takes longer than a session."""
+        for each in workers:
+            each.freeze(seconds)
+        if seconds > SESSION_S:
+            self._rebalance()
+            self.world.later(seconds, self._rebalance)
+
     def _cut(self, workers: list[SimulatedWorker], seconds: float) -> None:
         """Two do not reach each other any more, half of the times for good."""
         links = self.world.group.links
@@ -484,6 +500,11 @@ def run_group_seed(seed: int) -> Outcome:
 def run_slices_seed(seed: int) -> Outcome:
     """Run one seed in which slices of the weights have owners among the members."""
     return Cluster(sliced(grouped(from_seed(seed)))).run()
+
+
+def run_frozen_seed(seed: int) -> Outcome:
+    """Run one seed in which processes stand still."""
+    return Cluster(frozen(seed)).run()
 
 
 def run_seeds(seeds: range, run: Callable[[int], Outcome] = run_seed) -> Iterator[Outcome]:

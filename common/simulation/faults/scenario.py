@@ -20,6 +20,8 @@ FaultKind: TypeAlias = Literal[
     "kill worker",  # without notice; a part of what it sent still arrives
     "leave worker",  # on notice
     "freeze worker",  # stops for a while, then goes on with all it had in mind
+    "freeze all workers",  # at once
+    "freeze worker and leader",
     "join worker",
     "evict rows",  # a worker loses its cache and reads addresses back
     "rebalance",  # for no reason; the old owner does not notice at once
@@ -103,6 +105,11 @@ AMONG_MEMBERS: tuple[FaultKind, ...] = (
     "cut members",
     "freeze worker",
 )
+FREEZES: tuple[FaultKind, ...] = (
+    "freeze all workers",
+    "freeze worker and leader",
+    "freeze worker",
+)
 LOSSES: tuple[FaultKind, ...] = (
     "cut control",
     "cut updates",
@@ -123,6 +130,7 @@ BY_GROUP = 0.5  # share of the jobs whose learning rate goes with K
 TUNED = 0.8  # share of the jobs whose K is tuned, of those in which it can be
 LEAST_TUNED, MOST_TUNED = 2, 2 * MOST  # noise shows in the difference of two gradients
 OVERFLOWING = 0.2  # share of the worlds of groups in which a sum may overflow
+TROUBLED = 0.5  # share of the worlds with frozen processes in which there are other faults, too
 SOON_AGAIN = 0.3  # share of the changes that another one follows soon
 
 
@@ -415,6 +423,29 @@ def sliced(scenario: Scenario) -> Scenario:
     )
     faults = tuple(sorted(scenario.faults + cuts, key=lambda fault: fault.at))
     return replace(scenario, slices=slices, faults=faults)
+
+
+def frozen(seed: int) -> Scenario:
+    """Draw a scenario in which processes stand still, whoever holds the weights."""
+    draw = random.Random(f"frozen {seed}")  # noqa: S311 -- reproducible, and apart from the rest
+    scenario = from_seed(seed)
+    layout = draw.choice(["coordinator", "members", "slices"])  # who holds the weights
+    if layout != "coordinator":
+        scenario = grouped(scenario)
+    if layout == "slices":
+        scenario = sliced(scenario)
+    freezes = tuple(
+        Fault(
+            draw.uniform(0, scenario.calm_at),
+            draw.choice(FREEZES),
+            draw.randrange(1000),
+            draw.choice([0.2, 1.0, 4.0, 10.0]),
+        )
+        for _ in range(draw.randint(1, 4))
+    )
+    others = scenario.faults if draw.random() < TROUBLED else ()
+    faults = tuple(sorted(others + freezes, key=lambda fault: fault.at))
+    return replace(scenario, faults=faults)
 
 
 def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:

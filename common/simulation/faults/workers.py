@@ -352,7 +352,8 @@ class SimulatedWorker:
             return
         if not self._up():
             late_s = self.frozen_until - world.now + 0.001
-            world.later(late_s, lambda: self._computed(compute, token, seconds))
+            took_s = seconds + late_s  # its clock went on
+            world.later(late_s, lambda: self._computed(compute, token, took_s))
             return
         self._busy = False
         self._answer(compute, token, seconds)

@@ -19,63 +19,71 @@ from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import gradient, of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from common.core.commands import CoordinatorCommand
     from common.core.settings import CoordinatorSettings
 
-WORKERS = [WorkerId(f"w{number}") for number in range(8)]
 GRADIENT_S = 0.05
 JITTER = 0.2  # of what an order takes, exponential: the standard deviation over the mean
 UPDATES = 100
 
 
 class Fleet:
-    """Eight workers, each with a backlog, and a leader; only gradients take time.
+    """Workers, each with a backlog, and a leader; only gradients take time.
 
     Args:
-        settings: The job's.
-        slowness: How many times longer the last worker takes.
-        gradient_s: Mean time of the others.
+        settings: Settings of the job.
+        mean_s: Mean time of a gradient, by worker.
+        extra_s: By which the first gradients of a worker take longer, the last of them first.
     """
 
     def __init__(
-        self, settings: CoordinatorSettings, slowness: float, gradient_s: float = GRADIENT_S
+        self,
+        settings: CoordinatorSettings,
+        mean_s: Sequence[float],
+        extra_s: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
         self.bench = Bench(settings)
+        self.workers = [WorkerId(f"w{number}") for number in range(len(mean_s))]
         self.batches = self.read_back = self.stalest = 0
-        self.hiccups_s: list[float] = []  # by which its next gradients take longer, then no more
-        self._mean_s = dict.fromkeys(WORKERS, gradient_s)
-        self._mean_s[WORKERS[-1]] = slowness * gradient_s
+        self.extra_s = {w: [*(extra_s or {}).get(n, ())] for n, w in enumerate(self.workers)}
+        self.idle_s = dict.fromkeys(self.workers, 0.0)  # the longest time without an order
+        self._mean_s = dict(zip(self.workers, mean_s, strict=True))
         self._draw = random.Random(1)  # noqa: S311 -- reproducible, not secret
-        self._orders = {worker: Assignments(worker) for worker in WORKERS}
-        self._idle = set(WORKERS)
+        self._orders = {worker: Assignments(worker) for worker in self.workers}
+        self._idle = dict.fromkeys(self.workers, 0.0)  # since when
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._waiting = dict.fromkeys(WORKERS, 0)
+        self._waiting = dict.fromkeys(self.workers, 0)
         self.bench.lead()
-        self.bench.see(*WORKERS)
+        self.bench.see(*self.workers)
 
     def run(self, updates: int) -> float:
         """Make so many updates; returns batches per second."""
         self._claim()
         while self.bench.model.version < updates:
             due = self.bench.machine.due()
-            if due <= self._events[0][0]:
+            if not self._events or due <= self._events[0][0]:
                 self.bench.now = max(due, self.bench.now)
                 self._heed(self.bench.tick(self.bench.now))
             else:
                 self.bench.now, _, action = heapq.heappop(self._events)
                 action()
+        for worker, since in self._idle.items():
+            self._was_idle(worker, since)
         return self.batches / self.bench.now
+
+    def _was_idle(self, worker: WorkerId, since: float) -> None:
+        self.idle_s[worker] = max(self.idle_s[worker], self.bench.now - since)
 
     def _claim(self) -> None:
         """Each has two groups of its own waiting, in turn."""
-        lacking = [w for _ in range(16) for w in WORKERS if self._waiting[w] < 16]
-        for worker in lacking:
-            if self._waiting[worker] < 16:
-                self._waiting[worker] += 1
-                self._heed(self.bench.announce(worker))
+        for _ in range(16):
+            for worker in self.workers:
+                if self._waiting[worker] < 16:
+                    self._waiting[worker] += 1
+                    self._heed(self.bench.announce(worker))
 
     def _heed(self, said: tuple[CoordinatorCommand, ...]) -> None:
         for apply in of_kind(said, do.Apply):
@@ -95,44 +103,52 @@ class Fleet:
     def _compute(self, worker: WorkerId) -> None:
         compute = self._orders[worker].next()
         if compute is None:
-            self._idle.add(worker)
+            self._idle.setdefault(worker, self.bench.now)
             return
-        self._idle.discard(worker)
+        if worker in self._idle:
+            self._was_idle(worker, self._idle.pop(worker))
         jitter = JITTER * (self._draw.expovariate(1.0) - 1)
         took_s = len(compute.batches) * self._mean_s[worker] * (1 + jitter)
-        if worker == WORKERS[-1] and self.hiccups_s:
-            took_s += self.hiccups_s.pop()
+        if self.extra_s[worker]:
+            took_s += self.extra_s[worker].pop()
         foreign = sum(batch.worker != worker for batch in compute.batches)
         self.read_back += foreign
         reply = with_(gradient(worker, compute.model, compute.batches), seconds=took_s)
 
         def answer() -> None:
             self._orders[worker].done()
-            self._idle.add(worker)
+            self._idle[worker] = self.bench.now
             self._heed(self.bench.feed(events.RepliesRead((reply,))))
 
         at = self.bench.now + took_s + foreign * READ_BACK_S
         heapq.heappush(self._events, (at, next(self._numbers), answer))
 
 
-def settings(staleness: int) -> CoordinatorSettings:
+def settings(
+    staleness: int = 0, group_size: int = 8, deadline_floor_s: float = 5.0
+) -> CoordinatorSettings:
+    """Settings of a job whose deadlines, unless they are given, do not pass."""
     return changed(
         QUIET,
-        group_size=8,
+        group_size=group_size,
         bound=16,
         staleness=staleness,
         leader_status_s=10.0,
-        deadline_floor_s=5.0,  # nothing is asked for twice
+        deadline_floor_s=deadline_floor_s,
     )
+
+
+def equal(gradient_s: float, count: int = 8) -> list[float]:
+    return [gradient_s] * count
 
 
 # Where each computes its own batch and all wait for the slow one: 8 batches in 0.2 s.
 HELD_UP = 8 / (4 * GRADIENT_S)
 
 
-@pytest.mark.parametrize(("staleness", "gain"), [(0, 1.7), (1, 2.7)])
+@pytest.mark.parametrize(("staleness", "gain"), [(0, 1.7), (1, 3.0)])
 def test_one_slow_worker_of_eight_does_not_hold_up_the_others(staleness: int, gain: float) -> None:
-    fleet = Fleet(settings(staleness), slowness=4.0)
+    fleet = Fleet(settings(staleness), [*equal(GRADIENT_S, 7), 4 * GRADIENT_S])
 
     assert fleet.run(UPDATES) >= gain * HELD_UP
     assert fleet.stalest <= staleness
@@ -141,7 +157,7 @@ def test_one_slow_worker_of_eight_does_not_hold_up_the_others(staleness: int, ga
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("gradient_s", [0.002, GRADIENT_S, 1.0])
 def test_equal_workers_keep_their_own_batches(staleness: int, gradient_s: float) -> None:
-    fleet = Fleet(settings(staleness), slowness=1.0, gradient_s=gradient_s)
+    fleet = Fleet(settings(staleness), equal(gradient_s))
 
     fleet.run(UPDATES)
 
@@ -151,11 +167,62 @@ def test_equal_workers_keep_their_own_batches(staleness: int, gradient_s: float)
 @pytest.mark.parametrize("hiccups", [1, 3])
 def test_who_was_slow_for_a_while_has_its_own_batches_again(hiccups: int) -> None:
     """The first gradient of a process warms it up; later its machine may do something else."""
-    fleet = Fleet(settings(0), slowness=1.0)
-    fleet.hiccups_s = [20 * GRADIENT_S] * hiccups
+    fleet = Fleet(settings(), equal(GRADIENT_S), {7: [20 * GRADIENT_S] * hiccups})
 
     fleet.run(2 * UPDATES)
     before = fleet.read_back
-    fleet.run(4 * UPDATES)
+    fleet.run(UPDATES)
 
     assert fleet.read_back - before <= fleet.batches / 200
+
+
+# --- one gradient, or one worker, that takes much longer ------------------------------------
+
+LONGEST_IDLE_S = 5.0
+LONGEST_IDLE = 3  # usual gradients of the worker, if that is longer
+
+
+def assert_all_have_orders(fleet: Fleet, mean_s: Sequence[float]) -> None:
+    for worker, each_s in zip(fleet.workers, mean_s, strict=True):
+        assert fleet.idle_s[worker] <= max(LONGEST_IDLE_S, LONGEST_IDLE * each_s), worker
+
+
+@pytest.mark.parametrize("deadline_floor_s", [0.5, 30.0])
+@pytest.mark.parametrize(
+    ("workers", "slow", "group_size", "gradient_s", "after"),
+    [
+        (2, 1, 4, 0.25, 10),  # 40 times as long
+        (2, 2, 4, 0.25, 10),  # all processes stood still
+        (2, 1, 2, 1.0, 0),  # the first gradient of a process
+        (8, 1, 8, 1.0, 0),
+        (8, 1, 8, 1.0, 5),
+        (8, 8, 8, 1.0, 5),
+    ],
+)
+def test_one_gradient_of_ten_seconds_leaves_no_worker_without_orders(
+    workers: int, slow: int, group_size: int, gradient_s: float, after: int, deadline_floor_s: float
+) -> None:
+    mean_s = equal(gradient_s, workers)
+    extra_s = {workers - 1 - n: [10.0, *[0.0] * after] for n in range(slow)}
+    fleet = Fleet(settings(0, group_size, deadline_floor_s), mean_s, extra_s)
+
+    fleet.run(60)
+
+    assert_all_have_orders(fleet, mean_s)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    ("workers", "group_size", "gradient_s"),
+    [(2, 4, 0.25), (8, 8, 0.25), (8, 8, 1.0), (4, 12, 0.05)],
+)
+def test_worker_that_stays_forty_times_slower_costs_little_and_has_orders(
+    workers: int, group_size: int, gradient_s: float, staleness: int
+) -> None:
+    given = settings(staleness, group_size, deadline_floor_s=0.5)
+    without = Fleet(given, equal(gradient_s, workers - 1)).run(UPDATES)
+    mean_s = [*equal(gradient_s, workers - 1), 40 * gradient_s]
+    fleet = Fleet(given, mean_s)
+
+    assert fleet.run(UPDATES) >= 0.9 * without
+    assert_all_have_orders(fleet, mean_s)

@@ -160,11 +160,158 @@ def test_deadlines_grow_with_batches_and_attempts_and_stay_finite(
 ) -> None:
     times = GradientTimes(FLOOR_S)
     for each in seconds:
-        times.observe(A, each, batches=1)
+        times.observe(A, each, batches=1, now=0.0)
     allowed_s = times.allowed_s(batches, attempt)
     assert FLOOR_S <= allowed_s <= times.allowed_s(batches + 1, attempt)
     assert allowed_s <= times.allowed_s(batches, attempt + 1)
     assert allowed_s <= 20 * times.allowed_s(batches, attempt=0)
+
+
+# --- who is slow, who is idle -----------------------------------------------------------------
+
+
+class _Timed:
+    """Rounds of one version, and workers of which some times are known.
+
+    Args:
+        each_s: Times of a batch, by worker, in their order.
+    """
+
+    def __init__(self, each_s: dict[WorkerId, list[float]]) -> None:
+        self.suspects = Suspects(LIMIT)
+        self.rounds = Rounds(self.suspects, GradientTimes(FLOOR_S))
+        for worker, times in each_s.items():
+            for seconds in times:
+                self.answer(worker, seconds, 0.0)
+
+    def begin(self, *batches: Batch) -> Round:
+        settings = CoordinatorSettings(Mode(len(batches)), bound=len(batches))
+        return self.rounds.begin(settings.mode, 0, settings, batches)
+
+    def answer(self, worker: WorkerId, seconds: float, now: float, *batches: Batch) -> str:
+        reply = replace(gradient(worker, MODEL, batches or [batch(99)]), seconds=seconds)
+        self.rounds.receive(reply, now)
+        return self.rounds.count(reply, MODEL.version)[1]
+
+    def orders(self, now: float, *live: WorkerId) -> dict[WorkerId, list[int]]:
+        return asked(self.rounds.orders(now, set(live), MODEL.version))
+
+    def relieve(self, now: float, *live: WorkerId) -> dict[WorkerId, list[int]]:
+        return asked(self.rounds.relieve(now, set(live), MODEL.version))
+
+
+@pytest.mark.parametrize(
+    ("times", "usual_s"),
+    [
+        ([1.0, 1.2, 40.0, 1.1], 1.1),
+        ([1.0, 40.0, 40.0, 1.1, 1.2], 1.2),
+        ([40.0], 1.0),  # a first gradient: as long as others take
+        ([40.0, 40.0], 1.0),
+        ([40.0, 40.0, 40.0], 40.0),
+        ([1.0, 40.0, 40.0, 40.0], 40.0),
+        ([0.5], 0.5),
+    ],
+)
+def test_usual_time_of_a_worker_is_changed_little_by_single_outliers(
+    times: list[float], usual_s: float
+) -> None:
+    known = GradientTimes(FLOOR_S)
+    for each in [1.0] * 9:
+        known.observe(B, each, batches=1, now=0.0)
+    for each in times:
+        known.observe(A, each, batches=1, now=0.0)
+    assert known.usual_s(A) == usual_s
+
+
+def test_batches_of_a_slow_worker_go_to_others_until_it_is_tried_with_one() -> None:
+    timed = _Timed({A: [4.0] * 3, B: [1.0], C: [1.0]})
+    round_ = timed.begin(batch(0, A), batch(1, A), batch(2, B), batch(3, C))
+    assert timed.orders(0.0, A, B, C) == {B: [0, 2], C: [1, 3]}
+    for offset in range(4):
+        timed.answer(B if offset in (0, 2) else C, 1.0, 4.0, batch(offset))
+    timed.rounds.end(round_)
+
+    timed.begin(batch(4, A), batch(5, A), batch(6, B), batch(7, C))
+    assert timed.orders(4.1, A, B, C) == {A: [4], B: [5, 6], C: [7]}
+    assert timed.relieve(4.1, A, B, C) == {}
+    timed.answer(C, 1.0, 5.1, batch(7))
+    assert timed.relieve(5.1, A, B, C) == {C: [4]}
+
+
+def test_one_worker_at_a_time_is_tried() -> None:
+    timed = _Timed({A: [40.0] * 3, B: [40.0] * 3, C: [1.0] * 5})
+    timed.begin(batch(0, A), batch(1, B), batch(2, C))
+    assert timed.orders(10.0, A, B, C) == {A: [0], C: [1, 2]}
+    timed.begin(batch(3, B))
+    assert timed.orders(10.0, A, B, C) == {C: [3]}
+    assert timed.answer(A, 40.0, 50.0, batch(0)) == ""
+    timed.begin(batch(4, B))
+    assert timed.orders(50.0, A, B, C) == {B: [4]}
+
+
+def test_unknown_worker_gets_one_batch_until_its_time_is_known() -> None:
+    timed = _Timed({B: [1.0]})
+    timed.begin(batch(0, A), batch(1, A), batch(2, A), batch(3, B))
+    assert timed.orders(0.0, A, B) == {A: [0], B: [1, 2, 3]}
+
+
+def test_order_in_slower_hands_is_passed_on_and_the_first_gradient_counts() -> None:
+    timed = _Timed({A: [1.0], B: [1.0]})
+    one = timed.begin(batch(0, A), batch(1, B))
+    timed.orders(0.0, A, B)
+    assert timed.answer(B, 1.0, 1.0, batch(1)) == ""
+    assert timed.relieve(1.0, A, B) == {}
+    due = timed.rounds.due()
+    assert due is not None
+    assert timed.relieve(due, A, B) == {}  # its deadline comes first
+
+    assert timed.relieve(3.0, A, B) == {B: [0]}
+    assert not one.asked_again
+    assert timed.rounds.overdue(3.0) == (frozenset(), ())  # nobody is suspected
+    assert timed.orders(3.0, A, B) == timed.relieve(3.0, A, B) == {}
+    assert timed.answer(A, 3.5, 3.5, batch(0)) == ""
+    assert timed.answer(B, 1.0, 4.0, batch(0)) == "batches [0] do not wait"
+    assert timed.suspects.strikes == {}
+    assert timed.relieve(4.0, A, B) == {}
+    assert timed.rounds.due() is None
+
+
+def test_order_of_several_batches_is_shared_out_among_idle_workers() -> None:
+    timed = _Timed({A: [10.0] * 3, B: [1.0], C: [1.0]})
+    timed.begin(batch(0, A), batch(1, A))
+    timed.orders(0.0, A)
+    assert timed.relieve(0.0, A, B, C) == {B: [0], C: [1]}
+
+
+def test_suspect_is_not_passed_on() -> None:
+    timed = _Timed({A: [10.0] * 3, B: [1.0]})
+    timed.begin(batch(0, A))
+    timed.suspects.blame(0, alone=False)
+    timed.orders(0.0, A)
+    assert timed.relieve(0.0, A, B) == {}
+
+
+def test_worker_that_was_outrun_is_busy_until_it_answers() -> None:
+    timed = _Timed({A: [1.0], B: [1.0], C: [1.0]})
+    timed.begin(batch(0, A), batch(1, B), batch(2, C))
+    timed.orders(0.0, A, B, C)
+    timed.answer(B, 1.0, 1.0, batch(1))
+    timed.relieve(3.0, A, B)
+    timed.answer(B, 1.0, 4.0, batch(0))  # A is still at it
+    timed.answer(C, 4.0, 4.0, batch(2))
+
+    timed.begin(batch(3, A), batch(4, B), batch(5, C))
+    assert timed.orders(4.0, A, B, C) == {B: [3, 4], C: [5]}
+    timed.answer(A, 4.5, 4.5, batch(0))
+    timed.begin(batch(6, A))
+    assert timed.orders(4.5, A, B, C) == {A: [6]}
+
+
+def test_worker_that_left_or_died_is_unknown_when_it_returns() -> None:
+    timed = _Timed({A: [10.0] * 3, B: [1.0] * 4})
+    timed.rounds.vanish(A)
+    timed.begin(batch(0, A), batch(1, B))
+    assert timed.orders(0.0, A, B) == {A: [0], B: [1]}
 
 
 # --- gradients that stay where they were computed ---------------------------------------------
@@ -348,7 +495,8 @@ def test_an_order_is_void_by_an_answer_that_is_not_older_than_it() -> None:
 def test_a_deadline_is_for_all_that_a_worker_has_in_hand_of_whatever_round() -> None:
     several = _Several(1)
     several.begin(batch(0, A), batch(1, A))
-    several.rounds.count(gradient(C, MODEL, [batch(0)]), 7)  # 0.1 s for a batch
+    several.rounds.receive(gradient(C, MODEL, [batch(0)]), 0.0)  # 0.1 s for a batch
+    several.rounds.count(gradient(C, MODEL, [batch(0)]), 7)
     several.rounds.orders(0.0, {A}, 7)
     several.begin(batch(2, A))
     several.rounds.orders(0.0, {A}, 7)

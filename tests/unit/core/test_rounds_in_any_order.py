@@ -78,6 +78,26 @@ class _AnyRound(RuleBasedStateMachine):
             for worker in live:
                 assert self.held(worker) & (suspects if offset not in suspects else self.todo)
 
+    @rule(live=st.sets(workers), later_s=st.sampled_from([0.0, 0.1, 0.4]))
+    def slow_workers_are_relieved(self, live: set[WorkerId], later_s: float) -> None:
+        self.now += later_s
+        orders = self.rounds.relieve(self.now, live, MODEL.version)
+        new = {each.offset for order in orders for each in order.batches}
+        assert not new & self.suspects.strikes.keys()
+        for hand in self.hands:
+            if not hand.late and hand.offsets & new:
+                assert hand.offsets <= new  # all of an order is passed on, or nothing
+                hand.late = True
+        for order in orders:
+            offsets = {each.offset for each in order.batches}
+            assert offsets <= self.todo
+            assert order.worker in live
+            assert not any(hand.worker == order.worker for hand in self.hands)  # it was idle
+            self.issued.append(order)
+        for order in orders:
+            offsets = {each.offset for each in order.batches}
+            self.hands.append(_Hand(order.worker, offsets, alone=len(offsets) == 1))
+
     @rule(data=st.data())
     def an_order_is_answered_perhaps_again(self, data: st.DataObject) -> None:
         if self.issued:
@@ -94,6 +114,7 @@ class _AnyRound(RuleBasedStateMachine):
     def reply(self, reply: Gradient) -> None:
         offsets = set(reply.batches)
         fits = reply.model == MODEL and 0 < len(offsets) == len(reply.batches)
+        self.rounds.receive(reply, self.now)
         right = fits and offsets <= self.todo and reply.samples == SAMPLES * len(offsets)
         assert (self.rounds.count(reply, MODEL.version)[1] == "") == right
         if right:
