@@ -256,7 +256,7 @@ def run_ours(name: str, learning: Learning, kafka: str) -> Side:
         if known is None or first is None or first is mark:
             raise NotMeasuredError(f"{name}: the target was reached before the clock started")
         # What was left to be judged, and fetched, is ours to see: DDP is judged where it runs.
-        judged = len(weights) * (known.version // LOOK_EVERY + 1 + looks)
+        judged = len(model) * (known.version // LOOK_EVERY + 1 + looks)
         used = {who: s - first.processor_s[who] for who, s in mark.processor_s.items()}
         sent = meter.sent(since, mark) - judged
         return Side(mark.at_s - first.at_s, sent, used, known.version, metric)
