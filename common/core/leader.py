@@ -274,7 +274,7 @@ class Leader:
         yield self._leader_status(now)
         yield do.ReadHeartbeats()
         for record in self._history.quarantined.values():
-            yield do.DeadLetterBatch(record)
+            yield self._letter(record)
         yield from self._expire_gone()
         # At once: a successor then finds one of the leader in force, unless the board was wiped.
         yield from self._take_snapshot(now, checkpoint=False)
@@ -295,7 +295,8 @@ class Leader:
                 continue
             self._moved_at = now
             if isinstance(record, BatchReady) and record.skipped:
-                yield do.DeadLetterRecords(record.skipped)
+                topic_ids = self._ledger.topic_ids(record.address)
+                yield do.DeadLetterRecords(record.skipped, topic_ids)
             if batch is not None and not (used or self._is_quarantined(batch)):
                 self._grouper.add(batch)
             if isinstance(record, Opened):
@@ -424,7 +425,7 @@ class Leader:
             yield from self._requeue(record.batch, now)
         elif isinstance(record, UpdateApplied | Quarantined):
             if isinstance(record, Quarantined):
-                yield do.DeadLetterBatch(record)
+                yield self._letter(record)
             elif (square := self._aggregation.read_back(record)) is not UNSET:
                 self._observe(record.version, square)
             yield from self._published(self._publisher.publish())
@@ -774,6 +775,9 @@ class Leader:
                 " resume the job",
                 traceback,
             )
+
+    def _letter(self, record: Quarantined) -> do.DeadLetterBatch:
+        return do.DeadLetterBatch(record, self._ledger.topic_ids(record.batch.address))
 
     def _expire_gone(self) -> Iterator[CoordinatorCommand]:
         """Settle batches that waited when their records were lost: nobody can read them again.

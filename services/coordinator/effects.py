@@ -322,10 +322,8 @@ class Effects:
                     state or earlier.state,
                 )
                 self._publish()
-            case do.DeadLetterRecords(skipped):
-                self._letters.add(skipped)
-            case do.DeadLetterBatch(quarantined):
-                self._letters.add(quarantined)
+            case do.DeadLetterRecords() | do.DeadLetterBatch():
+                self._letters.add(command)
             case do.Drop(reply, reason):
                 self.dropped += 1
                 self._log.debug(
