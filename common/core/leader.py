@@ -365,6 +365,8 @@ class Leader:
                 yield do.Drop(reply, OVER)
             elif isinstance(reply, Failed):
                 yield from self._failed(reply)
+            elif self._aggregation.is_rival(reply):  # who is believed computes it, too
+                yield do.Drop(reply, "another process of its name is believed")
             elif reason := self._aggregation.why_not(reply):
                 self._rounds.requeue(reply.worker, reply.batches, reply.model.version)
                 yield do.Drop(reply, reason)

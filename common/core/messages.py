@@ -356,6 +356,8 @@ class GroupStatus(msgspec.Struct, frozen=True, gc=False):
     left_out: dict[WorkerId, str] = {}  # who lives and cannot be one, and why
     stage: int = 0  # 1 to 3, where slices have owners; 0: not known yet, or they have none
     owners: tuple[WorkerId, ...] = ()  # of slices
+    # Who copies the weights while updates wait for it, and how many seconds they do at most.
+    waits: dict[WorkerId, float] = {}
 
 
 class LeaderStatus(msgspec.Struct, frozen=True, gc=False):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from common.core import commands as do
 from common.core import events
 from common.core.group.backups import AGAIN_S, PATIENCE_S
+from common.core.group.leading import CONFIRMED
 from common.core.group.membership import ACCUSED_S, Accusations
 from common.core.group.replica import (
     ApplyResult,
@@ -28,7 +29,7 @@ from common.core.group.replica import (
     StoreState,
 )
 from common.core.group.stages import Machine
-from common.core.group.state_reports import StateReports
+from common.core.group.state_reports import LIFETIME_S, StateReports
 from common.core.messages import (
     GENESIS,
     Broken,
@@ -200,7 +201,7 @@ class _Group:
 
     def fall_back(self) -> str:
         """Let time pass until the leader gives the newest update up; returns why it steps down."""
-        for _ in range(40):
+        for _ in range(120):
             self.see()
             if said := of_kind(self.bench.tick(self.bench.now + 0.1), do.StepDown):
                 return said[0].reason
@@ -369,7 +370,7 @@ def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() 
     group.see()
     group.settle()
     epoch = group.bench.epoch
-    for _ in range(40):
+    for _ in range(120):
         said = group.bench.tick(group.bench.now + 0.1)
         if of_kind(said, do.StepDown):
             break
@@ -556,19 +557,25 @@ def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
     assert status.left_out == {A: told}
 
 
-def test_a_sum_that_is_not_finite_holds_the_job() -> None:
+def test_a_sum_that_is_not_finite_time_and_again_holds_the_job() -> None:
     group = begun(A, B)
-    process = group.of[A]
-    assert process.entered is not None
-    group.tell(process, process.replica.failed(process.entered.reduce.attempt, "not_finite"))
+    for _ in range(CONFIRMED):
+        assert of_kind(group.bench.said, do.Hold) == []
+        entered = group.of[A].entered
+        assert entered is not None
+        group.tell(group.of[A], group.of[A].replica.failed(entered.reduce.attempt, "not_finite"))
+        group.settle()
 
     assert the(group.bench.said, do.Hold).reason.startswith("diverged: a sum of finite gradients")
 
 
 def test_members_that_hold_different_weights_of_one_version_hold_the_job() -> None:
     group = begun(A, B)
-    group.finish(A)
-    group.finish(B, digest=DIGEST + 1)
+    for _ in range(CONFIRMED):
+        assert of_kind(group.bench.said, do.Hold) == []
+        group.finish(A)
+        group.finish(B, digest=DIGEST + 1)
+        group.settle()
 
     assert "different weights of one version" in the(group.bench.said, do.Hold).reason
     assert group.updates == []
@@ -1029,13 +1036,32 @@ def test_what_was_said_before_a_version_counted_says_nothing_of_it() -> None:
     assert reports.unknown([A, B]) == {B}
 
 
-def test_of_two_that_come_under_one_name_the_one_counts_that_goes_on_hearing() -> None:
+def test_of_two_processes_of_one_name_the_first_is_believed_until_it_is_silent_for_a_lifetime() -> (
+    None
+):
+    # life 1   █ █ █      its last word
+    # life 2     ▒ ▒ ▒            ▒ is silent for a lifetime: believed
+    reports, first, other = StateReports(), Member(A, 1), Member(A, 2)
+    assert reports.believes(first, 0.0)
+    for now in (1.0, 6.0, 20.0):
+        assert not reports.believes(other, now)
+        assert reports.is_rival(other)
+        assert reports.rivals(now) == [A]
+        assert reports.believes(first, now + 0.1)
+    assert not reports.believes(other, 30.0)
+    assert not reports.believes(other, 30.0 + LIFETIME_S - 0.1)
+    reports.stood_still(1.0)  # the leader itself
+    assert not reports.believes(other, 30.0 + LIFETIME_S)
+    assert reports.take_reborn() == frozenset()
+
+    assert reports.believes(other, 31.0 + LIFETIME_S)
+    assert reports.take_reborn() == {A}
+    assert not reports.believes(first, 31.1 + LIFETIME_S)
+
+
+def test_whoever_comes_after_a_process_whose_death_was_seen_is_believed_at_once() -> None:
     reports = StateReports()
-    reports.posted(TriggerId(3, 1))
-    reports.hear(said(1, MADE, life=1))
-    assert not reports.hear(said(1, None, life=2))  # which is older?
-    assert reports.unknown([A]) == {A}
-    reports.hear(said(2, None, life=2))
-    reports.hear(said(1, MADE, life=1))
-    assert reports.members([A]) == {Member(A, 2)}
-    assert reports.hear(said(3, None, life=3))
+    assert reports.believes(Member(A, 1), 0.0)
+    reports.gone([A])
+    assert reports.believes(Member(A, 2), 0.1)
+    assert reports.rivals(0.1) == []
