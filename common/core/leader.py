@@ -79,6 +79,9 @@ STOPPED = "stopped by its owner"
 OVER = "its round is over"
 DIED = "poison: its workers died of it"
 _ANSWERS = (Gradient, GradientReady, Failed)  # as a union it would be made anew for each reply
+# A gradient that was begun under an earlier leader may have taken so much longer than this leader
+# leads. One that says it took longer yet is wrong, and would put deadlines off.
+BEFORE_S = 600.0
 REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
 
 
@@ -107,6 +110,7 @@ class Leader:
         strikes: Mapping[int, int] = NO_STRIKES,
     ) -> None:
         self._epoch = epoch
+        self._began = now
         self._wish = wish
         self._settings = settings
         self._changed: CoordinatorSettings | None = None  # from the next update boundary on
@@ -371,6 +375,8 @@ class Leader:
                 self._rounds.requeue(reply.worker, reply.batches, reply.model.version)
                 yield do.Drop(reply, reason)
             else:
+                if reply.seconds > (longest_s := now - self._began + BEFORE_S):
+                    reply = msgspec.structs.replace(reply, seconds=longest_s)  # noqa: PLW2901
                 round_, reason = self._rounds.count(reply, self._made.version)
                 if round_ is None:
                     yield do.Drop(reply, reason)

@@ -993,6 +993,11 @@ class JobProgress:
         group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
         left_out = sorted(group.left_out.items()) if group else []
         told = [f"{worker} is left out: {why}" for worker, why in left_out]
+        for worker, most_s in sorted(group.waits.items()) if group else ():
+            if most_s > QUIET_S:
+                told.append(
+                    f"updates wait up to {most_s:g} s for {worker}, which copies the weights"
+                )
         if unable := self._unable(workers=True):
             told.append(unable)
         if told:

@@ -76,6 +76,7 @@ MOST_REFUSED = 20  # workers of which it tells at once
 # Attempts in a row whose results differ or are not finite before the job is held: the same batches
 # give the same again, a single forged report does not.
 CONFIRMED = 3
+SOLE = 3  # lifetimes that who alone holds something may be silent
 SILENT = "it does not answer: it stands still, or what it is said to have said was forged"
 RIVAL = "another process of its name is believed"
 AGAIN = 10  # times `heal_s` after which an update waits for the same member once more
@@ -159,6 +160,7 @@ class GroupAggregation:
         self._progress = snapshot.progress
         self._hot: ModelId | None = None  # the version of the newest hot snapshot
         self._offered = False  # whether this version is for evaluators
+        self._unclear_since = float("inf")  # somebody lacks the weights, or nobody holds them
         self._refused = dict["WorkerId", tuple[float, str]]()  # until when it is told, and why
         self._doubtful = 0  # attempts in a row whose results differ, or are not finite
         self.fallback: ModelId | None = None  # the version to go back to, where the newest is lost
@@ -285,6 +287,7 @@ class GroupAggregation:
         """Hold it against nobody that the leader itself stood still."""
         pause_s = max(now - self._looked_at - STILL_S, 0.0) if self._there else 0.0
         self._lost_since += pause_s
+        self._unclear_since += pause_s
         self._reports.stood_still(pause_s)
         self._looked_at = now
 
@@ -337,6 +340,7 @@ class GroupAggregation:
         if found:
             self._heal(whole, wanted, now)
             self._ask_to_store(min(whole), now)
+        self._doubt(whole, now)
         if self._membership.number or not self._reports.unknown(there) or now > self._patient:
             self._choose(members, wanted, rounds)
 
@@ -346,7 +350,24 @@ class GroupAggregation:
         silent = {worker for worker, (_, why) in self._refused.items() if why == SILENT}
         if unknown - silent:
             return REPORT_S
-        return STILL_S if unknown or self._reports.rivals(now) else float("inf")
+        unclear = unknown or self._reports.rivals(now) or self._unclear_since < float("inf")
+        return STILL_S if unclear else float("inf")
+
+    def _doubt(self, whole: frozenset[Member], now: float) -> None:
+        """Forget who does not answer while something is unclear: its words may be forged."""
+        unclear = bool(self._reports.members(self._live) - whole)
+        self._unclear_since = min(self._unclear_since, now) if unclear else float("inf")
+        if now < self._unclear_since + LIFETIME_S:
+            return
+        # Without these an update would be taken back: so they may stand still for longer.
+        needed = self._sole_holders() | (whole if len(whole) == 1 else frozenset())
+        for member in sorted(self._reports.members(self._there)):
+            patience = SOLE if member in needed and self._made != GENESIS else 1
+            heard_s = max(self._unclear_since, self._reports.heard_s(member))
+            if now >= heard_s + patience * LIFETIME_S:
+                self._reports.forget([member.worker])
+                self._copying.pop(member, None)
+                self._refuse(member.worker, SILENT, now)
 
     def _judge(self, attempt: Attempt, now: float) -> None:
         there = self._reports.members(self._there)
@@ -489,14 +510,6 @@ class GroupAggregation:
             since, ordered = self._copying.get(member, (now, float("-inf")))
             if now < ordered + COPY_S:
                 continue
-            silent_s = now - max(since, self._reports.heard_s(member))
-            if silent_s >= LIFETIME_S:
-                self._reports.forget([member.worker])
-                del self._copying[member]
-                self._refuse(member.worker, SILENT, now)
-                continue
-            if ordered > float("-inf"):
-                self._report = True  # whoever copies answers, too, if it lives
             slices = lacking[member]
             have = {m for n in slices for m in self._holders[n]} if slices else whole
             sources = [m for m in have if not self._accusations.between(member, m, now)]

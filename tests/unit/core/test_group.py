@@ -62,7 +62,7 @@ DIGEST = 7
 D = WorkerId("d")
 
 
-class _Process:
+class Process:
     """A member, with its numbers."""
 
     def __init__(self, worker: WorkerId, life: int, host: str = "127.0.0.1") -> None:
@@ -76,7 +76,7 @@ class _Process:
         self.entered: Enter | None = None
 
 
-class _Group:
+class Group:
     """A leader and its members; what is said arrives at once, unless somebody is dead."""
 
     def __init__(
@@ -88,14 +88,16 @@ class _Group:
         self.bench = bench or Bench(GROUP)
         hosts = hosts or {}
         self.of = {
-            worker: _Process(worker, life, hosts.get(worker, "127.0.0.1"))
+            worker: Process(worker, life, hosts.get(worker, "127.0.0.1"))
             for life, worker in enumerate(workers, start=1)
         }
         self.heard = 0
         self.stores = list[tuple[WorkerId, "Slices"]]()
         self.deaf = set[WorkerId]()  # who stores nothing
+        self.others = list[Process]()  # further processes of workers' names
 
     def lead(self) -> None:
+        """Lead, and let all say what they hold."""
         self.bench.lead()
         self.see()
         self.settle()
@@ -105,6 +107,7 @@ class _Group:
         self.bench.see(*self.of)
 
     def kill(self, *workers: WorkerId) -> None:
+        """These hear nothing any more."""
         for worker in workers:
             del self.of[worker]
 
@@ -112,16 +115,17 @@ class _Group:
         """Let everybody hear and answer until nothing is left to be said; collectives wait."""
         while triggers := self.unheard():
             for trigger in triggers:
-                for process in tuple(self.of.values()):
+                for process in (*self.of.values(), *self.others):
                     self.tell(process, process.replica.hear(trigger))
                     self._compute(process, trigger)
 
     def unheard(self) -> list[UpdateTrigger]:
+        """Triggers that nobody has heard yet."""
         triggers = [each.trigger for each in of_kind(self.bench.said, do.PostTrigger)]
         new, self.heard = triggers[self.heard :], len(triggers)
         return new
 
-    def tell(self, process: _Process, commands: Iterable[ReplicaCommand]) -> None:
+    def tell(self, process: Process, commands: Iterable[ReplicaCommand]) -> None:
         """Carry out what a member wants."""
         for command in commands:
             match command:
@@ -131,6 +135,8 @@ class _Group:
                     process.entered = command
                 case ApplyResult():
                     process.weights = process.result
+                case CopyState(source, made) if source is not None and not self._is_there(source):
+                    self.tell(process, process.replica.copied(None, 0, (source,)))
                 case CopyState(source, made):
                     maker = process if source is None else self.of[source.worker]
                     process.weights = () if source is None else maker.weights
@@ -144,7 +150,11 @@ class _Group:
                 case ShareWeights():
                     process.shared.append((command, process.weights))
 
-    def _compute(self, process: _Process, trigger: UpdateTrigger) -> None:
+    def _is_there(self, member: Member) -> bool:
+        process = self.of.get(member.worker)
+        return process is not None and process.member == member
+
+    def _compute(self, process: Process, trigger: UpdateTrigger) -> None:
         worker, life = process.member
         for order in trigger.orders:
             if order.worker == worker:
@@ -210,18 +220,20 @@ class _Group:
 
     @property
     def weights(self) -> dict[WorkerId, tuple[int, ...] | None]:
+        """Batches that made each member's weights."""
         return {worker: process.weights for worker, process in self.of.items()}
 
     @property
     def updates(self) -> list[UpdateApplied]:
+        """Updates in the topic."""
         return of_kind(self.bench.updates, UpdateApplied)
 
 
 def begun(
     *workers: WorkerId, bench: Bench | None = None, hosts: dict[WorkerId, str] | None = None
-) -> _Group:
+) -> Group:
     """A group that has entered its first update: a batch of each, or three in all."""
-    group = _Group(*workers, bench=bench, hosts=hosts)
+    group = Group(*workers, bench=bench, hosts=hosts)
     group.lead()
     group.bench.announce(*(workers * 3)[:3])
     group.settle()
@@ -366,7 +378,7 @@ def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() 
     group.finish(A, B)
     group.bench.read_updates()  # A hears of it, and dies
     group.kill(A)
-    group.of[B] = _Process(B, 9)  # its process came back with nothing
+    group.of[B] = Process(B, 9)  # its process came back with nothing
     group.see()
     group.settle()
     epoch = group.bench.epoch
@@ -402,7 +414,7 @@ def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_he
     group.read_back()
     first, one = group.bench, ModelId(group.bench.epoch, 1)
     group.kill(A)
-    group.of[B] = _Process(B, 9)  # its process came back with nothing
+    group.of[B] = Process(B, 9)  # its process came back with nothing
     assert "back to version 0" in group.fall_back()
 
     second = replace(of_kind(first.updates, Lead)[0], after=one.epoch, base=one, candidate="c2#1")
@@ -419,7 +431,7 @@ def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_he
     assert (lead.after, lead.base) == (second.epoch, ModelId(second.epoch, 2))
 
 
-def succeeded(group: _Group, *claims: ControlRecord | None) -> Bench:
+def succeeded(group: Group, *claims: ControlRecord | None) -> Bench:
     """A successor, of an update whose claims the control topic may have lost; and these instead."""
     group.finish(A, B)
     group.read_back()
@@ -601,7 +613,7 @@ def test_a_member_leaves_weights_on_the_board_at_hot_snapshots_and_for_evaluator
     #  offered                   ██
     aggregation = AggregationSettings(offer_every_updates=3)
     settings = changed(GROUP, aggregation=aggregation, hot_every_updates=2)
-    group = _Group(A, B, bench=Bench(settings))
+    group = Group(A, B, bench=Bench(settings))
     group.lead()
     shared = group.of[A].shared
     for _ in range(4):
@@ -733,7 +745,7 @@ def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_who
     assert f"back to version {stored.version}" in group.fall_back()
 
 
-def fallen_back() -> tuple[_Group, ModelId]:
+def fallen_back() -> tuple[Group, ModelId]:
     """Members whose leader has fallen back to version 1, the only one in storage."""
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
@@ -839,7 +851,7 @@ def test_whoever_joins_at_version_0_copies_all_slices_whichever_it_is_to_own() -
     assert CopyState(one, GENESIS, TriggerId(0, 1)) in copied
 
 
-def checkpoints(group: _Group) -> list[tuple[int, list[int]]]:
+def checkpoints(group: Group) -> list[tuple[int, list[int]]]:
     """Versions of which one was published, each with those that its leader knows in storage."""
     published = [each for each in of_kind(group.bench.said, do.PublishSnapshot) if each.checkpoint]
     return [
@@ -848,7 +860,7 @@ def checkpoints(group: _Group) -> list[tuple[int, list[int]]]:
     ]
 
 
-def update(group: _Group, *workers: WorkerId) -> None:
+def update(group: Group, *workers: WorkerId) -> None:
     """Make one more of them."""
     group.bench.announce(*(workers * 3)[:3])
     group.settle()
@@ -954,7 +966,7 @@ def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:
 
 
 def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_says_why() -> None:
-    group = _Group(A, B, bench=Bench(sliced(count=4)))
+    group = Group(A, B, bench=Bench(sliced(count=4)))
     for process in group.of.values():
         machine = Machine(process.member, "spot", 1.0, room=1)
         process.replica = Replica(process.member, "127.0.0.1:1", 10, machine)
@@ -967,7 +979,7 @@ def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_s
     assert status is not UNSET
     assert "memory for 1 of the 4 slices" in status.left_out[A]
 
-    group.of[C] = process = _Process(C, 3)  # with room for all
+    group.of[C] = process = Process(C, 3)  # with room for all
     group.see()
     group.settle()
     assert process.entered is not None
