@@ -451,7 +451,8 @@ class Effects:
         for event, worker, why in told:
             if (event, worker, why) not in self._told_of and len(self._told_of) < MOST_TOLD:
                 self._told_of.add((event, worker, why))
-                self._log.warning(event, worker=worker, reason=why)
+                log = self._log.warning if event == "left_out" else self._log.info
+                log(event, worker=worker, reason=why)
 
     @property
     def trainer(self) -> Trainer:
