@@ -250,3 +250,21 @@ def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_is_told_why(
     await_condition(lambda: told() == "", "the status says so no more")
     assert_each_record_counts_once(cluster, records)
     assert cluster.audit().taken_back == 0
+
+
+def test_two_processes_of_one_name_count_each_record_once_where_the_coordinator_holds_the_weights(
+    make: Make,
+) -> None:
+    # Orders are a name's: both compute them, and the gradient that comes first counts.
+    records = 4 * RECORDS_OF_A_CASE
+    cluster = make("double-board", records, seconds=0.01)
+    for name in ("c1", "w1", "w2"):
+        cluster.start("coordinator" if name == "c1" else "worker", name)
+    goes_on(cluster, "a beginning")
+    double = cluster.start_double("w1")
+    await_condition(lambda: "worker_joins" in cluster.said(double), "it takes part")
+    goes_on(cluster, "a second process of a name")
+    cluster.kill("w1")
+    goes_on(cluster, "the first process of a name is killed")
+    cluster.produce(RECORDS_OF_A_CASE)
+    assert_each_record_counts_once(cluster, records)
