@@ -14,19 +14,21 @@ from rich.progress import track
 from common.simulation.faults.cluster import (
     Cluster,
     Outcome,
+    run_forged_seed,
     run_group_seed,
     run_seed,
     run_seeds,
     run_slices_seed,
     shrink,
 )
-from common.simulation.faults.scenario import Scenario, from_seed, grouped, sliced
+from common.simulation.faults.scenario import Scenario, forged, from_seed, grouped, sliced
 
 EXAMPLES = """examples:
   python -m common.simulation --seeds 0 1000     check seeds 0 to 999
   python -m common.simulation --first            stop at the first seed that fails
   python -m common.simulation --group            members hold the weights and add gradients up
   python -m common.simulation --slices           likewise, each slice of them has owners
+  python -m common.simulation --forged           likewise, somebody forges what members say
   python -m common.simulation --story 42         tell what happens under seed 42
   python -m common.simulation --shrink 42        find the smallest world that still fails as 42 does
 """
@@ -49,17 +51,21 @@ def main() -> int:
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument("--group", action="store_true", help="members hold the weights")
     layout.add_argument("--slices", action="store_true", help="members own slices of the weights")
+    layout.add_argument("--forged", action="store_true", help="somebody forges members' words")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     arguments = parser.parse_args()
     console = Console(stderr=True)
-    group = "slices" if arguments.slices else "group" if arguments.group else ""
+    kinds = ("slices", "forged", "group")
+    group = next((kind for kind in kinds if getattr(arguments, kind)), "")
     if arguments.story is not None or arguments.shrink is not None:
         seed = arguments.shrink if arguments.story is None else arguments.story
         scenario = grouped(from_seed(seed)) if group else from_seed(seed)
         scenario = sliced(scenario) if arguments.slices else scenario
+        scenario = forged(scenario) if arguments.forged else scenario
         return _tell(scenario, console, small=arguments.story is None)
     began = perf_counter()
-    run = {"": run_seed, "group": run_group_seed, "slices": run_slices_seed}[group]
+    members = {"group": run_group_seed, "slices": run_slices_seed, "forged": run_forged_seed}
+    run = members.get(group, run_seed)
     outcomes = _check(range(*arguments.seeds), run, console, first=arguments.first)
     _report(outcomes, perf_counter() - began, group)
     failed = any(outcome.failure for outcome in outcomes) or (

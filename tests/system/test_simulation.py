@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from common.simulation.faults.cluster import (
     Cluster,
     Outcome,
+    run_forged_seed,
     run_group_seed,
     run_seed,
     run_seeds,
@@ -30,6 +31,7 @@ from common.simulation.faults.scenario import (
     FaultKind,
     Poison,
     Scenario,
+    forged,
     from_seed,
     grouped,
 )
@@ -50,6 +52,7 @@ SEEDS = range(1000 if CHANGED else 250)
 FEW_SEEDS = range(20)
 GROUP_SEEDS = range(80 if CHANGED else 40)
 SLICES_SEEDS = range(40)
+FORGED_SEEDS = range(20)
 # One seed after the other, until one fails: other tests run beside it on the other processors.
 FIRST_FAILURE = """\
 import sys
@@ -83,7 +86,9 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
 def test_every_kind_of_fault_befalls_some_world() -> None:
     worlds = map(from_seed, SEEDS)
     met = Counter(
-        fault.kind for world in worlds for fault in (*world.faults, *grouped(world).faults)
+        fault.kind
+        for world in worlds
+        for fault in (*world.faults, *grouped(world).faults, *forged(world).faults)
     )
 
     assert met.keys() == set(get_args(FaultKind))
@@ -224,6 +229,17 @@ def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lo
     among = sum((outcome.among for outcome in outcomes), Counter[str]())
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(SLICES_SEEDS)
     assert min(among[way] for way in ("moved", "fallen back", "fetched")) > len(SLICES_SEEDS) // 4
+
+
+def test_members_whose_words_somebody_forges_lose_nothing_and_use_nothing_twice() -> None:
+    outcomes = list(run_seeds(FORGED_SEEDS, run_forged_seed))
+
+    assert not [
+        f"{outcome.failure}; replay: python -m common.simulation --forged --story {outcome.seed}"
+        for outcome in outcomes
+        if outcome.failure
+    ]
+    assert sum(outcome.updates for outcome in outcomes) > 10 * len(FORGED_SEEDS)
 
 
 # --- the simulation bites ------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from common.simulation.faults.scenario import (
     MOST_WORKERS,
     OPERATORS,
     SOON_S,
+    forged,
     from_seed,
     grouped,
     sizes_of,
@@ -329,6 +330,8 @@ class Cluster:
                 self._litter()
             case "forge trigger":
                 world.forge_trigger(FORGED_EPOCHS[fault.target % len(FORGED_EPOCHS)])
+            case "forge report":
+                world.forge_report(fault.target)
             case "pause job":
                 self._want("paused")
                 world.later(fault.seconds, lambda: self._want("running"))
@@ -478,6 +481,11 @@ def run_group_seed(seed: int) -> Outcome:
 def run_slices_seed(seed: int) -> Outcome:
     """Run one seed in which slices of the weights have owners among the members."""
     return Cluster(sliced(grouped(from_seed(seed)))).run()
+
+
+def run_forged_seed(seed: int) -> Outcome:
+    """Run one seed in which members hold the weights, and somebody forges what they say."""
+    return Cluster(forged(grouped(from_seed(seed)))).run()
 
 
 def run_seeds(seeds: range, run: Callable[[int], Outcome] = run_seed) -> Iterator[Outcome]:

@@ -39,6 +39,7 @@ FaultKind: TypeAlias = Literal[
     "retention",  # the oldest records of a partition go, read or not
     "garbage",  # bytes that do not parse, and a gradient that nobody asked for
     "forge trigger",  # nobody made it, and no leader's id is above its
+    "forge report",  # of a member, or of another process of its name
     "pause job",  # by its owner, for a while
     "change job",  # by its owner: K, b and the workers' bound, for good
     "requeue batches",  # by an operator, who may be wrong about what is quarantined
@@ -391,6 +392,17 @@ def grouped(scenario: Scenario) -> Scenario:
         way=None if scenario.way is None else scenario.way.of_group(),
         workers=draw.randint(1, MOST_WORKERS),
     )
+
+
+def forged(scenario: Scenario) -> Scenario:
+    """Return the same world of members, in which somebody forges what they say."""
+    draw = random.Random(f"forged reports {scenario.seed}")  # noqa: S311 -- likewise
+    more = tuple(
+        Fault(draw.uniform(0, scenario.calm_at), "forge report", draw.randrange(1000), 0.0)
+        for _ in range(int(scenario.calm_at * draw.choice([0.3, 1.0, 3.0])))
+    )
+    faults = tuple(sorted(scenario.faults + more, key=lambda fault: fault.at))
+    return replace(scenario, faults=faults)
 
 
 def sliced(scenario: Scenario) -> Scenario:
