@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,6 +55,10 @@ class FoundSnapshot(NamedTuple):
 class _Protocol(msgspec.Struct):
     format: int
     snapshot: msgspec.Raw = msgspec.Raw()  # a later format need not have one
+    seal: bytes = b""  # of a hot one: made with a key that Kafka alone has
+
+
+_SEALED = msgspec.msgpack.Decoder(_Protocol)
 
 
 _PROTOCOL_PART = msgspec.msgpack.Decoder(_Protocol)
@@ -105,9 +110,27 @@ def from_store(store: CheckpointStore) -> tuple[dict[ModelId, FoundSnapshot], di
     return readable, unreadable
 
 
-def to_bytes(saved: SnapshotFile) -> bytes:
-    """Write a hot snapshot, in one piece."""
-    return frame(_encode(saved.snapshot), saved.trainer)
+def to_bytes(saved: SnapshotFile, key: str = "") -> bytes:
+    """Write a hot snapshot, in one piece.
+
+    Args:
+        saved: The snapshot.
+        key: Secret of the job that seals the protocol's part. Empty: it is not sealed.
+    """
+    return frame(_encode(saved.snapshot, key), saved.trainer)
+
+
+def is_sealed(data: bytes, key: str) -> bool:
+    """True if whoever wrote a hot snapshot knew the job's secret, so that it is a coordinator's.
+
+    Raises:
+        CorruptError: If it is not whole.
+    """
+    try:
+        protocol = _SEALED.decode(unframe(data)[0])
+    except (*_MALFORMED, WireError) as error:
+        raise CorruptError(f"a hot snapshot is torn: {error}") from error
+    return hmac.compare_digest(protocol.seal, _seal(protocol, key))
 
 
 def from_bytes(data: bytes) -> SnapshotFile:
@@ -170,9 +193,14 @@ def _format_of(snapshot: Snapshot) -> int:
     return 3 if spans or by_value or snapshot.opened or snapshot.known else 1
 
 
-def _encode(snapshot: Snapshot) -> bytes:
+def _encode(snapshot: Snapshot, key: str = "") -> bytes:
     protocol = _Protocol(_format_of(snapshot), msgspec.Raw(msgspec.msgpack.encode(snapshot)))
+    protocol.seal = _seal(protocol, key) if key else b""
     return msgspec.msgpack.encode(protocol)
+
+
+def _seal(protocol: _Protocol, key: str) -> bytes:
+    return hmac.digest(key.encode(), b"%d " % protocol.format + bytes(protocol.snapshot), "sha256")
 
 
 def _decode(data: bytes | memoryview, title: str) -> Snapshot:

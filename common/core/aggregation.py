@@ -68,6 +68,10 @@ class BoardAggregation:
         """Why it does not count: its numbers must have come with it."""
         return "" if isinstance(gradient, Gradient) else "its numbers stayed where they are"
 
+    def is_rival(self, gradient: Gradient | GradientReady) -> bool:  # noqa: ARG002
+        """Return False: a worker is as good as another process of its name."""
+        return False
+
     def hear(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
         """Nobody was asked for it."""
         return (do.Drop(reply, "of a group, and this job has none"),)

@@ -190,15 +190,17 @@ class PublishSnapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeadLetterRecords(msgspec.Struct, frozen=True, gc=False):
-    """Records inside accepted spans that did not decode: to their dead-letter topics."""
+    """Write records inside accepted spans that did not decode to their dead-letter topics."""
 
     skipped: tuple[Skipped, ...]
+    topic_ids: dict[Partition, str] = {}  # Kafka's, as far as they are known
 
 
 class DeadLetterBatch(msgspec.Struct, frozen=True, gc=False):
-    """A quarantined batch: its address to the dead-letter topics."""
+    """Write the address of a quarantined batch to the dead-letter topics."""
 
     record: Quarantined
+    topic_ids: dict[Partition, str] = {}  # likewise
 
 
 class ReadHeartbeats(msgspec.Struct, frozen=True, gc=False):

@@ -80,6 +80,9 @@ STOPPED = "stopped by its owner"
 OVER = "its round is over"
 DIED = "poison: its workers died of it"
 _ANSWERS = (Gradient, GradientReady, Failed)  # as a union it would be made anew for each reply
+# A gradient that was begun under an earlier leader may have taken so much longer than this leader
+# leads. One that says it took longer yet is wrong, and would put deadlines off.
+BEFORE_S = 600.0
 REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
 
 
@@ -111,6 +114,7 @@ class Leader:
         digest: str = "",
     ) -> None:
         self._epoch = epoch
+        self._began = now
         self._wish = wish
         self._settings = settings
         self._changed: CoordinatorSettings | None = None  # from the next update boundary on
@@ -278,7 +282,7 @@ class Leader:
         yield self._leader_status(now)
         yield do.ReadHeartbeats()
         for record in self._history.quarantined.values():
-            yield do.DeadLetterBatch(record)
+            yield self._letter(record)
         yield from self._expire_gone()
         # At once: a successor then finds one of the leader in force, unless the board was wiped.
         yield from self._take_snapshot(now, checkpoint=False)
@@ -299,7 +303,8 @@ class Leader:
                 continue
             self._moved_at = now
             if isinstance(record, BatchReady) and record.skipped:
-                yield do.DeadLetterRecords(record.skipped)
+                topic_ids = self._ledger.topic_ids(record.address)
+                yield do.DeadLetterRecords(record.skipped, topic_ids)
             if batch is not None and not (used or self._is_quarantined(batch)):
                 self._grouper.add(batch)
             if isinstance(record, Opened):
@@ -370,10 +375,14 @@ class Leader:
                 yield do.Drop(reply, OVER)
             elif isinstance(reply, Failed):
                 yield from self._failed(reply)
+            elif self._aggregation.is_rival(reply):  # who is believed computes it, too
+                yield do.Drop(reply, "another process of its name is believed")
             elif reason := self._aggregation.why_not(reply):
                 self._rounds.requeue(reply.worker, reply.batches, reply.model.version)
                 yield do.Drop(reply, reason)
             else:
+                if reply.seconds > (longest_s := now - self._began + BEFORE_S):
+                    reply = msgspec.structs.replace(reply, seconds=longest_s)  # noqa: PLW2901
                 round_, reason = self._rounds.count(reply, self._made.version)
                 if round_ is None:
                     yield do.Drop(reply, reason)
@@ -437,7 +446,7 @@ class Leader:
             yield from self._requeue(record.batch, now)
         elif isinstance(record, UpdateApplied | Quarantined):
             if isinstance(record, Quarantined):
-                yield do.DeadLetterBatch(record)
+                yield self._letter(record)
             elif (square := self._aggregation.read_back(record)) is not UNSET:
                 self._observe(record.version, square)
             yield from self._published(self._publisher.publish())
@@ -790,6 +799,9 @@ class Leader:
                 " resume the job",
                 traceback,
             )
+
+    def _letter(self, record: Quarantined) -> do.DeadLetterBatch:
+        return do.DeadLetterBatch(record, self._ledger.topic_ids(record.batch.address))
 
     def _expire_gone(self) -> Iterator[CoordinatorCommand]:
         """Settle batches that waited when their records were lost: nobody can read them again.

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.core.messages import Batch, BatchReady, Opened
+from common.core.messages import Batch, BatchReady, Opened, topic_id_of
 from common.core.spans import LogPosition, Partition, Span
 
 if TYPE_CHECKING:
     from common.core.messages import ControlRecord, LogPositions, Openings, Positions
     from common.core.snapshots import Snapshot
+    from common.core.spans import Address
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -92,6 +93,11 @@ class Ledger:
         if partition in self._opened:
             return self._opened[partition][-1].generation
         return 0 if partition in self._claimed else None
+
+    def topic_ids(self, address: Address) -> dict[Partition, str]:
+        """Return Kafka's ids of the topics that spans were claimed of, as far as they are known."""
+        found = {span.place: topic_id_of(self._opened, span) for span in address}
+        return {place: topic_id for place, topic_id in found.items() if topic_id}
 
     def end_in_log(self, span: Span) -> int:
         """Up to where an accepted span's offsets are still those of its records.

@@ -155,6 +155,12 @@ Openings: TypeAlias = dict[Partition, tuple[Opened, ...]]  # those that counted,
 LogPositions: TypeAlias = dict[Partition, LogPosition]  # after the last record that is claimed
 
 
+def topic_id_of(opened: Openings, span: Span) -> str:
+    """Return Kafka's id of the topic that a span was claimed of; empty: not known."""
+    openings = opened.get(span.place, ())
+    return next((each.topic_id for each in openings if each.generation == span.generation), "")
+
+
 class Batch(msgspec.Struct, frozen=True, gc=False):
     """An accepted batch: its identity is its control offset, its content its address."""
 
@@ -358,6 +364,8 @@ class GroupStatus(msgspec.Struct, frozen=True, gc=False):
     left_out: dict[WorkerId, str] = {}  # who lives and cannot be one, and why
     stage: int = 0  # 1 to 3, where slices have owners; 0: not known yet, or they have none
     owners: tuple[WorkerId, ...] = ()  # of slices
+    # Who copies the weights while updates wait for it, and how many seconds they do at most.
+    waits: dict[WorkerId, float] = {}
 
 
 class LeaderStatus(msgspec.Struct, frozen=True, gc=False):
@@ -384,9 +392,8 @@ class LeaderStatus(msgspec.Struct, frozen=True, gc=False):
         return opened[-1].generation if opened else 0
 
     def topic_id(self, span: Span) -> str:
-        """Kafka's id of the topic that a span was claimed of; empty: not known."""
-        openings = self.opened.get(span.place, ())
-        return next((o.topic_id for o in openings if o.generation == span.generation), "")
+        """Return Kafka's id of the topic that a span was claimed of; empty: not known."""
+        return topic_id_of(self.opened, span)
 
     def place(self, partition: Partition) -> LogPosition:
         """Where a reader begins: after the last record that is claimed, as far as that is known."""

@@ -1016,6 +1016,15 @@ class JobProgress:
             if WORKER + worker not in self.seen.unable
         )
 
+    def _copying(self) -> str:
+        """Return for whom updates wait, and how long at most."""
+        group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
+        return "; ".join(
+            f"updates wait up to {most_s:g} s for {worker}, which copies the weights"
+            for worker, most_s in (sorted(group.waits.items()) if group else ())
+            if most_s > QUIET_S
+        )
+
     def _handing_over(self, now: float) -> State | None:
         """Others are to hold the weights, and wait for the newest version to be stored."""
         holds = self._history.slices
@@ -1025,7 +1034,8 @@ class JobProgress:
         return State("degraded", f"{why}: if that lasts, is object storage reachable?")
 
     def _degraded(self) -> State | None:
-        if told := [*filter(None, (self._told_left_out(), self._unable(workers=True)))]:
+        troubles = (self._told_left_out(), self._copying(), self._unable(workers=True))
+        if told := [*filter(None, troubles)]:
             return State("degraded", "; ".join(told))
         if waiting := self.seen.waiting:
             why = "records wait for a schema that no registry gives; see the log"

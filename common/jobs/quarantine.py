@@ -88,8 +88,9 @@ class Quarantine:
     """
 
     def __init__(self, log: Log, job: str) -> None:
+        self.job = job
         self._log = log
-        self._job = topics.job_name(job)
+        self._name = topics.job_name(job)
         self._topic = topics.updates_topic(job)
         self._history = History()
         self._replayed = set[int]()
@@ -121,7 +122,7 @@ class Quarantine:
     def choose(self, offsets: Sequence[int] | None) -> list[Batch]:
         """As the function does, and each whole."""
         poison = {batch.offset: batch for batch in self._history.poison}
-        return [poison[offset] for offset in choose(self._job, self.listed(), offsets)]
+        return [poison[offset] for offset in choose(self._name, self.listed(), offsets)]
 
     def replayed(self) -> list[Batch]:
         """Batches that are quarantined for good because their records are written anew."""
@@ -170,7 +171,7 @@ class Quarantine:
             if not writer.flush(_DELIVERED_S):
                 raise UnavailableError(
                     f"{self._topic}: Kafka has not confirmed all records; `doll audit"
-                    f" {self._job} --json` tells which of them count"
+                    f" {self._name} --json` tells which of them count"
                 )
         finally:
             writer.close()

@@ -1,9 +1,11 @@
 """Writes records that could not be used to a topic anew, each once, whatever is killed meanwhile.
 
-A new record and a note of it in the dead-letter topic are one transaction of Kafka: who is killed
-leaves both or neither, and the next one goes on with what has no note. All write under one name, so
-that two cannot work at a time. A batch's quarantine is made final before: of a requeue and a replay
-one counts. One that was killed between the two is found by its `Replayed` without a note.
+New records and notes of them in the dead-letter topics are one transaction of Kafka: a process that
+is killed leaves both or neither, and the next one goes on with what has no note. What counts is the
+record (topic id, partition, offset) and the topic that it is written to, so a record that two jobs
+could not use is written once. All write under one name, so that two cannot work at a time. A
+batch's quarantine is made final before: of a requeue and a replay one counts. A batch whose replay
+was interrupted between the two is found by its `Replayed` without a note.
 
 A new record says in a header where its first one was. If it fails again, it has gone round once:
 it is written no more unless somebody wants that, or records would go round for ever.
@@ -12,15 +14,24 @@ it is written no more unless somebody wants that, or records would go round for 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common.core.messages import Batch, Replayed
-from common.core.spans import Partition, Span
+from common.core.spans import LogPosition, Partition, Span
 from common.errors import ExpiredError, UnavailableError, UnknownTopicError
 from common.ports.servers import Bounds, Log, LogRecord, NewRecord, NewTopic, Tail
-from common.topics.dead_letters import DeadLetter, note_of, read_letters
+from common.topics.dead_letters import (
+    NOTED,
+    DeadLetter,
+    LettersRead,
+    Note,
+    Place,
+    offsets_of,
+    read_letters,
+)
 from common.topics.names import dead_letter_topic
+from common.topics.read import identified
 
 if TYPE_CHECKING:
     from common.jobs.quarantine import Quarantine
@@ -43,6 +54,70 @@ class ReplayedLetters(NamedTuple):
     cut: int  # left out: neither the record nor the whole of its value is there any more
 
 
+class _New(NamedTuple):
+    """A record as it is written anew."""
+
+    place: Place  # where the first one is
+    offset: int
+    record: NewRecord
+
+
+class _Letters:
+    """Dead letters of some streams, read once."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._read = dict[str, LettersRead]()
+        self._jobs = dict[Place, Callable[[int], frozenset[str]]]()
+
+    def of(self, stream: str) -> LettersRead:
+        """Return the letters of a stream."""
+        if stream not in self._read:
+            self._read[stream] = read_letters(self._log, stream)
+        return self._read[stream]
+
+    def letter(self, job: str, batch: Batch, span: Span) -> tuple[Place, int]:
+        """Return which partition a batch's span is of, and where its letter is; -1: nowhere."""
+        for each in self.of(span.topic).letters:
+            same = each.is_batch and each.job == job and each.span[:4] == span[:4]
+            if same and each.batch in {None, batch}:
+                return each.place, each.at
+        return Place(identified(self._log, span.place, 0).topic_id, span.place), -1
+
+    def missing(self, job: str, batch: Batch, to: str | None) -> Iterator[tuple[Place, int]]:
+        """Yield the records of a batch that were not written to a topic; None: to none at all."""
+        for span in batch.address:
+            place, at = self.letter(job, batch, span)
+            covers = self.of(span.topic).notes.covers
+            target = to if to is None else to or span.topic
+            for offset in offsets_of(span, batch):
+                if not covers(place, offset, job, at, target):
+                    yield place, offset
+
+    def notes(self, written: Iterable[tuple[Place, int]], to: str) -> list[Note]:
+        """Return notes that name each of these records, and count them as written.
+
+        Args:
+            written: Records.
+            to: Topic; empty: the stream of each.
+        """
+        notes = list[Note]()
+        for place, offset in sorted(written):
+            stream = place.partition.topic
+            if place not in self._jobs:
+                self._jobs[place] = self.of(stream).jobs(place)
+            note = Note(place, offset, offset + 1, to or stream, self._jobs[place](offset))
+            last = notes[-1] if notes else None
+            goes_on = last is not None and last._replace(start=offset, end=offset + 1) == note
+            if last is not None and goes_on and last.end == offset < last.start + NOTED:
+                notes[-1] = last._replace(end=offset + 1)
+            else:
+                notes.append(note)
+        for note in notes:
+            self.of(note.place.partition.topic).notes.add(note)
+        return notes
+
+
 class Replayer:
     """Takes the name for itself: what another one had begun is over, or will be no more.
 
@@ -54,16 +129,21 @@ class Replayer:
         self._log = log
         self._by = by
         self._transactions = log.transactions(NAME)
+        self._letters = _Letters(log)  # read from now on: nobody else writes notes any more
 
     def close(self) -> None:
         """Let go of the connection."""
         self._transactions.close()
 
+    def letters(self, stream: str) -> LettersRead:
+        """Return the letters of a stream, and what was written anew so far."""
+        return self._letters.of(stream)
+
     def records(self, letters: Iterable[DeadLetter], to: str, *, again: bool) -> ReplayedLetters:
-        """Write the records anew that letters are about, whoever of several jobs wrote those.
+        """Write the records anew that letters are about, each once.
 
         Args:
-            letters: About records, and without a note.
+            letters: Letters about records of one stream that were not written to the topic.
             to: The topic; in the stream itself each goes to its partition.
             again: Also those that were written anew before.
 
@@ -71,20 +151,24 @@ class Replayer:
             OutsideError: If they cannot be written; those that are will not be again.
         """
         counts = dict[Outcome, int].fromkeys(("new", "again", "cut"), 0)
-        waiting, size = list[NewRecord](), 0
-        for letter, new in _anew(self._log, letters, to, again=again):
-            if not isinstance(new, NewRecord):
+        waiting, size = list[_New](), 0
+        for new in _anew(self._log, letters, to, again=again):
+            if not isinstance(new, _New):
                 counts[new] += 1
                 continue
-            waiting += new, note_of(letter.span, letter.key, to)
-            size += len(new.value or b"")
-            if len(waiting) >= 2 * _RECORDS or size >= _BYTES:
-                self._transactions.write(waiting)
-                counts["new"] += len(waiting) // 2
+            counts["new"] += 1
+            waiting.append(new)
+            size += len(new.record.value or b"")
+            if len(waiting) >= _RECORDS or size >= _BYTES:
+                self._write(waiting, to)
                 waiting, size = [], 0
         if waiting:
-            self._transactions.write(waiting)
-        return ReplayedLetters(counts["new"] + len(waiting) // 2, counts["again"], counts["cut"])
+            self._write(waiting, to)
+        return ReplayedLetters(counts["new"], counts["again"], counts["cut"])
+
+    def _write(self, new: list[_New], to: str) -> None:
+        notes = self._letters.notes(((each.place, each.offset) for each in new), to)
+        self._transactions.write([each.record for each in new] + [each.record for each in notes])
 
     def batch(self, quarantine: Quarantine, batch: Batch, at_s: float, to: str = "") -> int | None:
         """Write the records of a quarantined batch anew, and make its quarantine final before.
@@ -96,77 +180,90 @@ class Replayer:
             to: The topic; empty: the streams that they are of.
 
         Returns:
-            How many; None if it was taken back meanwhile, and nothing was done.
+            Number of records written, without those that were written for another job before; None
+            if the batch was taken back meanwhile, and nothing was done.
 
         Raises:
             ExpiredError: If some are gone; nothing was done.
             OutsideError: If they cannot be written now; whoever tries again goes on.
         """
-        records = _records_of(self._log, batch)  # first: what cannot be read must not be sealed
+        # First: what cannot be read must not be sealed.
+        records = _records_of(self._log, batch, self._letters, quarantine.job)
         if batch not in quarantine.replayed():
             (counted,) = quarantine.write([Replayed(batch, self._by, at_s)])
             if not counted:
                 return None
+        missing = list(self._letters.missing(quarantine.job, batch, to))
+        if not missing:
+            return 0
         letters = {dead_letter_topic(span.topic) for span in batch.address}
         self._log.create_topics([NewTopic(each, kept_forever=True) for each in sorted(letters)])
-        self._transactions.write(
-            [
-                *(_new(span, record, to or span.topic) for span, record in records),
-                *(note_of(span, str(span).encode(), to or span.topic) for span in batch.address),
-            ]
-        )
-        return len(records)
+        new = [
+            _new(place.partition, records[place.partition, offset], to or place.partition.topic)
+            for place, offset in missing
+            if (place.partition, offset) in records  # else compaction left none there
+        ]
+        notes = self._letters.notes(missing, to)
+        self._transactions.write([*new, *(note.record for note in notes)])
+        return len(new)
 
 
 def unfinished(log: Log, quarantine: Quarantine) -> list[Batch]:
     """Batches whose quarantine is final, and whose records were not written anew yet."""
-    batches = quarantine.replayed()
-    streams = {span.topic for batch in batches for span in batch.address}
-    notes = {key for stream in streams for key in read_letters(log, stream).replayed}
-    return [each for each in batches if str(each.address[0]).encode() not in notes]
+    letters, job = _Letters(log), quarantine.job
+    return [each for each in quarantine.replayed() if any(letters.missing(job, each, None))]
 
 
 def _anew(
     log: Log, letters: Iterable[DeadLetter], to: str, *, again: bool
-) -> Iterator[tuple[DeadLetter, NewRecord | Outcome]]:
-    """Each letter with its record as it is written anew, or why it is not."""
-    by_key = {letter.key: letter for letter in letters}  # of several jobs, perhaps
-    readers = dict[Partition, _Reader]()
-    for letter in sorted(by_key.values(), key=lambda each: each.span):
-        if letter.span.place not in readers:
-            readers[letter.span.place] = _Reader(log, letter.span.place)
-        record = readers[letter.span.place].at(letter.span.start)
-        if record is None or not letter.is_of(record):  # retention, or a topic made anew
+) -> Iterator[_New | Outcome]:
+    """Yield each record that letters are about as it is written anew, or why it is not."""
+    by_record = dict[tuple[Place, int], DeadLetter]()  # of several jobs, perhaps
+    for letter in letters:
+        at = letter.place, letter.span.start
+        if at not in by_record or letter.is_whole:
+            by_record[at] = letter
+    readers = dict[Place, _Reader]()
+    for (place, offset), letter in sorted(by_record.items(), key=lambda item: item[0]):
+        if place not in readers:
+            readers[place] = _Reader(log, place)
+        record = readers[place].at(offset)
+        if record is None or not letter.is_of(record):  # retention, or records that Kafka lost
             if not letter.is_whole:
-                yield letter, "cut"
+                yield "cut"
                 continue
-            partition = letter.span.partition if to == letter.span.topic else None
-            headers = ((FROM, letter.key),)
-            yield letter, NewRecord(to, letter.value, None, headers, partition)
-        elif FROM in dict(record.headers) and not again:
-            yield letter, "again"
+            record = LogRecord(offset, None, letter.value)
+        if FROM in dict(record.headers) and not again:
+            yield "again"
         else:
-            yield letter, _new(letter.span, record, to)
+            yield _New(place, offset, _new(place.partition, record, to))
     for reader in readers.values():
         reader.close()
 
 
-def _new(span: Span, record: LogRecord, to: str) -> NewRecord:
-    first = f"{span.topic}[{span.partition}]@{record.offset}".encode()
+def _new(place: Partition, record: LogRecord, to: str) -> NewRecord:
+    first = f"{place}@{record.offset}".encode()
     headers = record.headers if FROM in dict(record.headers) else (*record.headers, (FROM, first))
-    partition = span.partition if to == span.topic else None
-    return NewRecord(to, record.value, record.key, headers, partition)
+    return NewRecord(
+        to, record.value, record.key, headers, place.index if to == place.topic else None
+    )
 
 
 class _Reader:
-    """Reads single records of a partition by their offsets, which only grow."""
+    """Reads single records of a partition by their offsets, which only grow.
 
-    def __init__(self, log: Log, place: Partition) -> None:
-        self.place = place
+    A topic that was made anew since holds none of them.
+    """
+
+    def __init__(self, log: Log, place: Place) -> None:
+        self.place = place.partition
         self._log = log
         try:
-            self._bounds = log.bounds(place)
+            self._bounds = log.bounds(self.place)
         except UnknownTopicError:
+            self._bounds = Bounds(0, 0)
+        self._topic_id = identified(log, self.place, 0).topic_id
+        if "" != place.topic_id != self._topic_id != "":
             self._bounds = Bounds(0, 0)
         self._tail: Tail | None = None
         self._read = deque["LogRecord"]()
@@ -183,7 +280,8 @@ class _Reader:
         if tail is None or offset > tail.position() + _READ_RECORDS:
             self.close()
             self._read.clear()
-            tail = self._tail = self._log.tail(self.place, offset)
+            known = LogPosition(offset, self._topic_id)
+            tail = self._tail = self._log.tail(self.place, known)
         while True:
             while self._read and self._read[0].offset < offset:
                 self._read.popleft()
@@ -201,23 +299,23 @@ class _Reader:
             self._tail.close()
 
 
-def _records_of(log: Log, batch: Batch) -> list[tuple[Span, LogRecord]]:
-    """The records that a batch was to be trained on, each with the span that it is of.
+def _records_of(
+    log: Log, batch: Batch, letters: _Letters, job: str
+) -> dict[tuple[Partition, int], LogRecord]:
+    """Return the records that a batch was to be trained on, in the order of its spans.
 
     Raises:
         ExpiredError: If some are gone.
         UnavailableError: If Kafka does not give them in time.
     """
-    bad = {(s.topic, s.partition, offset) for s in batch.skipped for offset in s.offsets}
-    found: list[tuple[Span, LogRecord]] = []
+    found = dict[tuple[Partition, int], LogRecord]()
     for span in batch.address:
-        reader = _Reader(log, span.place)
+        place, _ = letters.letter(job, batch, span)
+        reader = _Reader(log, place)
         try:
-            found += [
-                (span, record)
-                for offset in range(span.start, span.end)
-                if (*span.place, offset) not in bad and (record := reader.at(offset)) is not None
-            ]
+            for offset in offsets_of(span, batch):
+                if (record := reader.at(offset)) is not None:
+                    found[span.place, offset] = record
         finally:
             reader.close()
     if len(found) < batch.samples:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
+from secrets import token_hex
 from time import time
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
@@ -85,6 +86,9 @@ class JobRecord(NamedTuple):
     # What was known of the logs below the first positions, when these were resolved.
     known: LogPositions = {}  # noqa: RUF012 -- read only
     read_from: ReadFrom = ""  # likewise, streams' topics that were created anew
+    # Secret by which coordinators know each other's hot snapshots in Redis: it is in Kafka alone.
+    # Empty: they believe whatever is there.
+    seal: str = ""
 
     @property
     def id(self) -> str:
@@ -125,6 +129,7 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     # Kafka's, of the last records below `first`, in that order; none where none is known.
     epochs: list[int] = []
     read_from: ReadFrom = ""
+    seal: str = ""
     format: int = 1
 
 
@@ -261,6 +266,7 @@ class JobStore:
                 request=request,
                 incarnation=incarnation,
                 known=known,
+                seal=token_hex(16),
             )
             _check_size(record)
             self._make_topics(record)

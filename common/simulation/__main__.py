@@ -6,29 +6,26 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 from rich.console import Console
 from rich.progress import track
 
-from common.simulation.faults.cluster import (
-    Cluster,
-    Outcome,
-    run_frozen_seed,
-    run_group_seed,
-    run_seed,
-    run_seeds,
-    run_slices_seed,
-    shrink,
-)
-from common.simulation.faults.scenario import Scenario, from_seed, frozen, grouped, sliced
+from common.simulation.faults.cluster import Cluster, Outcome, run_seed, run_seeds, shrink
+from common.simulation.faults.scenario import WORLDS, Scenario
 
+_HELP = {
+    "group": "members hold the weights and add gradients up",
+    "slices": "members hold the weights, and each slice of them has owners",
+    "forged": "members hold the weights, and somebody forges their reports",
+    "frozen": "processes stand still for seconds",
+    "builds": "some workers have another build of the task",
+}
 EXAMPLES = """examples:
   python -m common.simulation --seeds 0 1000     check seeds 0 to 999
   python -m common.simulation --first            stop at the first seed that fails
-  python -m common.simulation --group            members hold the weights and add gradients up
-  python -m common.simulation --slices           likewise, each slice of them has owners
-  python -m common.simulation --frozen           processes stand still for seconds
+  python -m common.simulation --group            check another kind of world
   python -m common.simulation --story 42         tell what happens under seed 42
   python -m common.simulation --shrink 42        find the smallest world that still fails as 42 does
 """
@@ -48,37 +45,34 @@ def main() -> int:
     what.add_argument("--seeds", nargs=2, type=int, metavar=("FROM", "TO"), default=(0, 1000))
     what.add_argument("--story", type=int, metavar="SEED")
     what.add_argument("--shrink", type=int, metavar="SEED")
-    layout = parser.add_mutually_exclusive_group()
-    layout.add_argument("--group", action="store_true", help="members hold the weights")
-    layout.add_argument("--slices", action="store_true", help="members own slices of the weights")
-    layout.add_argument("--frozen", action="store_true", help="processes stand still for seconds")
+    worlds = parser.add_mutually_exclusive_group()
+    for option, text in _HELP.items():
+        worlds.add_argument(
+            f"--{option}", dest="world", action="store_const", const=option, help=text
+        )
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     arguments = parser.parse_args()
     console = Console(stderr=True)
-    group = "slices" if arguments.slices else "group" if arguments.group else ""
+    world = arguments.world or ""
     if arguments.story is not None or arguments.shrink is not None:
         seed = arguments.shrink if arguments.story is None else arguments.story
-        scenario = grouped(from_seed(seed)) if group else from_seed(seed)
-        scenario = sliced(scenario) if arguments.slices else scenario
-        scenario = frozen(seed) if arguments.frozen else scenario
-        return _tell(scenario, console, small=arguments.story is None)
+        return _tell(WORLDS[world](seed), console, small=arguments.story is None)
     began = perf_counter()
-    run = {"": run_seed, "group": run_group_seed, "slices": run_slices_seed}[group]
-    run = run_frozen_seed if arguments.frozen else run
+    run = partial(run_seed, world=world)
     outcomes = _check(range(*arguments.seeds), run, console, first=arguments.first)
-    _report(outcomes, perf_counter() - began, group)
+    _report(outcomes, perf_counter() - began, world)
     failed = any(outcome.failure for outcome in outcomes) or (
-        len(outcomes) >= ENOUGH and not all(_ways(outcomes, group).values())
+        len(outcomes) >= ENOUGH and not all(_ways(outcomes, world).values())
     )
     return EXIT_VIOLATED if failed else 0
 
 
-def _ways(outcomes: list[Outcome], group: str) -> dict[str, int]:
-    """How many updates were made in each way that is not the paper's, or not as the one before."""
-    if group:
+def _ways(outcomes: list[Outcome], world: str) -> dict[str, int]:
+    """Count what some world of this kind must have met."""
+    if world in ("group", "slices", "forged"):
         among = sum((outcome.among for outcome in outcomes), Counter[str]())
         members = ["broken", "adopted", "copied", "torn", "fallen back", "switched"]
-        return {way: among[way] for way in members + ["moved"] * (group == "slices")}
+        return {way: among[way] for way in members + ["moved"] * (world == "slices")}
     ways = ("stale", "lone", "walked", "switched", "changed", "tuned")
     return {way: sum(getattr(o, way) for o in outcomes) for way in ways}
 
@@ -95,13 +89,13 @@ def _check(
     return outcomes
 
 
-def _report(outcomes: list[Outcome], seconds: float, group: str) -> None:
+def _report(outcomes: list[Outcome], seconds: float, world: str) -> None:
     failures = [outcome for outcome in outcomes if outcome.failure]
     totals = (
         f"{len(outcomes)} seeds",
         f"{len(failures)} failures",
         f"{sum(outcome.updates for outcome in outcomes)} updates",
-        *(f"{count} {way}" for way, count in _ways(outcomes, group).items()),
+        *(f"{count} {way}" for way, count in _ways(outcomes, world).items()),
         f"{sum(outcome.takeovers for outcome in outcomes)} leaders",
         f"{sum(outcome.quarantined for outcome in outcomes)} batches quarantined",
         f"{sum(outcome.requeued for outcome in outcomes)} taken back",

@@ -64,7 +64,9 @@ from common.errors import FutureFormatError, WireError
 from common.wire.vectors import decode_sparse, encode_sparse
 
 _LONGEST_S = 1e9  # decades; a sum of such durations is finite
+_LATEST_S = 1e11  # since 1970: the year 5138
 _FASTEST_PER_S = 1e12  # records; products with it are finite
+_LARGEST_SUM = 1e300  # of losses, metrics, squares: sums of these are finite, those of float32 less
 _STAGES = 3  # of AgileML
 _NAME = 64  # characters of a name that we make: 16
 _ADDRESS = 64  # characters of host:port, numeric
@@ -87,6 +89,11 @@ def _check_epoch(field: str, value: int) -> None:
 
 def _check_finite(field: str, value: float) -> None:
     _need(math.isfinite(value), field, value, "a finite number")
+
+
+def _check_sum(field: str, value: float) -> None:
+    well = -_LARGEST_SUM <= value <= _LARGEST_SUM
+    _need(well, field, value, f"a number from -{_LARGEST_SUM:g} to {_LARGEST_SUM:g}")
 
 
 def _check_rate(field: str, value: float) -> None:
@@ -464,6 +471,14 @@ def check_reply(reply: Reply) -> None:
             _check_word(reply)
 
 
+def _check_square(square: float) -> None:
+    _need(0 <= square <= _LARGEST_SUM, "square", square, f"from 0 to {_LARGEST_SUM:g}")
+
+
+def _check_began(began_s: float) -> None:
+    _need(0 <= began_s <= _LATEST_S, "began_s", began_s, f"seconds since 1970, <= {_LATEST_S:g}")
+
+
 def _check_word(reply: Reduced | Broken | StateReport | Stored) -> None:
     """Look at what a member says of what it holds."""
     if isinstance(reply, Reduced | Broken):
@@ -472,7 +487,7 @@ def _check_word(reply: Reduced | Broken | StateReport | Stored) -> None:
         _need(reply.model.version == last, "model", reply.model, f"of version {last}")
     if isinstance(reply, Reduced):
         _check_count("digest", reply.digest)
-        _check_rate("square", reply.square or 0.0)
+        _check_square(reply.square or 0.0)
     if isinstance(reply, StateReport | Broken):
         for member in reply.unreachable:
             _check_member("unreachable", member)
@@ -482,7 +497,7 @@ def _check_word(reply: Reduced | Broken | StateReport | Stored) -> None:
         _check_count("origin", reply.origin)
         _check_count("numbers", reply.numbers)
         _need(len(reply.address) <= _ADDRESS, "address", reply.address, "host:port")
-        _check_finite("began_s", reply.began_s or 0.0)
+        _check_began(reply.began_s or 0.0)
         _check_count("room", reply.room or 0)
     if isinstance(reply, StateReport | Stored):
         _check_slices("slices", reply.slices)
@@ -497,14 +512,13 @@ def _check_answer(reply: Gradient | GradientReady | Failed) -> None:
         _check_count("life", reply.life)
     if isinstance(reply, Gradient | GradientReady):
         _check_count("samples", reply.samples)
-        _check_finite("loss_sum", reply.loss_sum)
-        sums = reply.metric_sums
-        _check_metrics("metric_sums", {name: total for name, (total, _) in sums.items()})
-        measured = {name: samples for name, (_, samples) in sums.items()}
-        _check_measured("metric_sums", measured, reply.samples)
+        _check_sum("loss_sum", reply.loss_sum)
+        for name, (total, samples) in reply.metric_sums.items():
+            _check_sum(f"metric_sums[{name!r}]", total)
+            _check_measured("metric_sums", {name: samples}, reply.samples)
         _check_seconds("seconds", reply.seconds)
         _check_rate("local_rate", reply.local_rate or 0.0)
-        _check_rate("square", reply.square or 0.0)
+        _check_square(reply.square or 0.0)
         if traffic := reply.traffic or ():
             _check_count("traffic.life", traffic.life)
             _check_count("traffic.total", traffic.total)

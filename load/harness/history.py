@@ -100,4 +100,4 @@ def write(settings: Settings, log: Log, record: JobRecord, updates: int) -> None
     store = CheckpointStore(open_blobs(settings), job)
     store.save(checkpoint.name, to_parts(checkpoint), time.time(), samples=updates, loss=0.5)
     with closing(open_board(settings, job)) as board:
-        board.put_snapshot(epoch, to_bytes(hot), "c1")
+        board.put_snapshot(epoch, to_bytes(hot, record.seal), "c1")

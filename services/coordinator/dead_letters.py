@@ -1,9 +1,9 @@
 """Write dead letters: records that did not decode, and the addresses of quarantined batches.
 
-At least once, identified by topic, partition and offset. Bad records are read back, so that each
-dead letter holds the bytes themselves; this takes its time, so it is an actor apart. A snapshot is
-published only after the letters ordered before it are delivered, because a leader that starts from
-it will not write them again.
+At least once: a letter that is written twice has the same key. Bad records are read back, so that
+each dead letter holds the bytes themselves; this takes its time, so it is an actor apart. A leader
+publishes a snapshot only after the letters ordered before it are delivered, because a leader that
+starts from the snapshot will not write them again.
 
 A record that a producer could write may be too large to be written again: clients refuse what is
 above their own limit, and a dead-letter topic may take less than its stream. Then its letter has
@@ -20,7 +20,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
-from common.core.messages import Quarantined, Skipped
+from common.core.commands import DeadLetterBatch, DeadLetterRecords
 from common.core.spans import Span
 from common.errors import (
     BrokenWriterError,
@@ -91,7 +91,7 @@ READ_RECORDS = 100  # at once: Kafka's records are of a megabyte at most, good o
 RETRY_S = 0.5
 FLUSH_S = 5.0
 
-Letters: TypeAlias = tuple[Skipped, ...] | Quarantined  # of one claim, or one batch
+Letters: TypeAlias = DeadLetterRecords | DeadLetterBatch  # of one claim, or one batch
 
 
 class SharedSpans:
@@ -226,10 +226,10 @@ class DeadLetters:
         Returns:
             Whether to try again: one was not there, or nobody can say so now.
         """
-        if isinstance(letters, Quarantined):
-            topics = {dead_letter_topic(span.topic) for span in letters.batch.address}
+        if isinstance(letters, DeadLetterBatch):
+            topics = {dead_letter_topic(span.topic) for span in letters.record.batch.address}
         else:
-            topics = {dead_letter_topic(record.topic) for record in letters}
+            topics = {dead_letter_topic(record.topic) for record in letters.skipped}
         try:
             missing = sorted(topics - self._source.describe(topics).keys())
             if missing:
@@ -241,11 +241,16 @@ class DeadLetters:
         return bool(missing)
 
     def _tell(self, letters: Letters) -> None:
-        if isinstance(letters, Quarantined):
-            batch, reason = letters.batch.offset, letters.reason
-            self._log.error("batch_quarantined", epoch=letters.epoch, batch=batch, reason=reason)
+        if isinstance(letters, DeadLetterBatch):
+            record = letters.record
+            self._log.error(
+                "batch_quarantined",
+                epoch=record.epoch,
+                batch=record.batch.offset,
+                reason=record.reason,
+            )
         else:
-            records, first = _count(letters), letters[0]
+            records, first = _count(letters), letters.skipped[0]
             self._log.info("dead_letters", records=records, topic=first.topic, reason=first.reason)
 
 
@@ -255,12 +260,12 @@ def written(job: str, letters: Letters, spans: SpanReader) -> Iterator[Letter]:
     Raises:
         UnavailableError: If the records cannot be read now.
     """
-    if isinstance(letters, Quarantined):
-        yield from letters_of(job, letters)
+    if isinstance(letters, DeadLetterBatch):
+        yield from letters_of(job, letters.record, letters.topic_ids)
         return
     named = {
         (record.topic, record.partition, offset): record
-        for record in letters
+        for record in letters.skipped
         for offset in record.offsets
     }
     for span in _spans_over(sorted(named)):
@@ -272,7 +277,8 @@ def written(job: str, letters: Letters, spans: SpanReader) -> Iterator[Letter]:
         for offset in range(span.start, span.end):
             record = named.get((*span.place, offset))
             if record is not None:
-                yield letter_of(job, record, offset, values.get(offset))
+                topic_id = letters.topic_ids.get(span.place, "")
+                yield letter_of(job, record, offset, values.get(offset), topic_id)
 
 
 def _spans_over(bad: Sequence[tuple[str, int, int]]) -> Iterator[Span]:
@@ -287,6 +293,6 @@ def _spans_over(bad: Sequence[tuple[str, int, int]]) -> Iterator[Span]:
 
 
 def _count(letters: Letters) -> int:
-    if isinstance(letters, Quarantined):
-        return len(letters.batch.address)
-    return sum(record.records for record in letters)
+    if isinstance(letters, DeadLetterBatch):
+        return len(letters.record.batch.address)
+    return sum(record.records for record in letters.skipped)

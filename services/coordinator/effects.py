@@ -68,6 +68,7 @@ T = TypeVar("T")
 _NO_MODEL = (UserError, MemoryError, SystemExit)  # what a task's code may come to
 INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
 UPLOAD_S = 60.0  # for the last checkpoint of a job that ends
+MOST_TOLD = 200  # lines of one leadership about members: whoever forges names fills no disk
 FLUSH_S = 5.0
 TELL_S = 2.0  # between attempts to write down that a job is held, or at its end
 # Between attempts to begin with a job whose task is not here: somebody may install it, but an
@@ -170,6 +171,7 @@ class Effects:
         self._times = StageTimes()
         self._stated = False  # whether this leader has put its status
         self._stage = 0  # of those who own slices, in this leadership
+        self._told_of = set[tuple[str, str, str]]()  # likewise, what the log says of its members
         self._orders_lost = False  # a model or a trigger of its could not be put
         self._leader_status: LeaderStatus | None = None  # what it says
         self._triggers = ""  # the stream that its triggers are in
@@ -305,6 +307,7 @@ class Effects:
             case do.PutLeaderStatus(leader_status):
                 self._leader_status = leader_status
                 self._tell_stage(leader_status)
+                self._tell_left_out(leader_status)
                 self._put_leader_status(leader_status)
             case do.ReadHeartbeats():
                 self._exchange.alive(self._job, self._workers_told(), soon=not self.calm)
@@ -324,10 +327,8 @@ class Effects:
                     state or earlier.state,
                 )
                 self._publish()
-            case do.DeadLetterRecords(skipped):
-                self._letters.add(skipped)
-            case do.DeadLetterBatch(quarantined):
-                self._letters.add(quarantined)
+            case do.DeadLetterRecords() | do.DeadLetterBatch():
+                self._letters.add(command)
             case do.Drop(reply, reason):
                 self.dropped += 1
                 self._log.debug(
@@ -441,6 +442,20 @@ class Effects:
         before, self._stage = self._stage, group.stage
         if before not in (0, group.stage):
             self._log.info("stage_switched", before=before, stage=group.stage)
+
+    def _tell_left_out(self, leader_status: LeaderStatus) -> None:
+        """Log who takes no part in the group, and for whom updates wait: each reason once."""
+        group = leader_status.group
+        if group is UNSET:
+            return
+        told = [("left_out", worker, why) for worker, why in group.left_out.items()]
+        for worker, most_s in group.waits.items():
+            told.append(("updates_wait", worker, f"it copies the weights, {most_s:g} s at most"))
+        for event, worker, why in told:
+            if (event, worker, why) not in self._told_of and len(self._told_of) < MOST_TOLD:
+                self._told_of.add((event, worker, why))
+                log = self._log.warning if event == "left_out" else self._log.info
+                log(event, worker=worker, reason=why)
 
     @property
     def trainer(self) -> Trainer:
@@ -595,6 +610,7 @@ class Effects:
         self._log.info("leader_elected", version=snapshot.made.version)
         self._stated, self._leader_status, self._triggers = False, None, ""
         self._stage = 0
+        self._told_of.clear()
         self._orders_lost = False
         self._view, self._copy = None, b""
         if not self._members:

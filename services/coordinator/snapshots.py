@@ -19,6 +19,7 @@ from common.checkpoints.snapshot_file import (
     from_bytes,
     from_store,
     in_hand,
+    is_sealed,
     to_bytes,
     to_parts,
 )
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from common.runtime.supervisor import Supervised, Supervisor
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
 
+FORGED = (
+    "no coordinator of this job wrote it: somebody else may write to Redis; it counts for nothing"
+)
 RETRY_S = 2.0  # between attempts while object storage is unavailable
 
 
@@ -108,6 +112,10 @@ class SnapshotStore:
         found = list[FoundSnapshot]()
         for data in self._board.snapshots():
             try:
+                # First: nobody but a coordinator may say that a newer program is needed.
+                if self._record.seal and not is_sealed(data, self._record.seal):
+                    self._log.warning("hot_snapshot_forged", reason=FORGED)
+                    continue
                 found.append(self._with_weights(in_hand(from_bytes(data))))
             except CorruptError as error:
                 self._log.warning("hot_snapshot_unreadable", reason=str(error))
@@ -215,7 +223,8 @@ class SnapshotStore:
                 name = f"{self._record.spec.name} (checkpoints)"
                 self._running = self._steps.begin(name, lambda _wake, _fault: self)
             self._running.wake()
-        if not self._board.put_snapshot(saved.snapshot.by, to_bytes(saved), self._replica):
+        data = to_bytes(saved, self._record.seal)
+        if not self._board.put_snapshot(saved.snapshot.by, data, self._replica):
             self._log.info("hot_snapshot_withheld", reason="another replica has the lease")
 
     def age_s(self) -> float | None:

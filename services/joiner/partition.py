@@ -268,8 +268,9 @@ class JoinedPartition:
                 yield self._shared.records.entry(side, record)
             except ValueError as error:
                 skipped = Skipped(*place, record.offset, str(error))
+                topic_id = self._positions[side].topic_id
                 letter: Letter | None = letter_of(
-                    self._spec.to, skipped, record.offset, record.value
+                    self._spec.to, skipped, record.offset, record.value, topic_id
                 )
                 while letter is not None and len(letter.value or b"") > LARGEST_BYTES:
                     letter = letter.shortened()

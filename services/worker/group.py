@@ -142,6 +142,7 @@ class GroupLoop:
         self._share_at = 0.0  # with hot snapshots, at the earliest
         self._giving = 0  # copies that others take
         self._leaving = False
+        self._is_double = False  # another process of its name is a member
         self._fault: BaseException | None = None
         self._loaded: tuple[ModelId | None, int] = None, 0  # what gradients are computed at
         self._heard_s = 0.0  # when triggers were heard last, since 1970
@@ -319,6 +320,15 @@ class GroupLoop:
     def _follow(self, epoch: int, orders: GroupOrders) -> None:
         """Leave the group of the membership before, and form that of the next one."""
         place, members = (epoch, orders.membership.number), orders.membership.members
+        others = [each for each in members if each.worker == self._id and each != self._member]
+        if others and not self._is_double:
+            self._log.warning(
+                "left_out",
+                worker=self._id,
+                reason="another process of this name is believed, as it was heard first: stop one"
+                " of the two, or give it another --name",
+            )
+        self._is_double = bool(others)
         if self._formed is not None and self._formed.place == place:
             return
         if self._formed is not None:

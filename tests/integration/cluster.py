@@ -127,17 +127,30 @@ class Cluster:
         """Start a worker, of another job if one is named, or a coordinator."""
         self._start(service, name, ["--job", job or self.job] * (service == "worker"), settings)
 
+    def start_double(self, name: str) -> str:
+        """Start another process of a worker's name; returns what it is called here."""
+        called = f"{name}-double"
+        self._start("worker", name, ["--job", self.job], {}, called)
+        return called
+
     def start_free_worker(self, name: str, **settings: object) -> None:
         """Start a worker that goes to whichever job needs it."""
         self._start("worker", name, [], settings)
 
     def _start(
-        self, service: str, name: str, options: list[str], settings: dict[str, object]
+        self,
+        service: str,
+        name: str,
+        options: list[str],
+        settings: dict[str, object],
+        called: str = "",
     ) -> None:
         command = [sys.executable, "-m", f"services.{service}", "--name", name, *options]
         own = self.settings.model_copy(update=settings)
         environment = {**os.environ, **own.environ()}
-        self._children[name] = Child(command, self._folder / f"{name}.log", environment, forks=True)
+        called = called or name
+        log = self._folder / f"{called}.log"
+        self._children[called] = Child(command, log, environment, forks=True)
 
     def kill(self, name: str) -> None:
         """Kill a process without notice."""

@@ -216,7 +216,8 @@ def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(m
 def test_a_log_that_ends_below_what_is_known_of_it_holds_the_job(make: Make) -> None:
     cluster = make(name="lost-records", records=100)
     known = Snapshot(4, ModelId(4, 9), updates_position=14, control_position=3, claimed={})
-    cluster.board.put_snapshot(4, to_bytes(SnapshotFile(known, b"")), "c1")
+    sealed = to_bytes(SnapshotFile(known, b""), cluster.record().seal)
+    cluster.board.put_snapshot(4, sealed, "c1")
     cluster.start("coordinator", "c1")
     await_condition(lambda: cluster.wanted() == "paused", "the job is held")
 

@@ -33,15 +33,16 @@ pytestmark = pytest.mark.kafka
 
 RECORDS = 6_000  # a transaction has 500
 KILLS = 3
+MANY = pytest.param(50, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])
 
 
-def run_and_kill(start: Callable[[int], Child], log: Log, topic: str) -> str:
+def run_and_kill(start: Callable[[int], Child], log: Log, topic: str, kills: int = KILLS) -> str:
     """Kill a command some times once it has written something, then let it end; what it said.
 
     Where this process comes late, a command has written everything, and the next one ends at once.
     """
     place, seen = Partition(topic, 0), 0
-    for kill in range(KILLS):
+    for kill in range(kills):
         child = start(kill)
 
         def began(seen: int = seen, child: Child = child) -> bool:
@@ -51,7 +52,7 @@ def run_and_kill(start: Callable[[int], Child], log: Log, topic: str) -> str:
         assert log.bounds(place).end > 0, child.last_words()
         child.kill()
         seen = log.bounds(place).end
-    child = start(KILLS)
+    child = start(kills)
     await_condition(lambda: not child.running(), "all are written")
     return child.last_words()
 
@@ -61,10 +62,12 @@ def records_in(log: Log, topic: str) -> list[LogRecord]:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("kills", [KILLS, MANY])
 def test_each_record_is_written_anew_once_however_often_the_command_is_killed(
-    apache_kafka: ApacheKafka, tmp_path: Path
+    apache_kafka: ApacheKafka, tmp_path: Path, kills: int
 ) -> None:
-    stream, fixed = "replayed", "replayed-fixed"
+    # Each record has letters of two jobs.
+    stream, fixed, count = f"replayed-{kills}", f"fixed-{kills}", max(RECORDS, 750 * kills)
     command = (sys.executable, "-m", "services.cli", "dlq", "replay", stream)
     environ = {**os.environ, "DOLL_KAFKA": apache_kafka.settings.bootstrap}
 
@@ -74,17 +77,20 @@ def test_each_record_is_written_anew_once_however_often_the_command_is_killed(
 
     with closing(KafkaLog(apache_kafka.settings)) as log, closing(log.writer()) as writer:
         log.create_topics([NewTopic(each) for each in (stream, f"{stream}.dlq", fixed)])
-        for offset in range(RECORDS):
-            value = b"%d" % offset
+        topic_id = log.describe([stream])[stream].topic_id
+        assert topic_id
+        for offset in range(count):
+            value, skipped = b"%d" % offset, Skipped(stream, 0, offset, "no label")
             writer.append(stream, value, key=b"k%d" % offset)
-            letter = letter_of("job", Skipped(stream, 0, offset, "no label"), offset, value)
-            writer.append(letter.topic, letter.value, key=letter.key, headers=letter.headers)
+            for job in ("one", "other"):
+                letter = letter_of(job, skipped, offset, value, topic_id)
+                writer.append(letter.topic, letter.value, key=letter.key, headers=letter.headers)
         assert writer.flush(60.0)
 
-        assert f"were written to {fixed}" in run_and_kill(replay, log, fixed)
+        assert f"were written to {fixed}" in run_and_kill(replay, log, fixed, kills)
         records = records_in(log, fixed)
     values = [int(record.value or b"") for record in records]
-    assert sorted(values) == list(range(RECORDS))
+    assert sorted(values) == list(range(count))
     first = {int(record.value or b""): dict(record.headers)["replayed_from"] for record in records}
     assert first == {value: f"{stream}[0]@{value}".encode() for value in values}
 

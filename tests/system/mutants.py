@@ -893,8 +893,8 @@ GROUP_MUTANTS = (
         (
             Edit(
                 GROUP + "state_reports.py",
-                "if worker in workers and (held.made, held.origin) == name",
-                "if worker in workers",
+                "for member, held in found if (held.made, held.origin) == name",
+                "for member, held in found",
             ),
             Edit(
                 GROUP + "replica.py",

@@ -18,6 +18,7 @@ from common.simulation.faults.cluster import (
     Cluster,
     Outcome,
     run_builds_seed,
+    run_forged_seed,
     run_frozen_seed,
     run_group_seed,
     run_seed,
@@ -29,12 +30,11 @@ from common.simulation.faults.cluster import (
 from common.simulation.faults.scenario import (
     CUTS,
     LOSSES,
+    WORLDS,
     FaultKind,
     Poison,
     Scenario,
     from_seed,
-    frozen,
-    grouped,
 )
 from tests.changes import has_changed
 from tests.system.mutants import (
@@ -55,6 +55,7 @@ FEW_SEEDS = range(20)
 GROUP_SEEDS = range(80 if CHANGED else 40)
 SLICES_SEEDS = range(40)
 FROZEN_SEEDS = range(80 if CHANGED else 40)
+FORGED_SEEDS = range(20)
 # One seed after the other, until one fails: other tests run beside it on the other processors.
 FIRST_FAILURE = """\
 import sys
@@ -97,12 +98,8 @@ def test_frozen_and_thawed_processes_break_no_invariant() -> None:
 
 
 def test_every_kind_of_fault_befalls_some_world() -> None:
-    worlds = map(from_seed, SEEDS)
-    met = Counter(
-        fault.kind
-        for world in worlds
-        for fault in (*world.faults, *grouped(world).faults, *frozen(world.seed).faults)
-    )
+    worlds = (draw(seed) for draw in WORLDS.values() for seed in SEEDS)
+    met = Counter(fault.kind for world in worlds for fault in world.faults)
 
     assert met.keys() == set(get_args(FaultKind))
     assert min(met.values()) > len(SEEDS) // 5
@@ -247,6 +244,17 @@ def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lo
     among = sum((outcome.among for outcome in outcomes), Counter[str]())
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(SLICES_SEEDS)
     assert min(among[way] for way in ("moved", "fallen back", "fetched")) > len(SLICES_SEEDS) // 4
+
+
+def test_members_whose_words_somebody_forges_lose_nothing_and_use_nothing_twice() -> None:
+    outcomes = list(run_seeds(FORGED_SEEDS, run_forged_seed))
+
+    assert not [
+        f"{outcome.failure}; replay: python -m common.simulation --forged --story {outcome.seed}"
+        for outcome in outcomes
+        if outcome.failure
+    ]
+    assert sum(outcome.updates for outcome in outcomes) > 10 * len(FORGED_SEEDS)
 
 
 # --- the simulation bites ------------------------------------------------------------------------

@@ -25,9 +25,15 @@ from msgspec.structs import replace
 from common.core import commands as do
 from common.core.group.attempts import Attempt, AttemptTimes
 from common.core.group.backups import Backups
-from common.core.group.membership import Accusations, why_apart, why_cramped
+from common.core.group.membership import (
+    Accusations,
+    why_apart,
+    why_cramped,
+    why_double,
+    why_odd,
+)
 from common.core.group.stages import servers_of, stage_of, wanted_owners
-from common.core.group.state_reports import StateReports
+from common.core.group.state_reports import LIFETIME_S, StateReports
 from common.core.messages import (
     GENESIS,
     AttemptId,
@@ -62,6 +68,17 @@ if TYPE_CHECKING:
 STILL_S = 1.0  # between looks of a leader whom nothing held up
 REPORT_S = 0.2  # between questions to members of whom nothing is known
 COPY_S = 1.0  # after which a copy that nobody spoke of is ordered again
+# An update waits for a copy this long at most, whatever members say of their weights: 600 s are
+# enough for 15 billion numbers.
+MOST_HEAL_S = 600.0
+REFUSED_S = 60.0  # that the status tells of a report that was refused, or of a silent member
+MOST_REFUSED = 20  # workers of which it tells at once
+# Attempts in a row whose results differ or are not finite before the job is held: the same batches
+# give the same again, a single forged report does not.
+CONFIRMED = 3
+SOLE = 3  # lifetimes that who alone holds something may be silent
+SILENT = "it does not answer: it stands still, or what it is said to have said was forged"
+RIVAL = "another process of its name is believed"
 AGAIN = 10  # times `heal_s` after which an update waits for the same member once more
 # Where the job's owner names no times: connections are made, and numbers sent, at least as fast.
 HEAL_S, HEALED_PER_S = 1.0, 25_000_000
@@ -143,15 +160,17 @@ class GroupAggregation:
         self._progress = snapshot.progress
         self._hot: ModelId | None = None  # the version of the newest hot snapshot
         self._offered = False  # whether this version is for evaluators
-        self._reborn = frozenset["WorkerId"]()  # of whom another process came back under the name
         # A worker that holds the newest version, as far as that is known.
         self.holder: WorkerId | None = None
+        self._unclear_since = float("inf")  # somebody lacks the weights, or nobody holds them
+        self._refused = dict["WorkerId", tuple[float, str]]()  # until when it is told, and why
+        self._doubtful = 0  # attempts in a row whose results differ, or are not finite
         self.fallback: ModelId | None = None  # the version to go back to, where the newest is lost
 
     @property
     def _heal_s(self) -> float:
         given, numbers = self._settings.heal_s, self._reports.numbers
-        return HEAL_S + numbers / HEALED_PER_S if given is None else given
+        return min(HEAL_S + numbers / HEALED_PER_S, MOST_HEAL_S) if given is None else given
 
     @property
     def _first_attempt_s(self) -> float:
@@ -211,20 +230,22 @@ class GroupAggregation:
 
     def hear(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:
         """Take in what a member says; a checkpoint may be whole by it."""
+        self._stand_still(now)
+        if why := self._why_unbelieved(reply, now):
+            return (do.Drop(reply, why),)
         member = Member(reply.worker, reply.life)
         attempt = self._attempt
         match reply:
             case StateReport():
-                self._accusations.add(member, reply.unreachable, now)
-                if self._reports.hear(reply):
-                    self._reborn |= {reply.worker}
+                self._accuse(member, reply.unreachable, now)
+                self._reports.hear(reply)
                 if member in self._copying:
                     self._copying[member] = (self._copying[member][0], float("-inf"))
             case Reduced() if attempt is not None and reply.attempt == attempt.reduce.attempt:
                 attempt.finish(member, reply)
             case Broken() if attempt is not None and reply.attempt == attempt.reduce.attempt:
                 attempt.break_off(member, reply, now)
-                self._accusations.add(member, reply.unreachable, now)
+                self._accuse(member, reply.unreachable, now)
                 if reply.reason == "lacks":
                     self._reports.forget([reply.worker])
             case Stored():
@@ -235,10 +256,46 @@ class GroupAggregation:
                 return (do.Drop(reply, "of an attempt that is over"),)
         return ()
 
+    def _why_unbelieved(self, reply: GroupReply, now: float) -> str:
+        """Return why a word counts for nothing; empty if its sender is heard."""
+        if isinstance(reply, StateReport):
+            wrong = self._reports.why_wrong(reply, self._made, self._count)
+            if wrong:
+                self._refuse(reply.worker, f"a report in its name was refused: {wrong}", now)
+                return wrong
+        if not self._reports.believes(Member(reply.worker, reply.life), now):
+            return RIVAL
+        if self._refused.get(reply.worker, (0.0, ""))[1] == SILENT:
+            del self._refused[reply.worker]
+        return ""
+
+    def is_rival(self, gradient: Gradient | GradientReady) -> bool:
+        """True if another process of its worker's name is believed."""
+        if not isinstance(gradient, GradientReady):
+            return False
+        return self._reports.is_rival(Member(gradient.worker, gradient.life))
+
+    def _accuse(self, member: Member, unreachable: Iterable[Member], now: float) -> None:
+        known = self._reports.members(self._there)
+        self._accusations.add(member, known.intersection(unreachable), now)
+
+    def _refuse(self, worker: WorkerId, reason: str, now: float) -> None:
+        """Tell in the status for a while why somebody is not believed."""
+        self._refused = {w: each for w, each in self._refused.items() if each[0] > now}
+        if worker in self._refused or len(self._refused) < MOST_REFUSED:
+            self._refused[worker] = now + REFUSED_S, reason
+
+    def _stand_still(self, now: float) -> None:
+        """Hold it against nobody that the leader itself stood still."""
+        pause_s = max(now - self._looked_at - STILL_S, 0.0) if self._there else 0.0
+        self._lost_since += pause_s
+        self._unclear_since += pause_s
+        self._reports.stood_still(pause_s)
+        self._looked_at = now
+
     def take_reborn(self) -> frozenset[WorkerId]:
         """Workers of whom another process came back under the name, since this was last asked."""
-        reborn, self._reborn = self._reborn, frozenset()
-        return reborn
+        return self._reports.take_reborn()
 
     # --- who may take part --------------------------------------------------------------------
 
@@ -253,13 +310,13 @@ class GroupAggregation:
             rounds: In flight.
             now: The time.
         """
-        # Others may have said something while the leader itself stood still.
-        self._lost_since += max(now - self._looked_at - STILL_S, 0.0) if self._there else 0.0
-        self._there, self._live, self._looked_at = there, live, now
+        self._stand_still(now)
+        self._there, self._live = there, live
         if there:
             self._patient = min(self._patient, now + REPORT_S)
-        self._reports.forget(self._reports.known - there)
-        if self._reports.unknown(there) and now >= self._asked_at + REPORT_S:
+        if gone := self._reports.known - there:
+            self._reports.gone(gone)
+        if now >= self._asked_at + self._question_s(now):
             self._asked_at, self._report, self.news = now, True, True
         if self._pending is not None:
             return
@@ -286,13 +343,44 @@ class GroupAggregation:
         if found:
             self._heal(whole, wanted, now)
             self._ask_to_store(min(whole), now)
+        self._doubt(whole, now)
         if self._membership.number or not self._reports.unknown(there) or now > self._patient:
             self._choose(members, wanted, rounds)
+
+    def _question_s(self, now: float) -> float:
+        """Time between questions what all hold: infinite if nothing is unclear."""
+        unknown = self._reports.unknown(self._there)
+        silent = {worker for worker, (_, why) in self._refused.items() if why == SILENT}
+        if unknown - silent:
+            return REPORT_S
+        unclear = unknown or self._reports.rivals(now) or self._unclear_since < float("inf")
+        return STILL_S if unclear else float("inf")
+
+    def _doubt(self, whole: frozenset[Member], now: float) -> None:
+        """Forget who does not answer while something is unclear: its words may be forged."""
+        unclear = bool(self._reports.members(self._live) - whole)
+        self._unclear_since = min(self._unclear_since, now) if unclear else float("inf")
+        if now < self._unclear_since + LIFETIME_S:
+            return
+        # Without these an update would be taken back: so they may stand still for longer.
+        needed = self._sole_holders() | (whole if len(whole) == 1 else frozenset())
+        for member in sorted(self._reports.members(self._there)):
+            patience = SOLE if member in needed and self._made != GENESIS else 1
+            heard_s = max(self._unclear_since, self._reports.heard_s(member))
+            if now >= heard_s + patience * LIFETIME_S:
+                self._reports.forget([member.worker])
+                self._copying.pop(member, None)
+                self._refuse(member.worker, SILENT, now)
 
     def _judge(self, attempt: Attempt, now: float) -> None:
         there = self._reports.members(self._there)
         self._verdict = attempt.judge(there, self._settings.copies, now)
-        if self._verdict == "whole":
+        if self._verdict in {"diverged", "different"}:
+            self._doubtful += 1
+            if self._doubtful < CONFIRMED:
+                self._end_attempt()
+        elif self._verdict == "whole":
+            self._doubtful = 0
             self._times.observe(now - attempt.begun)
         elif self._verdict == "over":
             if now >= attempt.due:  # else some were not waited for
@@ -384,9 +472,16 @@ class GroupAggregation:
 
     @property
     def status(self) -> GroupStatus:
-        """Who takes part, and who cannot."""
+        """Who takes part, who cannot, and for whom updates wait."""
         members, now = self._membership.members, self._looked_at
-        inside, left_out = {member.worker for member in members}, dict["WorkerId", str]()
+        inside = {member.worker for member in members}
+        left_out = {w: why for w, (until, why) in self._refused.items() if until > now}
+        for member in self._reports.odd(self._live):
+            left_out[member.worker] = why_odd(
+                self._reports.numbers_of(member), self._reports.numbers
+            )
+        for worker in self._reports.rivals(now):
+            left_out[worker] = why_double(worker)
         for member in self._reports.members(self._live - inside):
             apart = [m for m in members if self._accusations.between(member, m, now)]
             if apart:
@@ -399,7 +494,12 @@ class GroupAggregation:
         ranks = sorted({rank for each in self._membership.owners or () for rank in each})
         owners = tuple(members[rank].worker for rank in ranks)
         workers = tuple(member.worker for member in members)
-        return GroupStatus(workers, left_out, self._stage or 0, owners)
+        waits = {
+            member.worker: round(self._heal_s, 1)
+            for member, (since, _) in sorted(self._copying.items())
+            if now < since + self._heal_s
+        }
+        return GroupStatus(workers, left_out, self._stage or 0, owners, waits)
 
     # --- who lacks the weights ----------------------------------------------------------------
 
@@ -621,8 +721,7 @@ class GroupAggregation:
         times = list[float]()
         if self._attempt is not None:
             times.append(self._attempt.due)
-        if self._reports.unknown(self._there):
-            times.append(self._asked_at + REPORT_S)
+        times.append(self._asked_at + self._question_s(self._looked_at))
         times += [at + COPY_S for _, at in self._copying.values()]
         times += [since + self._heal_s for since, _ in self._copying.values()]
         if self._lost_since < float("inf"):

@@ -60,6 +60,22 @@ def why_cramped(room: int, count: int) -> str:
     )
 
 
+def why_double(worker: WorkerId) -> str:
+    """Return why a second process of a worker's name takes no part."""
+    return (
+        f"two processes run as {worker}: the one that was heard first is believed, the other one"
+        " takes no part; stop one of them, or give it another --name"
+    )
+
+
+def why_odd(numbers: int, of_most: int) -> str:
+    """Return why a worker takes no part whose model is not as large as the others'."""
+    return (
+        f"its model has {numbers:,} numbers, that of most workers {of_most:,}: it runs another"
+        " version of the task, or what it is said to have said was forged"
+    )
+
+
 def why_apart(worker: WorkerId, others: list[WorkerId], addresses: Mapping[WorkerId, str]) -> str:
     """Why a worker is left out that some members do not reach, or that does not reach them."""
     told = {each: f"{each} ({addresses.get(each, 'no address')})" for each in (worker, *others)}

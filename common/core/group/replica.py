@@ -143,6 +143,7 @@ class Replica:
         self._last: AttemptId | None = None  # that it entered or broke off
         self._broken: tuple[int, int] | None = None  # the membership that it has broken off in
         self._copying: Copy | None = None
+        self._is_double = False  # the leader named another process of its worker's name
         self._asked: tuple[ModelId, Slices] | None = None  # to store this, last
         self._stored = False  # that is done
         # At the version that it holds, each with its batches by value.
@@ -208,7 +209,8 @@ class Replica:
             yield ApplyResult(orders.made)
             self._hold(orders.made, 0, self._owned)
         ours = [each for each in orders.named() if each.worker == self._member.worker]
-        another = ours != [self._member] * len(ours)  # is taken for the one that has the name
+        # Another process is taken for the one that has the name: said once, and when asked.
+        before, self._is_double = self._is_double, ours != [self._member] * len(ours)
         if orders.reduce is not None and self._member in orders.membership.members:
             yield from self._enter(orders.membership, orders.reduce)
         yield from self._hear_copies(trigger.id, orders)
@@ -216,7 +218,7 @@ class Replica:
         hot, offered = orders.hot == self._member, orders.offer == self._member
         if (hot or offered) and self.whole:
             yield ShareWeights(orders.made, trigger.id.epoch, hot, offered)
-        if orders.report or first or another:
+        if orders.report or first or (self._is_double and not before):
             yield self._report()
 
     def _hear_copies(self, ordered: TriggerId, orders: GroupOrders) -> Iterator[ReplicaCommand]:

@@ -2,10 +2,15 @@
 
 A word is dated by the newest trigger that its member had heard, so one that comes late undoes none
 that is newer. A worker's name is not enough: who comes back under it holds nothing of what it held.
+
+Of two living processes of one name the one that was heard first is believed. The other one is a
+rival: it is believed once the first one has not said a word for `LIFETIME_S` although it was asked.
+Every figure of a report is held against what the job and this leader can have (`why_wrong`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
@@ -17,6 +22,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from common.core.messages import StateReport
+
+
+# Time without a word after which a process counts as gone if another one answers under its name.
+# Whoever lives answers a question within a second; a pause of a garbage collector or of a disk is
+# shorter, too.
+LIFETIME_S = 5.0
+MOST_NUMBERS = 2**40  # of a model: four TiB of float32, more than any machine holds in memory
+MOST_ACCUSED = 10_000  # members that one report may name
+
+
+class Process(NamedTuple):
+    """Process of a worker's name."""
+
+    life: int
+    heard_s: float  # when it said something last
 
 
 class Holding(NamedTuple):
@@ -35,35 +55,117 @@ class StateReports:
     def __init__(self) -> None:
         self._of = dict[WorkerId, Holding]()
         self._since: TriggerId | None = None  # that must have been heard; None: the next trigger
-        self._addresses = dict[Member, str]()  # of all that ever said one
+        self._newest: TriggerId | None = None  # of this leader's triggers
+        self._believed = dict[WorkerId, Process]()
+        self._rivals = dict[WorkerId, Process]()  # other processes of their names
+        # Since when the believed process is silent although a rival said something.
+        self._silent_since = dict[WorkerId, float]()
+        self._reborn = set[WorkerId]()
+        self._addresses = dict[Member, str]()  # of believed processes
         self._machines = dict[Member, Machine]()  # likewise
-        self.numbers = 0  # of the weights that they hold
+        self._numbers = dict[Member, int]()  # likewise, of their weights
+        # Of the weights, as most members say; of two answers that are as frequent, the smaller one.
+        self.numbers = 0
 
     def posted(self, trigger: TriggerId) -> None:
         """A trigger is posted: where all begins anew, words of earlier ones count no more."""
+        self._newest = trigger
         if self._since is None:
             self._since = trigger
             self._of = {w: holding._replace(heard=trigger) for w, holding in self._of.items()}
 
     @property
     def known(self) -> frozenset[WorkerId]:
-        """Of whom something is known."""
-        return frozenset(self._of)
+        """Workers of whom something is known."""
+        return frozenset(self._of) | self._believed.keys()
 
-    def hear(self, report: StateReport) -> bool:
-        """Take in what a member says.
+    def why_wrong(self, report: StateReport, made: ModelId, count: int) -> str:
+        """Return why a report cannot be true; empty if it can.
 
-        Returns:
-            Whether it is another process than the one that was known by its name.
+        Args:
+            report: The report.
+            made: The newest version that the leader has told members to apply.
+            count: Number of slices of the job; 0: members hold everything.
         """
+        heard, held, newest = report.heard, report.made, self._newest
+        if newest is None or heard.epoch != report.model.epoch or heard > newest:
+            return "heard: it names a trigger that the leader has not posted"
+        if held is not None and held.epoch == newest.epoch and held.version > made.version:
+            return f"made: it holds version {held.version}, the newest one is {made.version}"
+        if any(number >= count for number in report.slices or ()):
+            return f"slices: it holds slice {max(report.slices or ())}, the job has {count}"
+        if report.numbers > MOST_NUMBERS:
+            return f"numbers: its model has more than {MOST_NUMBERS} numbers"
+        if len(report.unreachable) > MOST_ACCUSED:
+            return f"unreachable: it names more than {MOST_ACCUSED} members"
+        return ""
+
+    def believes(self, member: Member, now: float) -> bool:
+        """Take in that a process said something; True if it is the one of its name to believe."""
+        worker, life = member
+        believed = self._believed.get(worker)
+        if believed is not None and believed.life != life:
+            self._rivals[worker] = Process(life, now)
+            if now < self._silent_since.setdefault(worker, now) + LIFETIME_S:
+                return False
+            self.gone([worker])
+            self._reborn.add(worker)
+        self._believed[worker] = Process(life, now)
+        self._silent_since.pop(worker, None)
+        return True
+
+    def is_rival(self, member: Member) -> bool:
+        """True if another process of its name is believed."""
+        believed = self._believed.get(member.worker)
+        return believed is not None and believed.life != member.life
+
+    def rivals(self, now: float) -> list[WorkerId]:
+        """Return the names under which two processes answer."""
+        lately = now - 2 * LIFETIME_S
+        self._rivals = {w: each for w, each in self._rivals.items() if each.heard_s > lately}
+        return sorted(self._rivals)
+
+    def take_reborn(self) -> frozenset[WorkerId]:
+        """Return the names whose rival is believed since this was last asked."""
+        reborn, self._reborn = frozenset(self._reborn), set()
+        return reborn
+
+    def heard_s(self, member: Member) -> float:
+        """Return when a believed process said something last."""
+        return self._believed.get(member.worker, Process(0, float("-inf"))).heard_s
+
+    def stood_still(self, pause_s: float) -> None:
+        """Count the time for nobody's silence in which the leader itself heard nothing."""
+        self._silent_since = {w: since + pause_s for w, since in self._silent_since.items()}
+
+    def gone(self, workers: Iterable[WorkerId]) -> None:
+        """These live no more: whatever process answers next under their names is believed."""
+        for worker in workers:
+            self._of.pop(worker, None)
+            self._believed.pop(worker, None)
+            self._rivals.pop(worker, None)
+            self._silent_since.pop(worker, None)
+        lives = {(worker, process.life) for worker, process in self._believed.items()}
+        for known in (self._addresses, self._machines, self._numbers):
+            for member in [each for each in known if each not in lives]:
+                del known[member]
+        self._count_numbers()
+
+    def _count_numbers(self) -> None:
+        counts = Counter(number for number in self._numbers.values() if number)
+        self.numbers = max(counts, key=lambda number: (counts[number], -number), default=0)
+
+    def is_odd(self, member: Member) -> bool:
+        """True if its weights are not as many as those of most members."""
+        return self._numbers.get(member, 0) not in {0, self.numbers}
+
+    def hear(self, report: StateReport) -> None:
+        """Take in what a believed process says."""
         known = self._of.get(report.worker)
         if self._since is None or report.heard < self._since:
-            return False
+            return
         if known is not None and report.heard < known.heard:
-            return False
-        if known is not None and known.life != report.life and known.heard == report.heard:
-            del self._of[report.worker]  # one of the two is dead: who answers the next question?
-            return False
+            return
         member = Member(report.worker, report.life)
         self._of[report.worker] = Holding(
             report.life, report.heard, report.made, report.origin, report.slices
@@ -71,8 +173,9 @@ class StateReports:
         self._addresses[member] = report.address
         room = None if report.room is UNSET else report.room
         self._machines[member] = Machine(member, report.tier or "spot", report.began_s or 0.0, room)
-        self.numbers = max(self.numbers, report.numbers)
-        return known is not None and known.life != report.life
+        if self._numbers.get(member) != report.numbers:
+            self._numbers[member] = report.numbers
+            self._count_numbers()
 
     def commit(
         self, finished: Iterable[Member], made: ModelId, owned: Callable[[Member], Slices]
@@ -103,26 +206,32 @@ class StateReports:
         return frozenset(workers) - self._of.keys()
 
     def is_gone(self, there: Collection[WorkerId]) -> Callable[[Member], bool]:
-        """Tells of a member whether it lives no more, where these workers do."""
-        known = {worker: held.life for worker, held in self._of.items()}
-        return lambda m: m.worker not in there or known.get(m.worker, m.life) != m.life
+        """Return a function that is True for a member that lives no more, if these workers do."""
+        return lambda member: member.worker not in there or self.is_rival(member)
 
     def members(self, workers: Collection[WorkerId]) -> frozenset[Member]:
-        """Those of these that are known."""
-        return frozenset(Member(w, held.life) for w, held in self._of.items() if w in workers)
+        """Return the members among these workers that are known, and whose weights fit."""
+        found = (Member(w, held.life) for w, held in self._of.items() if w in workers)
+        return frozenset(each for each in found if not self.is_odd(each))
+
+    def odd(self, workers: Collection[WorkerId]) -> list[Member]:
+        """Return the members among these workers whose weights are not as many as of most."""
+        found = (Member(w, held.life) for w, held in self._of.items() if w in workers)
+        return sorted(each for each in found if self.is_odd(each))
+
+    def numbers_of(self, member: Member) -> int:
+        """Return how many numbers its weights have, as it says."""
+        return self._numbers.get(member, 0)
 
     def whole(self, workers: Collection[WorkerId], made: ModelId, origin: int) -> frozenset[Member]:
-        """Those of these that hold a version."""
+        """Return the members among these workers that hold a version."""
         name = (made, origin if made == GENESIS else 0)
-        return frozenset(
-            Member(worker, held.life)
-            for worker, held in self._of.items()
-            if worker in workers and (held.made, held.origin) == name
-        )
+        found = ((each, self._of[each.worker]) for each in self.members(workers))
+        return frozenset(member for member, held in found if (held.made, held.origin) == name)
 
     def origins(self, workers: Collection[WorkerId]) -> frozenset[int]:
-        """Lives of the members that made the weights of version 0 that are held."""
-        held = (holding for worker, holding in self._of.items() if worker in workers)
+        """Return the lives of the members that made the weights of version 0 that are held."""
+        held = (self._of[each.worker] for each in self.members(workers))
         return frozenset(each.origin for each in held if each.made == GENESIS)
 
     def slices(self, member: Member, count: int) -> frozenset[int]:
@@ -142,10 +251,8 @@ class StateReports:
 
     def versions(self, workers: Collection[WorkerId], count: int) -> frozenset[ModelId]:
         """Versions of which the weights are held, and the optimizer's state of so many slices."""
-        held = [(w, self._of[w]) for w in workers if w in self._of]
         found = dict[ModelId, set[int]]()
-        for worker, holding in held:
-            if holding.made is not None:
-                slices = self.slices(Member(worker, holding.life), count)
-                found.setdefault(holding.made, set()).update(slices)
+        for member in self.members(workers):
+            if (made := self._of[member.worker].made) is not None:
+                found.setdefault(made, set()).update(self.slices(member, count))
         return frozenset(made for made, slices in found.items() if len(slices) == count)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -30,12 +31,8 @@ from common.simulation.faults.scenario import (
     MOST_WORKERS,
     OPERATORS,
     SOON_S,
-    from_seed,
-    frozen,
-    grouped,
-    of_two_builds,
+    WORLDS,
     sizes_of,
-    sliced,
 )
 from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import DIGEST, World
@@ -338,6 +335,8 @@ class Cluster:
                 self._litter()
             case "forge trigger":
                 world.forge_trigger(FORGED_EPOCHS[fault.target % len(FORGED_EPOCHS)])
+            case "forge report":
+                world.forge_report(fault.target)
             case "pause job":
                 self._want("paused")
                 world.later(fault.seconds, lambda: self._want("running"))
@@ -482,29 +481,16 @@ class Cluster:
 CHUNK = 4  # seeds that a process takes at once: some 50 ms
 
 
-def run_seed(seed: int) -> Outcome:
-    """Run one seed."""
-    return Cluster(from_seed(seed)).run()
+def run_seed(seed: int, world: str = "") -> Outcome:
+    """Run one seed in a kind of world, see `WORLDS`."""
+    return Cluster(WORLDS[world](seed)).run()
 
 
-def run_builds_seed(seed: int) -> Outcome:
-    """Run one seed in which some workers have another build of the task."""
-    return Cluster(of_two_builds(from_seed(seed))).run()
-
-
-def run_group_seed(seed: int) -> Outcome:
-    """Run one seed in which members hold the weights."""
-    return Cluster(grouped(from_seed(seed))).run()
-
-
-def run_slices_seed(seed: int) -> Outcome:
-    """Run one seed in which slices of the weights have owners among the members."""
-    return Cluster(sliced(grouped(from_seed(seed)))).run()
-
-
-def run_frozen_seed(seed: int) -> Outcome:
-    """Run one seed in which processes stand still."""
-    return Cluster(frozen(seed)).run()
+run_builds_seed = partial(run_seed, world="builds")
+run_group_seed = partial(run_seed, world="group")
+run_slices_seed = partial(run_seed, world="slices")
+run_frozen_seed = partial(run_seed, world="frozen")
+run_forged_seed = partial(run_seed, world="forged")
 
 
 def run_seeds(seeds: range, run: Callable[[int], Outcome] = run_seed) -> Iterator[Outcome]:

@@ -7,6 +7,7 @@ so that the shrinker can leave some out and see whether the failure stays.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -41,6 +42,7 @@ FaultKind: TypeAlias = Literal[
     "retention",  # the oldest records of a partition go, read or not
     "garbage",  # bytes that do not parse, and a gradient that nobody asked for
     "forge trigger",  # nobody made it, and no leader's id is above its
+    "forge report",  # of a member, or of another process of its name
     "pause job",  # by its owner, for a while
     "change job",  # by its owner: K, b and the workers' bound, for good
     "requeue batches",  # by an operator, who may be wrong about what is quarantined
@@ -408,6 +410,17 @@ def of_two_builds(scenario: Scenario) -> Scenario:
     return replace(scenario, others=OTHERS)
 
 
+def forged(scenario: Scenario) -> Scenario:
+    """Return the same world of members, in which somebody forges what they say."""
+    draw = random.Random(f"forged reports {scenario.seed}")  # noqa: S311 -- likewise
+    more = tuple(
+        Fault(draw.uniform(0, scenario.calm_at), "forge report", draw.randrange(1000), 0.0)
+        for _ in range(int(scenario.calm_at * draw.choice([0.3, 1.0, 3.0])))
+    )
+    faults = tuple(sorted(scenario.faults + more, key=lambda fault: fault.at))
+    return replace(scenario, faults=faults)
+
+
 def sliced(scenario: Scenario) -> Scenario:
     """The same world of members, but that slices of the weights have owners."""
     draw = random.Random(f"slices of {scenario.seed}")  # noqa: S311 -- likewise
@@ -446,6 +459,18 @@ def frozen(seed: int) -> Scenario:
     others = scenario.faults if draw.random() < TROUBLED else ()
     faults = tuple(sorted(others + freezes, key=lambda fault: fault.at))
     return replace(scenario, faults=faults)
+
+
+# The kinds of worlds, each drawn from a seed. Each but the first has random numbers of its own, so
+# that its faults change nothing in the worlds of another kind.
+WORLDS: dict[str, Callable[[int], Scenario]] = {
+    "": from_seed,
+    "builds": lambda seed: of_two_builds(from_seed(seed)),
+    "group": lambda seed: grouped(from_seed(seed)),
+    "slices": lambda seed: sliced(grouped(from_seed(seed))),
+    "forged": lambda seed: forged(grouped(from_seed(seed))),
+    "frozen": frozen,
+}
 
 
 def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:

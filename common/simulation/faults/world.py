@@ -18,6 +18,9 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from common.core.history import History
 from common.core.losses import Parted
 from common.core.messages import (
@@ -33,6 +36,7 @@ from common.core.messages import (
     Reduce,
     Replayed,
     Reply,
+    StateReport,
     TriggerId,
     UpdateTrigger,
     WorkerId,
@@ -428,6 +432,31 @@ class World:
             triggers.append(forged)
             for wake in self.board_readers:
                 self.later(self.jitter(0.001), wake)
+
+    def forge_report(self, which: int) -> None:
+        """Say something in the name of a member, or of another process of its name."""
+        status = self.redis.leader_status
+        posted = () if status is None else self.redis.triggers.get(status.triggers, ())
+        own = [each for each in posted if status is not None and each.id.epoch == status.epoch]
+        if not own or own[-1].group is UNSET or not own[-1].group.membership.members:
+            return
+        trigger, group = own[-1], own[-1].group
+        members = group.membership.members
+        worker, life = members[which % len(members)]
+        another = StateReport(worker, trigger.model, 10**9 + which, trigger.id, group.made)
+        far = TriggerId(trigger.id.epoch, 2**62)
+        forged: tuple[StateReport, ...] = (
+            another,
+            replace(another, numbers=2**62),
+            replace(another, life=life, heard=far),
+            replace(another, life=life, made=ModelId(trigger.id.epoch, 2**40)),
+            replace(another, life=life, slices=(99,), numbers=2**39),
+        )
+        report = forged[which % len(forged)]
+        self.say("forged", report)
+        self.redis.replies.setdefault(report.model.epoch, []).append((report, None))
+        for wake in self.board_readers:
+            self.later(self.jitter(0.001), wake)
 
     def triggers_after(self, heard: TriggerId, stream: str) -> list[UpdateTrigger]:
         """Triggers above an id; now and then some are trimmed before this worker reads them."""

@@ -11,12 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.errors import UserError
+from common.errors import NotFoundError, UserError
 from services.cli.arguments import AsJson  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay_batch
 from services.cli.system.outside import outside_of, system_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.messages import Batch
+    from common.jobs.store import JobStore
     from common.ports.servers import Log
     from common.topics.dead_letters import DeadLetter, LettersRead
 
@@ -46,10 +50,11 @@ def show(
     heads = "topic", "job", "records", "batches", "replayed", "reason"
     limit, rows = _MOST if as_json else _SHOWN, list[tuple[str | int, ...]]()
     if topic:
-        from common.topics.dead_letters import by_reason
+        from common.topics.dead_letters import by_reason, read_letters
 
         stream = topic.removesuffix(".dlq")
-        found = by_reason(read_of(outside_of(context).open_log(), stream, job))
+        log = outside_of(context).open_log()
+        found = by_reason(read_of(read_letters(log, stream), log, job))
         others = sum(len(each.letters) for each in found[limit:])
         for name, reason, letters, batches, replayed in found[:limit]:
             records = len(letters) - batches
@@ -104,7 +109,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     from common.jobs.quarantine import Quarantine
     from common.jobs.replay import Replayer
     from common.jobs.store import JobStore
-    from common.topics.names import job_name
+    from common.topics.dead_letters import read_letters
     from services.cli.system.direct import BY
 
     log, stream = outside_of(context).open_log(), topic.removesuffix(".dlq")
@@ -113,24 +118,27 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         raise UserError(f"--to: {to} is for dead letters")
     log.partitions(to)
     if dry_run:
-        chosen = _chosen(read_of(log, stream, job), reason)
+        chosen = _chosen(read_of(read_letters(log, stream), log, job), reason, to)
         batches = sum(each.is_batch for each in chosen)
         typer.echo(f"without --dry-run: {len(chosen) - batches} records and {batches} batches")
         return
     with closing(Replayer(log, BY)) as replayer:  # before reading: nobody else writes from now on
-        chosen = _chosen(read_of(log, stream, job), reason)
-        records = [each for each in chosen if not each.is_batch]
+        read = read_of(replayer.letters(stream), log, job)
+        # Their quarantine must end, too, where another job's replay has written their records.
+        quarantined = [each for each in read.letters if each.is_batch and reason in each.reason]
+        left = [each for each in _chosen(read, reason, to) if each.is_batch]
+        records = [each for each in _chosen(read, reason, to) if not each.is_batch]
         written, came_back, cut = replayer.records(records, to, again=again)
-        for name in sorted({each.job for each in chosen if each.is_batch and each.job}):
-            keys = {each.key for each in chosen if each.is_batch and each.job == name}
-            record = JobStore(log).get(job_name(name))
-            if record.id != name:  # its batches are not known any more
-                typer.echo(f"{len(keys)} batches of a job that was purged are left out")
+        for name in sorted({each.job for each in quarantined if each.job}):
+            if not _is_there(JobStore(log), name):  # its batches are not known any more
+                if purged := sum(each.job == name for each in left):
+                    typer.echo(f"{purged} batches of a job that was purged are left out")
                 continue
             quarantine = Quarantine(log, name)
-            for batch in [*quarantine.replayed(), *quarantine.choose(None)]:
-                if keys & {str(span).encode() for span in batch.address}:
-                    written += replay_batch(replayer, quarantine, batch, to)
+            begun = [each for each in quarantine.replayed() if _is_of(left, name, each)]
+            others = [each for each in quarantine.choose(None) if _is_of(quarantined, name, each)]
+            for batch in [*begun, *others]:
+                written += replay_batch(replayer, quarantine, batch, to)
     typer.echo(f"{written} records were written to {to}")
     if came_back:
         typer.echo(f"{came_back} had been before, and failed again: --again writes those, too")
@@ -138,19 +146,33 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         typer.echo(f"{cut} are gone, and their letters do not have the whole of them")
 
 
-def read_of(log: Log, stream: str, job: str) -> LettersRead:
-    """The letters of a stream, of one job if one is named."""
+def read_of(read: LettersRead, log: Log, job: str) -> LettersRead:
+    """Return the letters of one job if one is named, else all."""
     from common.jobs.store import JobStore
-    from common.topics.dead_letters import read_letters
 
-    read = read_letters(log, stream)
     if not job:
         return read
     own = JobStore(log).id_of(job)
     return read._replace(letters=[each for each in read.letters if each.job == own])
 
 
-def _chosen(read: LettersRead, reason: str) -> list[DeadLetter]:
-    return [
-        each for each in read.letters if reason in each.reason and each.key not in read.replayed
-    ]
+def _chosen(read: LettersRead, reason: str, to: str) -> list[DeadLetter]:
+    return [each for each in read.letters if reason in each.reason and not read.replayed(each, to)]
+
+
+def _is_there(jobs: JobStore, job: str) -> bool:
+    from common.topics.names import job_name
+
+    try:
+        return jobs.get(job_name(job)).id == job
+    except NotFoundError:
+        return False
+
+
+def _is_of(letters: Iterable[DeadLetter], job: str, batch: Batch) -> bool:
+    """True if one of these letters is about a batch of a job."""
+    spans = {span[:4] for span in batch.address}
+    return any(
+        each.job == job and each.span[:4] in spans and each.batch in {None, batch}
+        for each in letters
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.core.messages import Skipped
-from common.core.spans import Span
-from common.topics.dead_letters import letter_of, note_of
+from common.core.spans import Partition
+from common.topics.dead_letters import Note, Place, letter_of
 from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import World, problem
 
@@ -35,7 +35,8 @@ def test_they_are_counted_by_reason_with_the_newest_addresses(world: World) -> N
 
     write(world, bad(3, "too short"), bad(4, "too short"), bad(5, "no label"))
     write(world, bad(6, "too short", job="another"), bad(4, "too short"))
-    write(world, note_of(Span("clinic-a", 0, 3, 4), b"clinic-a[0]@3", "clinic-a"))
+    place = Place("", Partition("clinic-a", 0))
+    write(world, Note(place, 3, 4, "clinic-a", frozenset({"digits"})).record)
 
     told = world.get(f"{PATH}?limit=1")
     assert told["others"] == 1

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from common.core import commands as do
 from common.core import events
 from common.core.group.backups import AGAIN_S, PATIENCE_S
+from common.core.group.leading import CONFIRMED
 from common.core.group.membership import ACCUSED_S, Accusations
 from common.core.group.replica import (
     ApplyResult,
@@ -28,7 +29,7 @@ from common.core.group.replica import (
     StoreState,
 )
 from common.core.group.stages import Machine
-from common.core.group.state_reports import StateReports
+from common.core.group.state_reports import LIFETIME_S, StateReports
 from common.core.liveness import ALIVE, Heartbeat
 from common.core.messages import (
     GENESIS,
@@ -64,7 +65,7 @@ OWN, OTHER = "a" * 16, "b" * 16  # of layouts
 D = WorkerId("d")
 
 
-class _Process:
+class Process:
     """A member, with its numbers."""
 
     def __init__(self, worker: WorkerId, life: int, host: str = "127.0.0.1") -> None:
@@ -79,7 +80,7 @@ class _Process:
         self.entered: Enter | None = None
 
 
-class _Group:
+class Group:
     """A leader and its members; what is said arrives at once, unless somebody is dead."""
 
     def __init__(
@@ -91,14 +92,16 @@ class _Group:
         self.bench = bench or Bench(GROUP)
         hosts = hosts or {}
         self.of = {
-            worker: _Process(worker, life, hosts.get(worker, "127.0.0.1"))
+            worker: Process(worker, life, hosts.get(worker, "127.0.0.1"))
             for life, worker in enumerate(workers, start=1)
         }
         self.heard = 0
         self.stores = list[tuple[WorkerId, "Slices"]]()
         self.deaf = set[WorkerId]()  # who stores nothing
+        self.others = list[Process]()  # further processes of workers' names
 
     def lead(self) -> None:
+        """Lead, and let all say what they hold."""
         self.bench.lead()
         self.see()
         self.settle()
@@ -109,6 +112,7 @@ class _Group:
         self.bench.feed(events.WorkersSeen(beats))
 
     def kill(self, *workers: WorkerId) -> None:
+        """These hear nothing any more."""
         for worker in workers:
             del self.of[worker]
 
@@ -116,16 +120,17 @@ class _Group:
         """Let everybody hear and answer until nothing is left to be said; collectives wait."""
         while triggers := self.unheard():
             for trigger in triggers:
-                for process in tuple(self.of.values()):
+                for process in (*self.of.values(), *self.others):
                     self.tell(process, process.replica.hear(trigger))
                     self._compute(process, trigger)
 
     def unheard(self) -> list[UpdateTrigger]:
+        """Triggers that nobody has heard yet."""
         triggers = [each.trigger for each in of_kind(self.bench.said, do.PostTrigger)]
         new, self.heard = triggers[self.heard :], len(triggers)
         return new
 
-    def tell(self, process: _Process, commands: Iterable[ReplicaCommand]) -> None:
+    def tell(self, process: Process, commands: Iterable[ReplicaCommand]) -> None:
         """Carry out what a member wants."""
         for command in commands:
             match command:
@@ -135,14 +140,10 @@ class _Group:
                     process.entered = command
                 case ApplyResult():
                     process.weights = process.result
+                case CopyState(source, made) if source is not None and not self._is_there(source):
+                    self.tell(process, process.replica.copied(None, 0, (source,)))
                 case CopyState(source, made):
-                    maker = process if source is None else self.of[source.worker]
-                    if maker.digest != process.digest:  # what is copied fits, or is refused
-                        self.tell(process, process.replica.copied(None))
-                        continue
-                    process.weights = () if source is None else maker.weights
-                    origin = maker.replica.origin or maker.member.life if made == GENESIS else 0
-                    self.tell(process, process.replica.copied(made, origin))
+                    self._copy(process, source, made)
                 case OfferState(to):
                     process.offered.append(to)
                 case StoreState(made, slices) if process.member.worker not in self.deaf:
@@ -151,7 +152,20 @@ class _Group:
                 case ShareWeights():
                     process.shared.append((command, process.weights))
 
-    def _compute(self, process: _Process, trigger: UpdateTrigger) -> None:
+    def _copy(self, process: Process, source: Member | None, made: ModelId) -> None:
+        maker = process if source is None else self.of[source.worker]
+        if maker.digest != process.digest:  # what is copied fits, or is refused
+            self.tell(process, process.replica.copied(None))
+            return
+        process.weights = () if source is None else maker.weights
+        origin = maker.replica.origin or maker.member.life if made == GENESIS else 0
+        self.tell(process, process.replica.copied(made, origin))
+
+    def _is_there(self, member: Member) -> bool:
+        process = self.of.get(member.worker)
+        return process is not None and process.member == member
+
+    def _compute(self, process: Process, trigger: UpdateTrigger) -> None:
         worker, life = process.member
         for order in trigger.orders:
             if order.worker == worker:
@@ -208,7 +222,7 @@ class _Group:
 
     def fall_back(self) -> str:
         """Let time pass until the leader gives the newest update up; returns why it steps down."""
-        for _ in range(40):
+        for _ in range(120):
             self.see()
             if said := of_kind(self.bench.tick(self.bench.now + 0.1), do.StepDown):
                 return said[0].reason
@@ -217,18 +231,20 @@ class _Group:
 
     @property
     def weights(self) -> dict[WorkerId, tuple[int, ...] | None]:
+        """Batches that made each member's weights."""
         return {worker: process.weights for worker, process in self.of.items()}
 
     @property
     def updates(self) -> list[UpdateApplied]:
+        """Updates in the topic."""
         return of_kind(self.bench.updates, UpdateApplied)
 
 
 def begun(
     *workers: WorkerId, bench: Bench | None = None, hosts: dict[WorkerId, str] | None = None
-) -> _Group:
+) -> Group:
     """A group that has entered its first update: a batch of each, or three in all."""
-    group = _Group(*workers, bench=bench, hosts=hosts)
+    group = Group(*workers, bench=bench, hosts=hosts)
     group.lead()
     group.bench.announce(*(workers * 3)[:3])
     group.settle()
@@ -254,9 +270,9 @@ def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back(
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), C: (0, 1, 2)}
 
 
-def of_two_builds(bench: Bench | None = None) -> _Group:
+def of_two_builds(bench: Bench | None = None) -> Group:
     """A group of which A has another model."""
-    group = _Group(A, B, C, bench=bench)
+    group = Group(A, B, C, bench=bench)
     group.of[A].digest = OTHER
     return group
 
@@ -429,11 +445,11 @@ def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() 
     group.finish(A, B)
     group.bench.read_updates()  # A hears of it, and dies
     group.kill(A)
-    group.of[B] = _Process(B, 9)  # its process came back with nothing
+    group.of[B] = Process(B, 9)  # its process came back with nothing
     group.see()
     group.settle()
     epoch = group.bench.epoch
-    for _ in range(40):
+    for _ in range(120):
         said = group.bench.tick(group.bench.now + 0.1)
         if of_kind(said, do.StepDown):
             break
@@ -465,7 +481,7 @@ def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_he
     group.read_back()
     first, one = group.bench, ModelId(group.bench.epoch, 1)
     group.kill(A)
-    group.of[B] = _Process(B, 9)  # its process came back with nothing
+    group.of[B] = Process(B, 9)  # its process came back with nothing
     assert "back to version 0" in group.fall_back()
 
     second = replace(of_kind(first.updates, Lead)[0], after=one.epoch, base=one, candidate="c2#1")
@@ -482,7 +498,7 @@ def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_he
     assert (lead.after, lead.base) == (second.epoch, ModelId(second.epoch, 2))
 
 
-def succeeded(group: _Group, *claims: ControlRecord | None) -> Bench:
+def succeeded(group: Group, *claims: ControlRecord | None) -> Bench:
     """A successor, of an update whose claims the control topic may have lost; and these instead."""
     group.finish(A, B)
     group.read_back()
@@ -620,19 +636,25 @@ def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
     assert status.left_out == {A: told}
 
 
-def test_a_sum_that_is_not_finite_holds_the_job() -> None:
+def test_a_sum_that_is_not_finite_time_and_again_holds_the_job() -> None:
     group = begun(A, B)
-    process = group.of[A]
-    assert process.entered is not None
-    group.tell(process, process.replica.failed(process.entered.reduce.attempt, "not_finite"))
+    for _ in range(CONFIRMED):
+        assert of_kind(group.bench.said, do.Hold) == []
+        entered = group.of[A].entered
+        assert entered is not None
+        group.tell(group.of[A], group.of[A].replica.failed(entered.reduce.attempt, "not_finite"))
+        group.settle()
 
     assert the(group.bench.said, do.Hold).reason.startswith("diverged: a sum of finite gradients")
 
 
 def test_members_that_hold_different_weights_of_one_version_hold_the_job() -> None:
     group = begun(A, B)
-    group.finish(A)
-    group.finish(B, digest=DIGEST + 1)
+    for _ in range(CONFIRMED):
+        assert of_kind(group.bench.said, do.Hold) == []
+        group.finish(A)
+        group.finish(B, digest=DIGEST + 1)
+        group.settle()
 
     assert "different weights of one version" in the(group.bench.said, do.Hold).reason
     assert group.updates == []
@@ -658,7 +680,7 @@ def test_a_member_leaves_weights_on_the_board_at_hot_snapshots_and_for_evaluator
     #  offered                   ██
     aggregation = AggregationSettings(offer_every_updates=3)
     settings = changed(GROUP, aggregation=aggregation, hot_every_updates=2)
-    group = _Group(A, B, bench=Bench(settings))
+    group = Group(A, B, bench=Bench(settings))
     group.lead()
     shared = group.of[A].shared
     for _ in range(4):
@@ -686,12 +708,12 @@ def test_the_last_to_leave_go_once_what_they_hold_is_in_storage() -> None:
     group.finish(A, B)
     group.read_back()
     made = ModelId(group.bench.epoch, 1)
-    group.bench.see(A, leaving=[B])
+    group.bench.see(A, leaving=[B], digest=OWN)
     group.settle()
     assert [group.of[worker].replica.needed for worker in (A, B)] == [True, False]
 
     for _ in range(2):  # that it is to be stored, and by whom
-        group.bench.see(leaving=[A])
+        group.bench.see(leaving=[A], digest=OWN)
         group.settle()
     kept = of_kind(group.bench.said, do.PublishSnapshot)[-1]
     assert (kept.checkpoint, kept.snapshot.made, kept.snapshot.stored) == (True, made, (made,))
@@ -790,7 +812,7 @@ def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_who
     assert f"back to version {stored.version}" in group.fall_back()
 
 
-def fallen_back() -> tuple[_Group, ModelId]:
+def fallen_back() -> tuple[Group, ModelId]:
     """Members whose leader has fallen back to version 1, the only one in storage."""
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
@@ -896,7 +918,7 @@ def test_whoever_joins_at_version_0_copies_all_slices_whichever_it_is_to_own() -
     assert CopyState(one, GENESIS, TriggerId(0, 1)) in copied
 
 
-def checkpoints(group: _Group) -> list[tuple[int, list[int]]]:
+def checkpoints(group: Group) -> list[tuple[int, list[int]]]:
     """Versions of which one was published, each with those that its leader knows in storage."""
     published = [each for each in of_kind(group.bench.said, do.PublishSnapshot) if each.checkpoint]
     return [
@@ -905,7 +927,7 @@ def checkpoints(group: _Group) -> list[tuple[int, list[int]]]:
     ]
 
 
-def update(group: _Group, *workers: WorkerId) -> None:
+def update(group: Group, *workers: WorkerId) -> None:
     """Make one more of them."""
     group.bench.announce(*(workers * 3)[:3])
     group.settle()
@@ -1011,7 +1033,7 @@ def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:
 
 
 def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_says_why() -> None:
-    group = _Group(A, B, bench=Bench(sliced(count=4)))
+    group = Group(A, B, bench=Bench(sliced(count=4)))
     for process in group.of.values():
         machine = Machine(process.member, "spot", 1.0, room=1)
         process.replica = Replica(process.member, "127.0.0.1:1", 10, machine)
@@ -1024,7 +1046,7 @@ def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_s
     assert status is not UNSET
     assert "memory for 1 of the 4 slices" in status.left_out[A]
 
-    group.of[C] = process = _Process(C, 3)  # with room for all
+    group.of[C] = process = Process(C, 3)  # with room for all
     group.see()
     group.settle()
     assert process.entered is not None
@@ -1093,13 +1115,32 @@ def test_what_was_said_before_a_version_counted_says_nothing_of_it() -> None:
     assert reports.unknown([A, B]) == {B}
 
 
-def test_of_two_that_come_under_one_name_the_one_counts_that_goes_on_hearing() -> None:
+def test_of_two_processes_of_one_name_the_first_is_believed_until_it_is_silent_for_a_lifetime() -> (
+    None
+):
+    # life 1   █ █ █      its last word
+    # life 2     ▒ ▒ ▒            ▒ is silent for a lifetime: believed
+    reports, first, other = StateReports(), Member(A, 1), Member(A, 2)
+    assert reports.believes(first, 0.0)
+    for now in (1.0, 6.0, 20.0):
+        assert not reports.believes(other, now)
+        assert reports.is_rival(other)
+        assert reports.rivals(now) == [A]
+        assert reports.believes(first, now + 0.1)
+    assert not reports.believes(other, 30.0)
+    assert not reports.believes(other, 30.0 + LIFETIME_S - 0.1)
+    reports.stood_still(1.0)  # the leader itself
+    assert not reports.believes(other, 30.0 + LIFETIME_S)
+    assert reports.take_reborn() == frozenset()
+
+    assert reports.believes(other, 31.0 + LIFETIME_S)
+    assert reports.take_reborn() == {A}
+    assert not reports.believes(first, 31.1 + LIFETIME_S)
+
+
+def test_whoever_comes_after_a_process_whose_death_was_seen_is_believed_at_once() -> None:
     reports = StateReports()
-    reports.posted(TriggerId(3, 1))
-    reports.hear(said(1, MADE, life=1))
-    assert not reports.hear(said(1, None, life=2))  # which is older?
-    assert reports.unknown([A]) == {A}
-    reports.hear(said(2, None, life=2))
-    reports.hear(said(1, MADE, life=1))
-    assert reports.members([A]) == {Member(A, 2)}
-    assert reports.hear(said(3, None, life=3))
+    assert reports.believes(Member(A, 1), 0.0)
+    reports.gone([A])
+    assert reports.believes(Member(A, 2), 0.1)
+    assert reports.rivals(0.1) == []

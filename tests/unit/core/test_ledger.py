@@ -242,6 +242,17 @@ def test_of_a_topic_whose_first_id_nobody_knew_a_later_one_is_another() -> None:
     assert ledger.is_gone(first)
 
 
+def test_a_span_is_of_the_topic_that_its_generation_was_opened_with() -> None:
+    ledger = Ledger({P: 0})
+    first, later = Span(*P, 0, 10, known=10), Span(*P, 0, 10, 11, known=10)
+    assert ledger.topic_ids((first,)) == {}
+    assert (
+        decide(ledger, Opened(P, 0, 9, "id", 10, 0), Opened(P, 9, 11, "new", 0, -1)) == [True] * 2
+    )
+    assert ledger.topic_ids((later,)) == {P: "new"}
+    assert ledger.topic_ids((later._replace(generation=9),)) == {P: "id"}
+
+
 def test_a_ledger_goes_on_from_what_it_stated() -> None:
     ledger = Ledger(FIRST)
     assert decide(ledger, ADDED, known(P, 0, 10, -1, 1)) == [True, True]

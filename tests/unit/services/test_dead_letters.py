@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.core.commands import DeadLetterRecords
 from common.core.messages import Batch, Quarantined, Skipped, WorkerId
 from common.core.spans import Partition, Span
 from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
@@ -48,22 +49,25 @@ def delivered(log: MemoryLog) -> list[LogRecord]:
 
 
 def test_a_letter_says_where_its_record_is_and_why() -> None:
-    letter = letter_of("j", TORN, 8, b"value")
-    assert (letter.topic, letter.key, letter.value) == ("clicks.dlq", b"clicks[0]@8", b"value")
+    letter = letter_of("j", TORN, 8, b"value", "ID")
+    key = b"j/ID/clicks[0]@8"
+    assert (letter.topic, letter.key, letter.value) == ("clicks.dlq", key, b"value")
     assert dict(letter.headers) == {
         "reason": b"torn",
         "job": b"j",
         "topic": b"clicks",
         "partition": b"0",
         "offset": b"8",
+        "topic_id": b"ID",
     }
 
 
 def test_a_batch_has_a_letter_for_each_of_its_spans() -> None:
     batch = Batch(4, WorkerId("w"), (Span("clicks", 0, 0, 9), Span("views", 2, 5, 6)), 10)
-    letters = list(letters_of("j", Quarantined(0, batch, "poison: " + "x" * 10**6)))
+    record = Quarantined(0, batch, "poison: " + "x" * 10**6)
+    letters = list(letters_of("j", record, {Partition("views", 2): "ID"}))
     assert [letter.topic for letter in letters] == ["clicks.dlq", "views.dlq"]
-    assert [letter.key for letter in letters] == [b"clicks[0]@0:9", b"views[2]@5:6"]
+    assert [letter.key for letter in letters] == [b"j//clicks[0]@0:9", b"j/ID/views[2]@5:6"]
     assert [dict(letter.headers)["end"] for letter in letters] == [b"9", b"6"]
     assert all(len(dict(letter.headers)["reason"]) < 10_000 for letter in letters)
 
@@ -155,7 +159,7 @@ def test_bad_records_are_read_back_in_few_pieces_whatever_their_reasons(
     assert writer.flush(WAIT_S)
     skipped = tuple(Skipped(*STREAM, offset, reason) for offset, reason in bad.items())
     spans = CountingSpans(log)
-    letters = list(written("j", skipped, spans))
+    letters = list(written("j", DeadLetterRecords(skipped), spans))
 
     assert [letter.value for letter in letters] == [str(offset).encode() for offset in sorted(bad)]
     found = [dict(letter.headers) for letter in letters]
@@ -171,7 +175,9 @@ def test_of_records_that_expired_the_address_is_left() -> None:
         writer.append("clicks", b"value")
     assert writer.flush(WAIT_S)
     log.expire(STREAM, 10)
-    letters = list(written("j", (Skipped(*STREAM, 3, "torn", (12,)),), log.spans()))
+    letters = list(
+        written("j", DeadLetterRecords((Skipped(*STREAM, 3, "torn", (12,)),)), log.spans())
+    )
     assert [int(dict(letter.headers)["offset"]) for letter in letters] == [3, 15]
     assert letters[0].value is None
 
@@ -195,9 +201,9 @@ def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_
         fail=faults.append,
     )
     for offset in (1, 2):
-        letters.add((Skipped(*STREAM, offset, "torn"),))
+        letters.add(DeadLetterRecords((Skipped(*STREAM, offset, "torn"),), {STREAM: "ID"}))
         until(lambda: bool(faults) or letters.all_delivered, "it is delivered")
-        assert [record.key for record in delivered(log)] == [f"clicks[0]@{offset}".encode()]
+        assert [record.key for record in delivered(log)] == [f"job/ID/clicks[0]@{offset}".encode()]
         log.delete_topic("clicks.dlq")
     assert faults == []
     assert steps.close(WAIT_S)

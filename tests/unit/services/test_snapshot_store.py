@@ -6,11 +6,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
-from common.checkpoints.snapshot_file import SnapshotFile, to_parts
+from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
 from common.checkpoints.states import stored_state
 from common.checkpoints.store import CheckpointStore
 from common.core.messages import ModelId
@@ -28,6 +29,7 @@ from common.telemetry.metrics.serving import Watchdogs
 from common.testing.blobs import DyingBlobs, MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
+from common.wire.messages import frame
 from services.coordinator.snapshots import SnapshotStore
 from tests.unit.cli.test_job import JOB
 
@@ -41,6 +43,7 @@ FIRST = {Partition("clinic-a", 0): 5}
 SPEC = parse_job(JOB + "checkpoint: {keep: 2}\n")
 FOLDER = "digits/checkpoints/"
 PATIENCE_S = 120.0
+SEAL = "the job's secret"
 MANY = 10**6
 
 
@@ -74,7 +77,7 @@ class Bench:
         self, blobs: Blobs | None, origin: Origin | None = None, spec: JobSpec = SPEC
     ) -> SnapshotStore:
         """A replica's store."""
-        record = JobRecord(spec, "running", FIRST, "", 0.0, origin)
+        record = JobRecord(spec, "running", FIRST, "", 0.0, origin, seal=SEAL)
         self._stores.append(
             SnapshotStore(
                 record,
@@ -342,6 +345,17 @@ def test_what_a_newer_program_wrote_is_not_passed_over(bench: Bench) -> None:
     blobs.put(part(blobs, 20, "manifest.json"), b'{"format":2}')
     with pytest.raises(FutureFormatError, match="the checkpoint 3-20 has format 2"):
         bench.store(blobs).lasting()
+
+
+@pytest.mark.parametrize("key", ["", "another secret"])
+def test_a_hot_snapshot_that_no_coordinator_wrote_is_passed_over(bench: Bench, key: str) -> None:
+    own, ahead = saved(1), saved(10**6, by=10**6)
+    future = frame(msgspec.msgpack.encode({"format": 99}), b"")
+    bench.store(None).put(own, checkpoint=False)
+    assert bench.board.put_snapshot(10**6, to_bytes(ahead, key), "c1")
+    assert bench.board.put_snapshot(10**6 + 1, future, "c1")
+
+    assert [each.snapshot for each in bench.store(None).hot()] == [own.snapshot]
 
 
 def test_a_torn_hot_snapshot_is_passed_over(bench: Bench) -> None:

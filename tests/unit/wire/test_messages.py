@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 counts = st.integers(0, 2**63 - 1)
 some = st.integers(1, 2**63 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
+sums = st.floats(-1e300, 1e300)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 names = texts.filter(bool)
 workers = names.map(WorkerId)
@@ -77,7 +78,7 @@ epochs = st.integers(-1, 2**31 - 1)
 positions = st.dictionaries(partitions, counts, max_size=4)
 metrics = st.dictionaries(texts, finite, max_size=3)
 # Of messages of one sample or more, of which one has a value.
-sums = st.dictionaries(texts, st.builds(MetricSum, finite, st.just(1)), max_size=3)
+metric_sums = st.dictionaries(texts, st.builds(MetricSum, sums, st.just(1)), max_size=3)
 models = st.builds(ModelId, counts, counts) | st.just(GENESIS)
 
 
@@ -252,7 +253,7 @@ vectors = st.lists(st.floats(width=32), min_size=1, max_size=9).map(
 )
 gradients = st.builds(
     Gradient,
-    *(workers, models, offsets, some, finite, sums, st.floats(0, 1e9), vectors),
+    *(workers, models, offsets, some, sums, metric_sums, st.floats(0, 1e9), vectors),
     *(st.just(UNSET) | rates, st.just(UNSET) | rates),
 )
 failures = st.builds(
@@ -261,7 +262,7 @@ failures = st.builds(
 group_replies: st.SearchStrategy[GroupReply] = (
     st.builds(
         GradientReady,
-        *(workers, models, offsets, some, finite, sums, st.floats(0, 1e9), counts),
+        *(workers, models, offsets, some, sums, metric_sums, st.floats(0, 1e9), counts),
         *(st.just(UNSET) | rates, st.just(UNSET) | rates),
     )
     | st.builds(
@@ -793,6 +794,26 @@ NONSENSE = {
         "reply",
         Gradient(WorkerId("w"), MODEL, (7,), 10, float("inf"), {}, 0.1, VECTOR),
         "Gradient.loss_sum",
+    ),
+    "a loss sum of which a few are not finite": (
+        "reply",
+        Gradient(WorkerId("w"), MODEL, (7,), 10, 1e301, {}, 0.1, VECTOR),
+        "Gradient.loss_sum",
+    ),
+    "seconds that are no number": (
+        "reply",
+        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, float("nan"), VECTOR),
+        "Gradient.seconds",
+    ),
+    "a start before 1970": (
+        "reply",
+        StateReport(WorkerId("w"), MODEL, 1, TriggerId(3, 1), None, began_s=-1.0),
+        "StateReport.began_s",
+    ),
+    "a start that is no number": (
+        "reply",
+        StateReport(WorkerId("w"), MODEL, 1, TriggerId(3, 1), None, began_s=float("nan")),
+        "StateReport.began_s",
     ),
     "negative seconds": (
         "reply",
