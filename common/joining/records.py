@@ -9,7 +9,7 @@ import msgspec
 
 from common.core.spans import Partition
 from common.joining.machine import SIDES, Entry, Side, Times
-from common.learning.codecs import unframed
+from common.learning.codecs import TOO_DEEP, is_too_deep, unframed
 from common.learning.columns import Scalar, seconds_of, text_of
 from common.learning.fields import Keys, keys_of
 
@@ -82,9 +82,11 @@ class Records:
         size = len(value) + len(record.key or b"")
         if size > LARGEST_BYTES:
             raise ValueError(f"has {size} bytes; up to {LARGEST_BYTES} can be joined")
+        if is_too_deep(value):
+            raise ValueError(TOO_DEEP)
         try:
             found = msgspec.json.decode(value)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ValueError(str(error)) from error
         if not isinstance(found, dict):
             raise ValueError(f"a record is an object, not a {type(found).__name__}")  # noqa: TRY004 -- the record's

@@ -6,6 +6,7 @@ skips the same ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, overload
@@ -101,12 +102,15 @@ class JsonCodec:
         parse, parsed, again = self._parse, [], dict[int, list[Any]]()  # by row
         kept, skipped = list[int](), list[tuple[int, str]]()
         for index, value in enumerate(values):
+            if value is not None and is_too_deep(value):
+                skipped.append((index, TOO_DEEP))
+                continue
             try:
                 parsed.append(parse(value or b""))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 try:
                     again[len(kept)] = self._widened(value)
-                except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                except (msgspec.DecodeError, ValueError) as error:
                     skipped.append((index, str(error)))
                     continue
             kept.append(index)
@@ -171,7 +175,7 @@ class HashedJsonCodec:
             try:
                 for column, (bucket, cell) in enumerate(self._features(unframed(values[at]))):
                     index[row, column], number[row, column] = bucket, cell
-            except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+            except (msgspec.DecodeError, ValueError, OverflowError) as error:
                 others.skipped.append((int(at), str(error)))
                 sound[row] = False
         value = np.where(np.isnan(number), np.float32(1), damped(number))
@@ -253,6 +257,25 @@ def unframed(value: None) -> None: ...
 def unframed(value: bytes | None) -> bytes | None:
     """What stands behind the header of a schema registry, if there is one."""
     return value[_FRAME:] if value and value[0] == 0 else value
+
+
+# Levels of objects and arrays in a record; fields need fewer than 50. A parser is limited by the
+# stack of its thread, so it would follow a deeper record on one thread and not on another.
+_DEEPEST = 256
+TOO_DEEP = f"it is nested deeper than {_DEEPEST} objects and arrays"
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
+
+
+def is_too_deep(value: bytes) -> bool:
+    """True if JSON is nested deeper than any reader follows."""
+    if value.count(b"[") + value.count(b"{") <= _DEEPEST:
+        return False
+    value = _TEXT.sub(b"", value) if b"\\" in value else value
+    brackets = _TEXT.sub(b"", value.translate(None, _NO_BRACKETS)).replace(b'"', b"")
+    steps = np.frombuffer(brackets, np.uint8)
+    levels = np.cumsum(np.where((steps == ord("[")) | (steps == ord("{")), 1, -1))
+    return bool(levels.max(initial=0) > _DEEPEST)
 
 
 def _why_not(value: bytes | None, size: int) -> str:

@@ -245,3 +245,32 @@ def test_json_behind_a_header_is_read_alike_wherever_it_stands_in_a_poll() -> No
 
     for poll in ([framed], [framed, plain], [plain, framed]):
         assert codec.decode(poll).skipped == []
+
+
+@pytest.mark.parametrize("stack", [0, 400])
+@pytest.mark.parametrize(("depth", "sound"), [(255, True), (256, False), (980, False)])
+def test_nested_json_is_judged_alike_on_a_stack_of_any_depth(
+    stack: int, depth: int, *, sound: bool
+) -> None:
+    codec = make_codec("json", [Field("x", "float32")])
+    # Brackets in texts are no levels.
+    text = b'"' + b"[" * 300 + b'\\"]"'
+    value = b'{"x": 1, "t": ' + text + b', "y": ' + b"[" * depth + b"]" * depth + b"}"
+
+    def skipped(below: int) -> list[tuple[int, str]]:
+        return skipped(below - 1) if below else codec.decode([value]).skipped
+
+    reasons = [] if sound else [(0, "it is nested deeper than 256 objects and arrays")]
+    assert skipped(stack) == reasons
+
+
+def test_deep_bytes_that_are_no_json_are_skipped() -> None:
+    values = [
+        b"[" * 300,
+        b'"' + b"[" * 300 + b'"',
+        b'"' * 3 + b"[" * 300,
+        b"]" * 300 + b"[" * 300,
+        b"\\" + b"{" * 300,
+    ]
+
+    assert len(make_codec("json", [Field("x", "float32")]).decode(values).skipped) == len(values)

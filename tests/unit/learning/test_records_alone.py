@@ -417,6 +417,7 @@ CODECS = {
 }
 
 
+@pytest.mark.timeout(3600)  # seconds, for the cases of a nightly run
 @pytest.mark.parametrize("name", CODECS)
 @settings(max_examples=CASES)
 @given(seed=st.integers(0, 2**64 - 1))
