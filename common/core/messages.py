@@ -336,8 +336,32 @@ class Drifted(msgspec.Struct, frozen=True, gc=False, tag="drifted"):
     after: float  # of the window that is left
 
 
+class CheckpointStored(msgspec.Struct, frozen=True, gc=False, tag="stored"):
+    """A checkpoint was written to object storage, and its leader has read it back complete.
+
+    Counts if its leader is in force and the version is in force. A Lead with an older base takes
+    the record back. While the record counts, nobody starts below this checkpoint by mistake. The
+    record has no number: it is as true after a lost record as before one.
+    """
+
+    epoch: int
+    version: int
+
+    @property
+    def name(self) -> ModelId:
+        """Name of the checkpoint."""
+        return ModelId(self.epoch, self.version)
+
+
 AuditRecord: TypeAlias = (
-    Lead | UpdateApplied | Quarantined | Requeued | Replayed | Evaluated | Drifted
+    Lead
+    | UpdateApplied
+    | Quarantined
+    | Requeued
+    | Replayed
+    | CheckpointStored
+    | Evaluated
+    | Drifted
 )
 
 # --- Redis: fast, and allowed to vanish ------------------------------------------------------

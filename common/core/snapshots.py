@@ -65,6 +65,8 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     # Versions that are in storage, where members copy them from.
     stored: tuple[ModelId, ...] | UnsetType = UNSET
     slices: int | UnsetType = UNSET  # as its leader's `Lead` says
+    # Name of the newest checkpoint that the updates topic below `updates_position` names.
+    checkpoint: ModelId | None = None
 
     @property
     def progress(self) -> float:
@@ -80,6 +82,11 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     def has_weights(self) -> bool:
         """Whether they can be taken in hand: not where members alone hold them."""
         return self.slices is UNSET or self.in_storage
+
+    @property
+    def name(self) -> ModelId:
+        """Name of the checkpoint that is made of it: its writer's epoch, and its version."""
+        return ModelId(self.by, self.made.version)
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -164,6 +171,7 @@ def choose(
             snapshot.number,
             snapshot.after_loss,
             snapshot.slices,
+            snapshot.checkpoint,
         )
         _read(history, [each for each in updates if each[0] >= begin])
         # A Lead may have counted whose base is not in the topic any more: then version 0 alone can
