@@ -55,6 +55,11 @@ def unused_number(at_s: float, random_bits: int) -> int:
     return int(at_s * 1000) * CHANCES + random_bits
 
 
+def drawn_at_s(number: int) -> float:
+    """Time at which `unused_number` drew a number, in seconds since 1970."""
+    return number // CHANCES / 1000
+
+
 class TriggerId(NamedTuple):
     """Order of triggers, across leaders: an id never goes back, whoever wakes up."""
 
