@@ -53,10 +53,9 @@ class History:
         number: Of the newest record that counts of the leader in force, 0 for none.
         after_loss: Wishes to go on after a loss that Leads have carried out at `position`.
         slices: Of the Lead in force.
-        checkpoint: Name of the newest checkpoint that counts at `position`, None if none does.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 -- what is known at `position`
+    def __init__(
         self,
         epoch: int = -1,
         base: ModelId = GENESIS,
@@ -65,7 +64,6 @@ class History:
         number: int = 0,
         after_loss: int = 0,
         slices: int | UnsetType = UNSET,
-        checkpoint: ModelId | None = None,
     ) -> None:
         self._after_loss = after_loss
         self._slices = slices
@@ -73,7 +71,7 @@ class History:
         self._epoch = epoch
         self._number = number
         self._path = [base]
-        self._checkpoints = [] if checkpoint is None else [checkpoint]  # oldest first
+        self._checkpoints = list[ModelId]()  # that count, oldest first
         self._position = LogPosition.of(position)
         self._quarantined = dict[int, Quarantined]()
         self._poison = {batch.offset: batch for batch in poison}
@@ -119,7 +117,11 @@ class History:
 
     @property
     def checkpoint(self) -> ModelId | None:
-        """Name of the newest checkpoint in storage that no Lead has taken back, if there is one."""
+        """Name of the newest checkpoint in storage that no Lead has taken back, if there is one.
+
+        A checkpoint that was named below the snapshot that a reader began with is not known, and
+        not better than that snapshot: each leader only adds to what it began with.
+        """
         return self._checkpoints[-1] if self._checkpoints else None
 
     @property

@@ -190,7 +190,6 @@ class SnapshotSchedule:
             poison=self._history.poison,
             number=self._history.number,
             after_loss=self._history.after_loss,
-            checkpoint=self._history.checkpoint,
         )
         return (PublishSnapshot(snapshot, pending.checkpoint),)
 

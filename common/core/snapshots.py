@@ -65,8 +65,6 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     # Versions that are in storage, where members copy them from.
     stored: tuple[ModelId, ...] | UnsetType = UNSET
     slices: int | UnsetType = UNSET  # as its leader's `Lead` says
-    # Name of the newest checkpoint that the updates topic below `updates_position` names.
-    checkpoint: ModelId | None = None
 
     @property
     def progress(self) -> float:
@@ -171,7 +169,6 @@ def choose(
             snapshot.number,
             snapshot.after_loss,
             snapshot.slices,
-            snapshot.checkpoint,
         )
         _read(history, [each for each in updates if each[0] >= begin])
         # A Lead may have counted whose base is not in the topic any more: then version 0 alone can

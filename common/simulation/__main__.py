@@ -18,7 +18,9 @@ from common.simulation.faults.cluster import (
     run_seed,
     run_seeds,
     run_slices_seed,
+    run_store_seed,
     shrink,
+    store_scenario,
 )
 from common.simulation.faults.scenario import Scenario, from_seed, grouped, sliced
 
@@ -27,6 +29,7 @@ EXAMPLES = """examples:
   python -m common.simulation --first            stop at the first seed that fails
   python -m common.simulation --group            members hold the weights and add gradients up
   python -m common.simulation --slices           likewise, each slice of them has owners
+  python -m common.simulation --store            object storage answers wrongly
   python -m common.simulation --story 42         tell what happens under seed 42
   python -m common.simulation --shrink 42        find the smallest world that still fails as 42 does
 """
@@ -49,17 +52,24 @@ def main() -> int:
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument("--group", action="store_true", help="members hold the weights")
     layout.add_argument("--slices", action="store_true", help="members own slices of the weights")
+    layout.add_argument("--store", action="store_true", help="object storage answers wrongly")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     arguments = parser.parse_args()
     console = Console(stderr=True)
-    group = "slices" if arguments.slices else "group" if arguments.group else ""
+    group = next((kind for kind in ("slices", "group", "store") if getattr(arguments, kind)), "")
     if arguments.story is not None or arguments.shrink is not None:
         seed = arguments.shrink if arguments.story is None else arguments.story
         scenario = grouped(from_seed(seed)) if group else from_seed(seed)
         scenario = sliced(scenario) if arguments.slices else scenario
+        scenario = store_scenario(seed) if arguments.store else scenario
         return _tell(scenario, console, small=arguments.story is None)
     began = perf_counter()
-    run = {"": run_seed, "group": run_group_seed, "slices": run_slices_seed}[group]
+    run = {
+        "": run_seed,
+        "group": run_group_seed,
+        "slices": run_slices_seed,
+        "store": run_store_seed,
+    }[group]
     outcomes = _check(range(*arguments.seeds), run, console, first=arguments.first)
     _report(outcomes, perf_counter() - began, group)
     failed = any(outcome.failure for outcome in outcomes) or (
@@ -70,6 +80,8 @@ def main() -> int:
 
 def _ways(outcomes: list[Outcome], group: str) -> dict[str, int]:
     """How many updates were made in each way that is not the paper's, or not as the one before."""
+    if group == "store":
+        return {way: sum(getattr(o, way) for o in outcomes) for way in ("named", "awaited")}
     if group:
         among = sum((outcome.among for outcome in outcomes), Counter[str]())
         members = ["broken", "adopted", "copied", "torn", "fallen back", "switched"]

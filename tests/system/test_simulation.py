@@ -21,8 +21,10 @@ from common.simulation.faults.cluster import (
     run_seed,
     run_seeds,
     run_slices_seed,
+    run_store_seed,
     shrink,
     smaller,
+    store_scenario,
 )
 from common.simulation.faults.scenario import (
     CUTS,
@@ -38,6 +40,7 @@ from tests.system.mutants import (
     GROUP_MUTANTS,
     MUTANTS,
     SLICES_MUTANTS,
+    STORE_MUTANTS,
     Mutant,
     cases,
 )
@@ -50,6 +53,7 @@ SEEDS = range(1000 if CHANGED else 250)
 FEW_SEEDS = range(20)
 GROUP_SEEDS = range(80 if CHANGED else 40)
 SLICES_SEEDS = range(40)
+STORE_SEEDS = range(80 if CHANGED else 40)
 # One seed after the other, until one fails: other tests run beside it on the other processors.
 FIRST_FAILURE = """\
 import sys
@@ -83,7 +87,9 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
 def test_every_kind_of_fault_befalls_some_world() -> None:
     worlds = map(from_seed, SEEDS)
     met = Counter(
-        fault.kind for world in worlds for fault in (*world.faults, *grouped(world).faults)
+        fault.kind
+        for world in worlds
+        for fault in (*world.faults, *grouped(world).faults, *store_scenario(world.seed).faults)
     )
 
     assert met.keys() == set(get_args(FaultKind))
@@ -226,12 +232,24 @@ def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lo
     assert min(among[way] for way in ("moved", "fallen back", "fetched")) > len(SLICES_SEEDS) // 4
 
 
+def test_no_checkpoint_is_forgotten_if_object_storage_answers_wrongly() -> None:
+    outcomes = list(run_seeds(STORE_SEEDS, run_store_seed))
+
+    assert not [
+        f"{outcome.failure}; replay: python -m common.simulation --store --story {outcome.seed}"
+        for outcome in outcomes
+        if outcome.failure
+    ]
+    assert sum(outcome.named for outcome in outcomes) > 3 * len(STORE_SEEDS)
+    assert sum(outcome.awaited for outcome in outcomes) > len(STORE_SEEDS) // 4
+
+
 # --- the simulation bites ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "mutant",
-    [*MUTANTS, *GROUP_MUTANTS, *SLICES_MUTANTS, *PROVISIONING_MUTANTS],
+    [*MUTANTS, *GROUP_MUTANTS, *SLICES_MUTANTS, *STORE_MUTANTS, *PROVISIONING_MUTANTS],
     ids=lambda each: each.rule,
 )
 def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
@@ -252,6 +270,11 @@ def test_without_a_rule_of_members_the_simulation_fails(mutant: Mutant, tmp_path
 @pytest.mark.parametrize("mutant", cases(SLICES_MUTANTS))
 def test_without_a_rule_of_slices_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
     check_without(mutant, tmp_path, "run_slices_seed")
+
+
+@pytest.mark.parametrize("mutant", cases(STORE_MUTANTS))
+def test_without_a_rule_of_checkpoints_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+    check_without(mutant, tmp_path, "run_store_seed")
 
 
 def check_without(mutant: Mutant, tmp_path: Path, run_one: str) -> None:

@@ -14,7 +14,14 @@ import msgspec
 from msgspec import UNSET
 
 from common.core import events
-from common.core.messages import GENESIS, Gradient, Replayed, Requeued, WorkerId
+from common.core.messages import (
+    GENESIS,
+    CheckpointStored,
+    Gradient,
+    Replayed,
+    Requeued,
+    WorkerId,
+)
 from common.simulation.faults.checks import (
     Violation,
     check_audit,
@@ -27,11 +34,13 @@ from common.simulation.faults.members import SimulatedMember
 from common.simulation.faults.operators import Operators
 from common.simulation.faults.scenario import (
     FORGED_EPOCHS,
+    LIES,
     MOST_WORKERS,
     OPERATORS,
     SOON_S,
     from_seed,
     grouped,
+    lying,
     sizes_of,
     sliced,
 )
@@ -80,6 +89,8 @@ class Outcome:
     tuned: int  # of a K that the tuner found
     seconds: float  # virtual
     among: Counter[str] = field(default_factory=Counter)  # of members that hold the weights
+    named: int = 0  # checkpoints that were named in the updates topic
+    awaited: int = 0  # how often a coordinator waited for one of them
 
 
 class Cluster:
@@ -143,6 +154,8 @@ class Cluster:
             tuned=sum(tuned),
             seconds=self.world.now,
             among=self.world.group.met,
+            named=sum(isinstance(record, CheckpointStored) for record in self.world.updates),
+            awaited=self.world.awaited,
         )
 
     def _run(self) -> None:
@@ -338,6 +351,10 @@ class Cluster:
                 sizes = sizes_of(fault.target, modes=modes, group=group)
                 world.revisions.append(replace(sizes, slices=world.revisions[-1].slices))
                 world.say("the job is", world.revisions[-1])
+            case "store lies":
+                lie = LIES[fault.target % len(LIES)]
+                world.say("object storage answers wrongly:", lie)
+                world.lie(lie, fault.seconds)
             case "switch aggregation":
                 last = world.revisions[-1]
                 others = [each for each in self.scenario.layouts if each != last.slices]
@@ -478,6 +495,18 @@ def run_group_seed(seed: int) -> Outcome:
 def run_slices_seed(seed: int) -> Outcome:
     """Run one seed in which slices of the weights have owners among the members."""
     return Cluster(sliced(grouped(from_seed(seed)))).run()
+
+
+def store_scenario(seed: int) -> Scenario:
+    """Return a world in which object storage lies; in half of them members hold the weights."""
+    scenario = from_seed(seed)
+    scenario = grouped(scenario) if seed % 4 > 1 else scenario
+    return lying(sliced(scenario) if seed % 4 > 2 else scenario)
+
+
+def run_store_seed(seed: int) -> Outcome:
+    """Run one seed in which object storage answers wrongly."""
+    return Cluster(store_scenario(seed)).run()
 
 
 def run_seeds(seeds: range, run: Callable[[int], Outcome] = run_seed) -> Iterator[Outcome]:

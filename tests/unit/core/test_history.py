@@ -113,13 +113,6 @@ def test_checkpoint_outlives_a_lead_whose_base_contains_it_and_what_is_forgotten
     assert history.checkpoint == ModelId(0, 1)
 
 
-def test_reader_who_begins_at_a_snapshot_knows_the_checkpoint_named_before() -> None:
-    history = History(0, ModelId(0, 2), 4, checkpoint=ModelId(0, 1))
-    assert history.checkpoint == ModelId(0, 1)
-    history.feed(4, Lead(0, GENESIS, "c2", 70))
-    assert history.checkpoint is None
-
-
 def test_an_epoch_is_the_number_that_its_lead_carries() -> None:
     # The first leader's records from offset 1 on were lost, its successor's Lead stands there now.
     # offset   0        1        2         3

@@ -14,7 +14,6 @@ from common.core import commands as do
 from common.core.history import History
 from common.core.messages import (
     AuditRecord,
-    CheckpointStored,
     ModelId,
     Quarantined,
     UpdateApplied,
@@ -95,16 +94,6 @@ def test_a_snapshot_with_nothing_unread_is_published_at_once() -> None:
     assert audit.read(9) == ()
     then = the(audit.take(at(0, control_position=4), 0.0, checkpoint=True), do.PublishSnapshot)
     assert then.snapshot.updates_position == 10
-
-
-def test_snapshot_names_the_newest_checkpoint_below_its_position() -> None:
-    audit = Audit()
-    audit.append(update(1))
-    audit.take(at(1), 0.0, checkpoint=False)
-    audit.history.feed(AFTER_LEAD, CheckpointStored(EPOCH, 0))
-    (published,) = audit.read(AFTER_LEAD + 1)
-
-    assert published.snapshot.checkpoint == ModelId(EPOCH, 0)
 
 
 def test_a_newer_copy_takes_the_place_of_one_that_still_waits() -> None:
