@@ -58,6 +58,9 @@ class Lost(NamedTuple):
     reason: str
 
 
+AWAITED = "a checkpoint is missing: "  # how the reason of a job begins that waits for one
+
+
 class Missing(NamedTuple):
     """The checkpoint to start from was not found: search again `AGAIN_S` later."""
 
@@ -150,9 +153,9 @@ class SnapshotSearch:
             return ""
         if name is not None and snapshot.name < name:
             instead = self._why_not(name, stored, now)
-            return instead and f"the checkpoint {name.epoch}-{name.version} is missing: {instead}"
+            return instead and f"{AWAITED}{name.epoch}-{name.version}, but {instead}"
         if stored.storage_failed and snapshot.made != history.head:
-            return f"no checkpoint of version {history.head.version} or below: {stored.storage}"
+            return f"{AWAITED}one of version {history.head.version} or below, but {stored.storage}"
         return ""
 
     def _why_not(self, name: ModelId, stored: SnapshotsFound, now: float) -> str:

@@ -284,9 +284,15 @@ class JobStore:
         )
 
     def resume_after_loss(
-        self, job: str, reason: str, *, from_start: bool = False, read_from: ReadFrom = ""
+        self,
+        job: str,
+        reason: str,
+        *,
+        from_start: bool = False,
+        read_from: ReadFrom = "",
+        waits: bool = False,
     ) -> JobRecord:
-        """Go on with a job that is held since Kafka lost records, with what is left.
+        """Go on with what is left of a job that is held after a loss, or waits for a checkpoint.
 
         Where its control or its updates topic was deleted, that is made again, empty.
 
@@ -295,16 +301,19 @@ class JobStore:
             reason: Why, cut off likewise.
             from_start: Whether version 0 will do, where no other is left.
             read_from: From where streams' topics are read that were created anew.
+            waits: True if a coordinator said lately that the job waits for a checkpoint.
 
         Raises:
             NotFoundError: If there is no such job.
-            ConflictError: If it is not held, or somebody else wrote it in the same moment.
+            ConflictError: If it neither is held nor waits, or somebody else wrote it in the same
+                moment.
             OutsideError: If Kafka does not let us make a topic.
             UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             record = self.get(job)
-            if not record.held:  # the wish would stay until something else is lost
+            # The wish would stay until something else is lost.
+            if not record.held and not (waits and record.wanted == "running"):
                 raise ConflictError(
                     f'the job "{job}" is not held: there is no loss for it to go on after; resume'
                     f" it with `doll job resume {job}`"

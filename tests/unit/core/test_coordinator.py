@@ -279,7 +279,7 @@ def test_candidate_without_the_named_checkpoint_waits_and_searches_again() -> No
     awaited, released = bench.find("genesis")
 
     assert isinstance(awaited, do.AwaitCheckpoint)
-    assert "checkpoint 0-1 is missing" in awaited.reason
+    assert "a checkpoint is missing: 0-1, but " in awaited.reason
     assert released == do.ReleaseLease()
     assert bench.machine.due() == pytest.approx(bench.now + SEARCH_AGAIN_S)
     assert bench.tick(bench.now + SEARCH_AGAIN_S) == (do.AskLease(1.0),)

@@ -271,7 +271,7 @@ def search_storage(
 def test_job_whose_named_checkpoint_is_not_listed_waits_instead_of_starting_below() -> None:
     for there, version, option in (((), 0, " --from-start"), ((BEFORE,), 1, "")):
         assert search_storage(*there) == Missing(
-            f"the checkpoint 0-2 is missing: {EMPTY}; a coordinator looks again every 10 s;"
+            f"a checkpoint is missing: 0-2, but {EMPTY}; a coordinator looks again every 10 s;"
             f" `doll job resume --after-loss{option}` goes on without it, from version {version}"
         )
 
@@ -314,7 +314,7 @@ def test_owner_may_go_on_without_the_named_checkpoint() -> None:
 
     chosen = search_storage(BEFORE, wish=wish)
     assert isinstance(chosen, Chosen)
-    assert (chosen.snapshot, chosen.loss) == (BEFORE, f"the checkpoint 0-2 is missing: {EMPTY}")
+    assert (chosen.snapshot, chosen.loss) == (BEFORE, f"a checkpoint is missing: 0-2, but {EMPTY}")
     assert isinstance(search_storage(wish=wish), Missing)
     chosen = search_storage(wish=replace(wish, from_start=True))
     assert isinstance(chosen, Chosen)
@@ -331,7 +331,9 @@ def test_wish_that_a_lead_carried_out_does_not_count_for_a_checkpoint() -> None:
 def test_storage_that_gives_no_list_is_waited_for_if_there_are_updates() -> None:
     answer = search_storage(topic=LED, storage_failed=True)
     assert isinstance(answer, Missing)
-    assert answer.reason.startswith(f"no checkpoint of version 3 or below: {EMPTY}")
+    assert answer.reason.startswith(
+        f"a checkpoint is missing: one of version 3 or below, but {EMPTY}"
+    )
 
     young = search_storage(topic=LED[:1], storage_failed=True)
     assert isinstance(young, Chosen)
@@ -346,7 +348,7 @@ def test_torn_checkpoint_is_read_again_for_a_minute_then_the_one_before_is_used(
     while now < TTL_S + TORN_S:
         answer = search_storage(BEFORE, search=search, now=now, torn=torn)
         assert isinstance(answer, Missing)
-        assert "0-2 is missing: manifest.json does not parse" in answer.reason
+        assert "missing: 0-2, but manifest.json does not parse" in answer.reason
         now += AGAIN_S
     chosen = search_storage(BEFORE, search=search, now=now, torn=torn)
 
