@@ -108,7 +108,7 @@ class S3Blobs:
                 page: Mapping[str, Any] = self._client.list_objects_v2(
                     Bucket=self._bucket, Prefix=wanted, **more
                 )
-            if wrong := self._wrong(page, wanted, token):
+            if wrong := self.why_no_list(page, wanted, token):
                 raise UnavailableError(
                     f"{self.where}: expected a list of the names that begin with {wanted!r}, got an"
                     f" answer {wrong}; check the address, and what stands between"
@@ -118,7 +118,7 @@ class S3Blobs:
                 return sorted(key.removeprefix(self._prefix) for key in keys)
             token = page["NextContinuationToken"]
 
-    def _wrong(self, page: Mapping[str, Any], wanted: str, token: str) -> str:
+    def why_no_list(self, page: Mapping[str, Any], wanted: str, token: str) -> str:
         """Say why a page is no part of the list that was requested; empty if it is one."""
         keys = [each.get("Key", "") for each in page.get("Contents", ())]
         if "Name" not in page or "IsTruncated" not in page:
