@@ -18,7 +18,7 @@ from common.adapters.blobs.disk import DiskBlobs
 from common.adapters.blobs.s3 import S3Blobs
 from common.errors import UnavailableError, UserError
 from common.testing.blobs import MemoryBlobs
-from tests.s3_servers import LyingServer, S3Server
+from load.harness.s3_servers import LyingServer, S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

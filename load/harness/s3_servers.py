@@ -74,7 +74,9 @@ class LyingServer(S3Server):
             start("200 OK", [("Content-Type", "text/html")])
             return [PAGE]
         if not prefix:
-            if lie in {"half", "late"} and _is_hidden(lie, newest, path):
+            if (lie in {"half", "late"} and _is_hidden(lie, newest, path)) or (
+                lie in {"empty", "cut", "stale", "late"} and path.endswith(("/latest", "/best"))
+            ):
                 start("404 Not Found", [("Content-Type", "application/xml")])
                 return [_MISSING]
             return super()._answer(environ, start)
