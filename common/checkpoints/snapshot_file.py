@@ -17,7 +17,7 @@ import msgspec
 from common.checkpoints.manifest import told
 from common.core.messages import Batch, ModelId
 from common.core.snapshots import Snapshot
-from common.errors import CorruptError, FutureFormatError, WireError
+from common.errors import CorruptError, FutureFormatError, UnavailableError, WireError
 from common.wire.messages import frame, unframe
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class StoreContent(NamedTuple):
     readable: dict[ModelId, FoundSnapshot]  # later leaders and versions first
     torn: dict[ModelId, str]  # listed, and why they cannot be read
     gone: dict[ModelId, str]  # not listed although the hint names it
-    hint: str  # what is wrong with the hint, if it does not parse
+    hint: str  # what is wrong with the hint, if it does not parse or cannot be read
 
     @property
     def unreadable(self) -> dict[ModelId, str]:
@@ -101,7 +101,14 @@ def from_store(store: CheckpointStore) -> StoreContent:
     """
     readable = dict[ModelId, FoundSnapshot]()
     torn, gone = dict[ModelId, str](), dict[ModelId, str]()
-    (hint, wrong), names = store.hint(), store.finished()  # in this order: a new one is not missed
+    away: UnavailableError | None = None
+    try:
+        hint, wrong = store.hint()  # before the list: a new checkpoint is not missed
+    except UnavailableError as error:
+        hint, wrong, away = None, f"`latest` cannot be read: {error}", error
+    names = store.finished()
+    if away is not None and not names:
+        raise away
     for name in sorted({*names, *([] if hint is None else [hint])}, reverse=True):
         try:
             readable[name] = from_checkpoint(store.open(name))

@@ -63,9 +63,8 @@ def clear(
 ) -> list[ModelId]:
     """Delete what is too much, as somebody does who has just read the newest back."""
     known = store.finished()
-    counting = [
-        each for each in known if not taken_back(each, known + [begun] * (begun is not None))
-    ]
+    witnesses = known if begun is None else [*known, begun]
+    counting = [each for each in known if not taken_back(each, witnesses)]
     kept = store.keep(count, counting[0] if counting else None, begun, now_s)
     return [each.name for each in kept]
 
@@ -509,6 +508,34 @@ def test_a_newer_programs_checkpoint_is_not_passed_over(blobs: Blobs, manifest: 
     blobs.put(FOLDER + "manifest.json", manifest)
     with pytest.raises(FutureFormatError, match=r"checkpoint 3-60 has format [23], expected at"):
         from_store(store)
+
+
+@pytest.mark.parametrize("lie", ["latest", "page"])
+def test_hint_that_cannot_be_read_hinders_nobody_who_has_a_list(lie: Lie) -> None:
+    class Unreadable(LyingBlobs):
+        """Gives no object for the hint."""
+
+        def get(self, name: str) -> bytes | None:
+            """Read, but for the hint."""
+            if self.lie is not None and name.endswith("/latest"):
+                raise UnavailableError("the answer is no object")
+            return super().get(name)
+
+    for blobs in (LyingBlobs(), Unreadable()):
+        store = filled(blobs, OLD, NEW)
+        blobs.lie = lie
+        if lie == "latest":
+            found = from_store(store)
+            assert list(found.readable) == [NEW, OLD]
+            assert found.hint.startswith("`latest` ")
+        else:
+            with pytest.raises(UnavailableError):
+                from_store(store)
+    assert from_store(CheckpointStore(MemoryBlobs(), "clicks")).hint == ""
+    with pytest.raises(UnavailableError, match="no object"):
+        empty = Unreadable()
+        empty.lie = "latest"
+        from_store(CheckpointStore(empty, "clicks"))
 
 
 def test_one_that_vanished_although_the_hint_names_it_cannot_be_read(blobs: Blobs) -> None:

@@ -52,7 +52,7 @@ def audit_of(
 def test_lead_to_version_0_above_updates_in_force_is_reported() -> None:
     # updates   0: Lead   1: J=1   2: Lead, base 1   3: Lead, base 0   4: J=1
     again = Lead(2, GENESIS, "c3", 70, 1, "a checkpoint is missing: 0-1, but the list is empty")
-    known = [ready(A, span(P, 0, 10))]
+    known: list[Claim | None] = [ready(A, span(P, 0, 10))]
     one = Batch(0, A, (span(P, 0, 10),), 10)
     audited = audit_of(
         known,
