@@ -532,9 +532,9 @@ def test_hint_that_cannot_be_read_hinders_nobody_who_has_a_list(lie: Lie) -> Non
             with pytest.raises(UnavailableError):
                 from_store(store)
     assert from_store(CheckpointStore(MemoryBlobs(), "clicks")).hint == ""
+    empty = Unreadable()
+    empty.lie = "latest"
     with pytest.raises(UnavailableError, match="no object"):
-        empty = Unreadable()
-        empty.lie = "latest"
         from_store(CheckpointStore(empty, "clicks"))
 
 
