@@ -92,8 +92,6 @@ class LyingServer(S3Server):
 
         body = b"".join(super()._answer(environ, keep))  # type: ignore[arg-type]
         entries = _ENTRY.findall(body)
-        if lie == "cut":
-            entries = entries[: len(entries) // 2]
         keys = [found[1].decode() for each in entries if (found := _KEY.search(each))]
         kept = [e for e, k in zip(entries, keys, strict=True) if not _is_hidden(lie, newest, k)]
         for entry in set(_ENTRY.findall(body)) - set(kept):
@@ -110,4 +108,6 @@ def _is_hidden(lie: Lie, newest: str, key: str) -> bool:
     """Whether an object is not there, as this lie has it."""
     if lie == "half":
         return key.endswith("trainer.safetensors")
+    if lie == "cut":  # the list ends before the newest checkpoint
+        return key.rpartition("/checkpoints/")[2] >= newest
     return lie == "empty" or (lie in {"stale", "late"} and f"/{newest}/" in key)
