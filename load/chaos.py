@@ -47,7 +47,7 @@ from load.faults.actions import Targets, actions_on
 from load.faults.fleet import Fleet, Slot
 from load.faults.pauses import CarriedOut, limit, read_events
 from load.faults.report import Outcome, Pace
-from load.faults.schedule import KINDS, LOSSES, TIERS, Fault, draw
+from load.faults.schedule import KINDS, LOSSES, STORE_LIES, TIERS, Fault, draw
 from load.faults.tiers import Tiers, tier_of
 from load.harness import report
 from load.harness.counting import (
@@ -104,6 +104,7 @@ class Plan:
     rate_per_s: float
     only: tuple[str, ...] = ()  # words; nothing but faults whose kind has one of them
     losses: bool = False  # Kafka loses records that it has acknowledged, too
+    lies: bool = False  # object storage answers wrongly while coordinators start
     saturated: bool = False  # a backlog always waits
     burn: int = 0  # processes of others that use the processor
     synchronisation: SynchronisationMode | Literal["switching"] = "synchronous"
@@ -139,6 +140,7 @@ class Plan:
         sizes = dict.fromkeys(("worker", "worker-redis", "worker-kafka"), self.workers)
         sizes["coordinator"] = self.coordinators
         kinds = [*KINDS, *(LOSSES if self.losses else ()), *(TIERS if self.tiers else ())]
+        kinds += STORE_LIES if self.lies else ()
         some = [each for each in kinds if any(word in each.name for word in self.only)]
         return draw(self.seed, self.seconds, sizes, some or kinds)
 
@@ -416,6 +418,11 @@ def main() -> int:
         "--losses", action="store_true", help="Kafka loses records, too, and the job is resumed"
     )
     parser.add_argument(
+        "--lies",
+        action="store_true",
+        help="object storage answers wrongly, too, while Redis is empty and coordinators start",
+    )
+    parser.add_argument(
         "--only", nargs="+", default=[], metavar="WORD", help="only faults whose kind has a WORD"
     )
     parser.add_argument(
@@ -454,6 +461,7 @@ def main() -> int:
         rate_per_s=given.rate,
         only=tuple(given.only),
         losses=given.losses,
+        lies=given.lies,
         saturated=given.saturated,
         burn=given.burn,
         synchronisation=given.synchronisation,
@@ -465,7 +473,9 @@ def main() -> int:
     machine = report.machine()
     try:
         with ExitStack() as stack:
-            outside = stack.enter_context(Outside(folder, plan.workers, (ENTRYPOINT,)))
+            outside = stack.enter_context(
+                Outside(folder, plan.workers, (ENTRYPOINT,), lies=plan.lies)
+            )
             for _ in range(plan.burn):
                 burner = Child([sys.executable, "-c", "while True: pass"], folder / "burn.txt")
                 stack.callback(burner.kill)

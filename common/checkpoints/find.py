@@ -193,10 +193,10 @@ def in_storage(blobs: Blobs, job: str, tell: Tell) -> list[FoundSnapshot]:
         FutureFormatError: If a newer program wrote one.
         UnavailableError: If storage is unavailable.
     """
-    found, unreadable = from_store(CheckpointStore(blobs, job))
-    for name, reason in unreadable.items():
+    found = from_store(CheckpointStore(blobs, job))
+    for name, reason in found.unreadable.items():
         tell(f"without the checkpoint {told(name)}: {reason}")
-    return list(found.values())
+    return list(found.readable.values())
 
 
 def pick(

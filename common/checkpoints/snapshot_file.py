@@ -18,7 +18,7 @@ import msgspec
 from common.checkpoints.manifest import told
 from common.core.messages import Batch, ModelId
 from common.core.snapshots import Snapshot
-from common.errors import CorruptError, FutureFormatError, WireError
+from common.errors import CorruptError, FutureFormatError, UnavailableError, WireError
 from common.wire.messages import frame, unframe
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SnapshotFile(NamedTuple):
     @property
     def name(self) -> ModelId:
         """The leader that wrote it, the version that it holds."""
-        return ModelId(self.snapshot.by, self.snapshot.made.version)
+        return self.snapshot.name
 
 
 class FoundSnapshot(NamedTuple):
@@ -86,28 +86,44 @@ def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
     return FoundSnapshot(title, snapshot, trainer, made_at_s)
 
 
-def from_store(store: CheckpointStore) -> tuple[dict[ModelId, FoundSnapshot], dict[ModelId, str]]:
+class StoreContent(NamedTuple):
+    """The finished checkpoints of a job."""
+
+    readable: dict[ModelId, FoundSnapshot]  # later leaders and versions first
+    torn: dict[ModelId, str]  # listed, and why they cannot be read
+    gone: dict[ModelId, str]  # not listed although the hint names it
+    hint: str  # what is wrong with the hint, if it does not parse or cannot be read
+
+    @property
+    def unreadable(self) -> dict[ModelId, str]:
+        """Why those cannot be read that were finished once."""
+        return self.torn | self.gone
+
+
+def from_store(store: CheckpointStore) -> StoreContent:
     """Read every finished checkpoint, all but the weights, later leaders and versions first.
-
-    One that is missing although the hint names it was finished once: it is among those that cannot
-    be read.
-
-    Returns:
-        Those that can be read, and of the others the reason.
 
     Raises:
         FutureFormatError: If a newer program wrote one: to go on without it would take back what
             that program trained.
         UnavailableError: If storage is unavailable: a better one might be there.
     """
-    readable, unreadable = dict[ModelId, FoundSnapshot](), dict[ModelId, str]()
-    hint, names = store.latest(), store.finished()  # in this order: a new one is not missed
+    readable = dict[ModelId, FoundSnapshot]()
+    torn, gone = dict[ModelId, str](), dict[ModelId, str]()
+    away: UnavailableError | None = None
+    try:
+        hint, wrong = store.hint()  # before the list: a new checkpoint is not missed
+    except UnavailableError as error:
+        hint, wrong, away = None, f"`latest` cannot be read: {error}", error
+    names = store.finished()
+    if away is not None and not names:
+        raise away
     for name in sorted({*names, *([] if hint is None else [hint])}, reverse=True):
         try:
             readable[name] = from_checkpoint(store.open(name))
         except CorruptError as error:
-            unreadable[name] = str(error)
-    return readable, unreadable
+            (torn if name in names else gone)[name] = str(error)
+    return StoreContent(readable, torn, gone, wrong)
 
 
 def to_bytes(saved: SnapshotFile, key: str = "") -> bytes:

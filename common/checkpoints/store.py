@@ -28,14 +28,18 @@ from common.checkpoints.manifest import (
     folder_of,
     is_part,
     named_by,
+    told,
 )
-from common.core.messages import ModelId
-from common.errors import CorruptError, FutureFormatError
+from common.core.messages import ModelId, drawn_at_s
+from common.errors import CorruptError, FutureFormatError, UnavailableError
 
 if TYPE_CHECKING:
     from common.ports.servers import Blobs
 
 _LATEST, _BEST = "latest", "best"
+# Time for which a checkpoint that a Lead took back stays. A person notices a mistake by then.
+TAKEN_BACK_S = 86_400.0
+_MOVES = 10  # attempts to move a hint; only a few leaders ever write at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,11 @@ class CheckpointStore:
         self._origin = f"{job}/origin/"
         self._states = f"{job}/states/"
 
+    @property
+    def where(self) -> str:
+        """Address of the job's checkpoints for people, without secrets."""
+        return f"{self._blobs.where} ({self._root})"
+
     def save(
         self,
         name: ModelId,
@@ -104,6 +113,21 @@ class CheckpointStore:
             self._blobs.put(folder + MANIFEST, msgspec.json.encode(manifest))
         self._move_latest(name)
 
+    def verify(self, name: ModelId) -> None:
+        """Read a finished checkpoint back as somebody would who looks for it.
+
+        Raises:
+            CorruptError: If the list lacks it or one of its parts, or a part is not what was
+                written.
+        """
+        folder, listed = self.folder(name), set(self._blobs.names(self._root))
+        checkpoint = self.open(name)
+        for part in (MANIFEST, *checkpoint.manifest.parts):
+            if folder + part not in listed:
+                raise CorruptError(f"{self.where} does not list {part} of {told(name)}")
+        for part in checkpoint.manifest.parts:
+            checkpoint.read(part)
+
     def finished(self) -> list[ModelId]:
         """Every checkpoint that has a manifest, later leaders and higher versions first."""
         return self._folders(self._blobs.names(self._root), MANIFEST)
@@ -125,21 +149,40 @@ class CheckpointStore:
         """Where the hint points: finished when it was set, but perhaps not the newest by now."""
         return _hinted(self._blobs.get(self._root + _LATEST))
 
+    def hint(self) -> tuple[ModelId | None, str]:
+        """Return where `latest` points, and what is wrong with it if it does not parse."""
+        data = self._blobs.get(self._root + _LATEST)
+        name = _hinted(data)
+        wrong = "" if data is None or name else f"`latest` does not parse: {data[:40]!r}"
+        return name, wrong
+
     def best(self) -> ModelId | None:
         """Where the hint to the lowest loss points, likewise."""
         return _hinted(self._blobs.get(self._root + _BEST))
 
-    def keep(self, count: int, begun: ModelId | None = None) -> tuple[Checkpoint, ...]:
+    def keep(
+        self,
+        count: int,
+        newest: ModelId | None,
+        begun: ModelId | None = None,
+        now_s: float = 0.0,
+    ) -> tuple[Checkpoint, ...]:
         """Delete all but the newest `count` and the one of lowest loss; return these, newest first.
 
-        Those that are known to be taken back count for nothing and go. So do the remains of others
-        below the oldest of the newest; above it somebody may be writing. What a newer program wrote
-        stays. A manifest goes first, so that a deletion cut short leaves no checkpoint.
+        Checkpoints that are known to be taken back do not count and are deleted after
+        `TAKEN_BACK_S`. Remains of unfinished ones are deleted if they are below the oldest of the
+        newest: above it somebody may be writing. What a newer program wrote stays, and what cannot
+        be read now. A manifest is deleted first, so that a deletion cut short leaves no checkpoint.
+
+        Nothing is deleted unless the list begins with what was just read back, and agrees with what
+        reads say: any other list may be stale, cut off, or of another store.
 
         Args:
             count: At least 1.
-            begun: The first snapshot of the leader that asks, also where it is no checkpoint: it
-                tells which ones this leader took back.
+            newest: The checkpoint that the caller just read back; None if there is none.
+            begun: The first snapshot of the leader that asks, also if it is no checkpoint. It
+                shows which ones this leader took back.
+            now_s: The time, in seconds since 1970.
 
         Raises:
             ValueError: If none would be kept.
@@ -148,21 +191,32 @@ class CheckpointStore:
             raise ValueError(f"keep {count} checkpoints: at least one is needed to start again")
         hint = self._blobs.get_tagged(self._root + _BEST)  # before looking: who looked last wins
         names = self._blobs.names(self._root)
-        whole, foreign = self._opened(self._folders(names, MANIFEST))
+        finished = self._folders(names, MANIFEST)
+        whole, foreign = self._opened(finished)
         witnesses = [each.name for each in whole] + ([] if begun is None else [begun])
         counting = [each for each in whole if not taken_back(each.name, witnesses)]
-        best = lowest_loss(counting)
-        if best is not None and best.name != _hinted(None if hint is None else hint[0]):
-            tag = None if hint is None else hint[1]
-            self._blobs.replace(self._root + _BEST, folder_of(best.name).encode(), tag)
+        best, readable = lowest_loss(counting), {each.name for each in whole}
         kept = counting[:count]
         if best is not None and best not in kept:
             kept.append(best)
-        spared = {each.name for each in kept} | foreign
-        void = {each.name for each in whole} - {each.name for each in counting}
-        for name in self._folders(names):
-            below = len(counting) >= count and name < counting[count - 1].name
-            if name in void or (below and name not in spared):
+        if not counting or counting[0].name != newest:
+            return tuple(kept)
+        hinted = _hinted(None if hint is None else hint[0])
+        gone = hinted not in self._folders(names)
+        if best is not None and best.name != hinted and (gone or hinted in readable):
+            tag = None if hint is None else hint[1]
+            self._blobs.replace(self._root + _BEST, folder_of(best.name).encode(), tag)
+        spared = {each.name for each in kept} | foreign | (set(finished) - readable)
+        spared |= {hinted} - readable if hinted is not None else set()
+        void = readable - {each.name for each in counting}
+        spared |= {name for name in void if not _long_taken_back(name, witnesses, now_s)}
+        oldest = counting[count - 1].name if len(counting) >= count else counting[-1].name
+        remains = [n for n in self._folders(names) if n not in finished and n < oldest]
+        if any(self._blobs.get(self.folder(name) + MANIFEST) is not None for name in remains):
+            return tuple(kept)  # the list is not complete
+        for name in (*void, *readable, *remains):
+            below = len(counting) >= count and name < oldest
+            if name not in spared and (name in void or below):
                 self._delete(name)
         return tuple(kept)
 
@@ -217,13 +271,32 @@ class CheckpointStore:
             raise CorruptError(f"{self._state(made)} is missing")
         return data
 
-    def keep_states(self, kept: Collection[ModelId]) -> None:
-        """Delete those of versions below these."""
-        oldest = min((made.version for made in kept), default=0)
-        for name in self._blobs.names(self._states):
-            version = name.removeprefix(self._states).partition(".")[0].rpartition("-")[2]
-            if version.isdigit() and int(version) < oldest:
+    def keep_states(
+        self, kept: Collection[ModelId], begun: ModelId | None = None, now_s: float = 0.0
+    ) -> None:
+        """Delete states of versions below these, by the same rules as `keep` deletes checkpoints.
+
+        Args:
+            kept: Versions that workers may copy. If the list lacks one, nothing is deleted.
+            begun: As for `keep`.
+            now_s: As for `keep`.
+        """
+        names = {name: self._made(name) for name in self._blobs.names(self._states)}
+        if not kept or not set(kept) <= set(names.values()):
+            return
+        oldest = min(made.version for made in kept)
+        witnesses = self.finished() + ([] if begun is None else [begun])
+        for name, made in names.items():
+            if made is None or made.version >= oldest:
+                continue
+            if not taken_back(made, witnesses) or _long_taken_back(made, witnesses, now_s):
                 self._blobs.delete(name)
+
+    def _made(self, name: str) -> ModelId | None:
+        """Return of which version a state is; None if the name is not one of ours."""
+        epoch, _, version = name.removeprefix(self._states).partition(".")[0].rpartition("-")
+        ours = version.isdigit() and epoch.removeprefix("-").isdigit()
+        return ModelId(int(epoch), int(version)) if ours else None
 
     def _state(self, made: ModelId, slices: str = "") -> str:
         return f"{self._states}{made.epoch}-{made.version}{slices}.safetensors"
@@ -259,7 +332,7 @@ class CheckpointStore:
     def _move_latest(self, name: ModelId) -> None:
         """Point the hint here, unless it points at a better one; others only move it on."""
         latest = self._root + _LATEST
-        while True:
+        for _ in range(_MOVES):
             found = self._blobs.get_tagged(latest)
             current = _hinted(None if found is None else found[0])
             if current is not None and current >= name:
@@ -268,6 +341,7 @@ class CheckpointStore:
                 latest, folder_of(name).encode(), None if found is None else found[1]
             ):
                 return
+        raise UnavailableError(f"{self.where} does not keep what was written to {latest}")
 
 
 def taken_back(name: ModelId, witnesses: Iterable[ModelId]) -> bool:
@@ -282,6 +356,12 @@ def taken_back(name: ModelId, witnesses: Iterable[ModelId]) -> bool:
         witnesses: Snapshots by the epoch of their writer and the version that they hold.
     """
     return any(name.epoch < other.epoch and other.version < name.version for other in witnesses)
+
+
+def _long_taken_back(name: ModelId, witnesses: Iterable[ModelId], now_s: float) -> bool:
+    """True if the first leader known to have gone back below a version began `TAKEN_BACK_S` ago."""
+    epochs = [each.epoch for each in witnesses if taken_back(name, [each])]
+    return bool(epochs) and now_s >= drawn_at_s(min(epochs)) + TAKEN_BACK_S
 
 
 def lowest_loss(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:

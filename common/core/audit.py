@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.history import History
 from common.core.ledger import Ledger
 from common.core.messages import (
+    GENESIS,
     Batch,
     BatchReady,
     Lead,
@@ -38,6 +39,14 @@ class Flaw(NamedTuple):
     where: str
 
 
+class Restart(NamedTuple):
+    """A Lead that began again at version 0 although updates were in force."""
+
+    epoch: int
+    taken_back: int  # updates
+    loss: str  # what its owner accepted to lose; empty if nobody was asked
+
+
 @dataclass(frozen=True, slots=True)
 class Audit:
     """What the two topics say together."""
@@ -55,6 +64,7 @@ class Audit:
     unsettled: int  # samples accepted and in no update yet
     settled: Positions  # per partition: everything below is in exactly one place
     flaws: tuple[Flaw, ...]
+    restarts: tuple[Restart, ...] = ()
 
     @property
     def expired_records(self) -> int:
@@ -90,7 +100,7 @@ def audit(
         starts: Where the logs of partitions begin now; what nobody claimed below has expired.
         known: What was known of their logs there, when the job was submitted.
     """
-    history, effective, operators, lead_count, void = _effective(updates)
+    history, effective, operators, restarts, lead_count, void = _effective(updates)
     flaws = list[Flaw]()
 
     ledger = Ledger.of(genesis(first, known))
@@ -156,6 +166,7 @@ def audit(
         unsettled=sum(b.samples for o, b in accepted.items() if o not in settled),
         settled=frontier,
         flaws=(*flaws, *_miscounted(effective), *holes),
+        restarts=tuple(restarts),
     )
 
 
@@ -179,11 +190,13 @@ def _miscounted(updates: Iterable[UpdateApplied]) -> list[Flaw]:
 
 def _effective(
     updates: Iterable[tuple[int, AuditRecord | None]],
-) -> tuple[History, list[UpdateApplied], list[Requeued | Replayed], int, int]:
+) -> tuple[History, list[UpdateApplied], list[Requeued | Replayed], list[Restart], int, int]:
     history, by_name = History(), dict[tuple[int, int], UpdateApplied]()
     operators = list[Requeued | Replayed]()
+    restarts = list[Restart]()
     leads = seen = 0
     for offset, record in updates:
+        made = history.head.version
         counts = history.feed(offset, record)
         match record:
             case UpdateApplied():
@@ -192,12 +205,14 @@ def _effective(
                     by_name[record.epoch, record.version] = record
             case Lead():
                 leads += counts
+                if counts and made and record.base == GENESIS:
+                    restarts.append(Restart(history.epoch, made, record.loss))
             case Requeued() | Replayed() if counts:
                 operators.append(record)
             case _:
                 pass
     effective = [by_name[model.epoch, model.version] for model in history.path[1:]]
-    return history, effective, operators, leads, seen - len(effective)
+    return history, effective, operators, restarts, leads, seen - len(effective)
 
 
 def _beginnings(first: Positions, ledger: Ledger) -> Positions:

@@ -221,6 +221,12 @@ class Hold(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""  # what a programmer wants to see: a traceback
 
 
+class AwaitCheckpoint(msgspec.Struct, frozen=True, gc=False):
+    """Say that the job waits for a checkpoint; this process looks again by itself."""
+
+    reason: str  # which checkpoint, where it looks, what came instead, and what to do
+
+
 class Finish(msgspec.Struct, frozen=True, gc=False):
     """The job has reached its end, and its last checkpoint is published.
 
@@ -260,6 +266,7 @@ CoordinatorCommand: TypeAlias = (
     | ReadHeartbeats
     | Drop
     | Hold
+    | AwaitCheckpoint
     | Finish
     | StepDown
 )

@@ -24,9 +24,26 @@ from common.core import commands as do
 from common.core import events
 from common.core.leader import STOPPED, Leader
 from common.core.losses import Wish
-from common.core.messages import CHANCES, AuditRecord, Lead, ModelId, Quarantined, UpdateApplied
+from common.core.messages import (
+    CHANCES,
+    AuditRecord,
+    CheckpointStored,
+    Lead,
+    ModelId,
+    Quarantined,
+    UpdateApplied,
+)
 from common.core.settings import AggregationSettings, CoordinatorSettings, slices_of
-from common.core.snapshot_search import Chosen, Lost, SnapshotSearch, Wait
+from common.core.snapshot_search import (
+    AGAIN_S as SEARCH_AGAIN_S,
+)
+from common.core.snapshot_search import (
+    Chosen,
+    Lost,
+    Missing,
+    SnapshotSearch,
+    Wait,
+)
 from common.core.snapshots import Snapshot, roll_forward
 
 if TYPE_CHECKING:
@@ -87,6 +104,7 @@ class Coordinator:
         self._returned = frozenset[int]()  # likewise, batches that it had put back once
         self._stored = tuple["ModelId", ...]()  # likewise, versions in storage
         self._held = False  # it met trouble, and waits for a person
+        self._awaits = False  # a checkpoint that was not found
         self.finished = False
 
     @property
@@ -162,6 +180,8 @@ class Coordinator:
             case events.WantedChanged(wanted):
                 self._wish = event
                 self._held = self._held and wanted == "paused"
+                if self._awaits:  # the owner may have decided to go on without the checkpoint
+                    self._lease_at = float("-inf")
                 if leader is not None:
                     yield from leader.want(wanted, now)
             case events.SettingsChanged(settings):
@@ -176,6 +196,9 @@ class Coordinator:
                 yield from self._hold(reason, "") if reason else leader.streams_seen(event)
                 if leader.unheard and self._leader is leader:
                     yield from self._step_down("Kafka does not give back what it wrote")
+            case events.CheckpointVerified(name) if leader is not None:
+                if name.epoch == leader.model.epoch:
+                    yield do.AppendAudit(CheckpointStored(*name))
             case events.StateStored(made) if leader is not None:
                 yield from leader.state_stored(made, now)
             case events.Summed() if leader is not None:
@@ -225,6 +248,7 @@ class Coordinator:
     def _found(self, found: events.SnapshotsFound, now: float) -> Iterator[CoordinatorCommand]:
         if self._searching_since is None or found.source != self._search.source:
             return
+        self._awaits = False
         match self._search.found(found, self._wish, now):
             case Chosen(_, history) if self._limit is not None and history.epoch != self._limit_of:
                 yield from self._step_down("another has led since")
@@ -248,6 +272,13 @@ class Coordinator:
                 yield do.RestoreSnapshot(snapshot, members=among is not None)
             case Lost(reason):
                 yield from self._hold(reason, "")
+            case Missing(reason) if self._wish.wanted == "stopped":
+                yield from self._hold(reason, "")
+            case Missing(reason):
+                self._awaits, self._searching_since = True, None
+                self._lease_at = now + SEARCH_AGAIN_S - self._settings.lease_ttl_s / RENEWALS
+                yield do.AwaitCheckpoint(reason)
+                yield do.ReleaseLease()
             case Wait():
                 self._searching_since = None
                 # Asks again one lifetime from now.

@@ -161,6 +161,12 @@ class SnapshotsFound(msgspec.Struct, frozen=True, gc=False):
     control_topic_id: str = ""
     updates_topic_id: str = ""
     unreadable: str = ""  # of the genesis: why no checkpoint is better, though there are some
+    # If the source is "all": where checkpoints are searched, and what was found there.
+    storage: str = ""
+    # True if storage gave no list: it did not answer, or the answer was not a list.
+    storage_failed: bool = False
+    # By name, why a checkpoint that storage lists cannot be read.
+    torn: Mapping[ModelId, str] = {}
 
 
 class SnapshotRestored(msgspec.Struct, frozen=True, gc=False):
@@ -231,6 +237,12 @@ class StateStored(msgspec.Struct, frozen=True, gc=False):
     made: ModelId
 
 
+class CheckpointVerified(msgspec.Struct, frozen=True, gc=False):
+    """A checkpoint of this process was written and read back complete."""
+
+    name: ModelId
+
+
 class Summed(msgspec.Struct, frozen=True, gc=False):
     """How large the sum of gradients was that made a model: of an `Apply` that asks for it."""
 
@@ -287,6 +299,7 @@ CoordinatorEvent: TypeAlias = (
     | StreamsSeen
     | RepliesRead
     | StateStored
+    | CheckpointVerified
     | Summed
     | WorkersSeen
     | BoardWiped

@@ -29,6 +29,7 @@ from common.core.messages import (
     GENESIS,
     AuditRecord,
     Batch,
+    CheckpointStored,
     Drifted,
     Evaluated,
     Lead,
@@ -70,6 +71,7 @@ class History:
         self._epoch = epoch
         self._number = number
         self._path = [base]
+        self._checkpoints = list[ModelId]()  # that count, oldest first
         self._position = LogPosition.of(position)
         self._quarantined = dict[int, Quarantined]()
         self._poison = {batch.offset: batch for batch in poison}
@@ -114,6 +116,15 @@ class History:
         return self._path[-1]
 
     @property
+    def checkpoint(self) -> ModelId | None:
+        """Name of the newest checkpoint in storage that no Lead has taken back, if there is one.
+
+        A checkpoint that was named below the snapshot that a reader began with is not known, and
+        not better than that snapshot: each leader only adds to what it began with.
+        """
+        return self._checkpoints[-1] if self._checkpoints else None
+
+    @property
     def path(self) -> tuple[ModelId, ...]:
         """Effective updates, oldest first, beginning with the base of this reader."""
         return tuple(self._path)
@@ -148,7 +159,9 @@ class History:
         """Batches that it saw taken back, and not quarantined since, likewise; a copy."""
         return dict(self._requeued)
 
-    def feed(self, offset: int, record: AuditRecord | None, epoch: int = -1) -> bool:
+    def feed(  # noqa: PLR0911 -- one line per record
+        self, offset: int, record: AuditRecord | None, epoch: int = -1
+    ) -> bool:
         """Fold the record at `offset` (None: does not parse); True where it counts.
 
         Args:
@@ -173,6 +186,8 @@ class History:
                 return self._requeue(record.batch)
             case Replayed():
                 return self._finalise(record.batch)
+            case CheckpointStored():
+                return self._store(record)
             case Evaluated() | Drifted() | None:
                 return False  # no decision
 
@@ -184,8 +199,12 @@ class History:
         self._poison.pop(offset, None)
 
     def forget_before(self, version: int) -> None:
-        """Let go of updates older than `version`, which nobody will go back behind any more."""
-        self._path = [m for m in self._path[:-1] if m.version >= version] + self._path[-1:]
+        """Drop updates and checkpoints older than `version`, but for the newest of each.
+
+        Call it if no later Lead that concerns this reader has an older base.
+        """
+        for kept in (self._path, self._checkpoints):
+            kept[:-1] = [each for each in kept[:-1] if each.version >= version]
 
     def _lead(self, offset: int, lead: Lead) -> bool:
         if lead.after != self._epoch:
@@ -194,6 +213,8 @@ class History:
             return False  # an update came between: the members hold that one
         while len(self._path) > 1 and self._path[-1].version > lead.base.version:
             self._path.pop()
+        while self._checkpoints and self._checkpoints[-1].version > lead.base.version:
+            self._checkpoints.pop()
         if self._path[-1] != lead.base:
             # Below what this reader knows, or of another chain: the snapshot it began with is worth
             # nothing any more.
@@ -229,6 +250,16 @@ class History:
         self._poison.pop(offset, None)  # of another batch, whose claim was lost
         if not record.expired:
             self._poison[offset] = record.batch
+        return True
+
+    def _store(self, record: CheckpointStored) -> bool:
+        """True if the checkpoint is of the leader in force, of a version in force, and newer."""
+        known = self.checkpoint
+        if record.epoch != self._epoch or record.version > self.head.version:
+            return False
+        if known is not None and known >= record.name:
+            return False
+        self._checkpoints.append(record.name)
         return True
 
     def _requeue(self, batch: Batch) -> bool:

@@ -55,6 +55,11 @@ def unused_number(at_s: float, random_bits: int) -> int:
     return int(at_s * 1000) * CHANCES + random_bits
 
 
+def drawn_at_s(number: int) -> float:
+    """Time at which `unused_number` drew a number, in seconds since 1970."""
+    return number // CHANCES / 1000
+
+
 class TriggerId(NamedTuple):
     """Order of triggers, across leaders: an id never goes back, whoever wakes up."""
 
@@ -350,8 +355,32 @@ class Drifted(msgspec.Struct, frozen=True, gc=False, tag="drifted"):
     after: float  # of the window that is left
 
 
+class CheckpointStored(msgspec.Struct, frozen=True, gc=False, tag="stored"):
+    """A checkpoint was written to object storage, and its leader has read it back complete.
+
+    Counts if its leader is in force and the version is in force. A Lead with an older base takes
+    the record back. While the record counts, nobody starts below this checkpoint by mistake. The
+    record has no number: it is as true after a lost record as before one.
+    """
+
+    epoch: int
+    version: int
+
+    @property
+    def name(self) -> ModelId:
+        """Name of the checkpoint."""
+        return ModelId(self.epoch, self.version)
+
+
 AuditRecord: TypeAlias = (
-    Lead | UpdateApplied | Quarantined | Requeued | Replayed | Evaluated | Drifted
+    Lead
+    | UpdateApplied
+    | Quarantined
+    | Requeued
+    | Replayed
+    | CheckpointStored
+    | Evaluated
+    | Drifted
 )
 
 # --- Redis: fast, and allowed to vanish ------------------------------------------------------

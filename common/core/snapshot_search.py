@@ -13,6 +13,10 @@ A leader publishes a hot snapshot as soon as it leads. So where the board has no
 force, the board was probably wiped, and that leader alive with all that it knows: then the lease is
 left to it for one lifetime. Only if it does not come back, older snapshots have to do. Not so where
 members hold the weights: a snapshot of any age is rolled forward to the newest update.
+
+The history names the newest checkpoint that was read back complete. If the search finds neither
+that checkpoint nor something better, the store may have answered wrongly, so the job waits and
+searches again. The job's owner may decide otherwise.
 """
 
 from __future__ import annotations
@@ -24,13 +28,19 @@ from msgspec.structs import replace
 
 from common.core.commands import FindSnapshots
 from common.core.history import History  # noqa: TC001 -- NamedTuple reads it when run
+from common.core.messages import GENESIS, ModelId
 from common.core.snapshots import Snapshot, choose
 
 if TYPE_CHECKING:
     from common.core.events import SnapshotsFound, Source, WantedChanged
-    from common.core.messages import AuditRecord, ModelId
+    from common.core.messages import AuditRecord
 
 LATE = 5  # lifetimes of a lease after which a wait counts as one of another time
+# Time between two searches for a checkpoint that was not found. A list costs storage one request.
+AGAIN_S = 10.0
+# Time for which a torn checkpoint is read again before the one before it is used. A store shows
+# all of an object within seconds of its write.
+TORN_S = 60.0
 
 
 class Chosen(NamedTuple):
@@ -44,6 +54,15 @@ class Chosen(NamedTuple):
 
 class Lost(NamedTuple):
     """Kafka lost records, and better snapshots than any that is covered: its owner must decide."""
+
+    reason: str
+
+
+AWAITED = "a checkpoint is missing: "  # how the reason of a job begins that waits for one
+
+
+class Missing(NamedTuple):
+    """The checkpoint to start from was not found: search again `AGAIN_S` later."""
 
     reason: str
 
@@ -64,8 +83,11 @@ class SnapshotSearch:
         self.rolls = rolls
         self._lease_ttl_s = lease_ttl_s
         self._waits_until: float | None = None
+        self._torn_hot = set[tuple[int, int, int]]()
         self._torn = set[tuple[int, int, int]]()
+        self._torn_since: tuple[ModelId, float, float] | None = None  # first and last time
         self._lost = list[tuple[Snapshot, str]]()  # not covered, the best first
+        self._stored: SnapshotsFound | None = None  # the last answer of storage
         self._limit: ModelId | None = None
         self.source: Source = "hot"
 
@@ -75,16 +97,16 @@ class SnapshotSearch:
         Args:
             limit: Of nothing later than this anybody has the weights any more.
         """
-        self._lost, self._limit = [], limit
+        self._lost, self._limit, self._stored = [], limit, None
         return self._look("hot" if limit is None else "all")
 
     def leave_out(self, snapshot: Snapshot) -> None:
-        """Never choose this one again: its weights cannot be read."""
-        self._torn.add(snapshot.rank)
+        """Do not choose a snapshot of the current source again: its weights cannot be read."""
+        (self._torn_hot if self.source == "hot" else self._torn).add(snapshot.rank)
 
-    def found(
+    def found(  # noqa: PLR0911 -- one line per answer
         self, found: SnapshotsFound, wish: WantedChanged, now: float
-    ) -> Chosen | FindSnapshots | Lost | Wait:
+    ) -> Chosen | FindSnapshots | Lost | Missing | Wait:
         """Judge what was found; returns what to do now.
 
         Args:
@@ -93,7 +115,8 @@ class SnapshotSearch:
             now: The time.
         """
         whole = [_in_topics_of(each, found) for each in found.snapshots]
-        whole = [snapshot for snapshot in whole if snapshot.rank not in self._torn]
+        torn = self._torn_hot if found.source == "hot" else self._torn
+        whole = [each for each in whole if each.rank not in torn]
         if self._limit is not None:
             whole = [each for each in whole if each.made.version <= self._limit.version]
         why = {each.rank: _why_lost(each, found, wish) for each in whole}
@@ -106,18 +129,63 @@ class SnapshotSearch:
                 return self._look("all")
             if choice is None or (choice[1].epoch != choice[0].by and choice[1].slices is UNSET):
                 return self._look("all") if self._waited(now) else Wait()
+            if choice[0].name < (choice[1].checkpoint or GENESIS):
+                return self._look("all")
         if found.source == "all":
             self._lost = sorted(lost, key=lambda each: each[0].rank, reverse=True)
+            self._stored = found
         if choice is None:
             return self._look("genesis")
-        return self._judged(*choice, found.unreadable, wish)
+        missing = self._missing(*choice, now)
+        asked = wish.after_loss > choice[1].after_loss
+        if missing and not (asked and (choice[0].by >= 0 or wish.from_start)):
+            option = " --from-start" if choice[0].by < 0 else ""
+            return Missing(
+                f"{missing}; a coordinator looks again every {AGAIN_S:g} s; `doll job resume"
+                f" --after-loss{option}` goes on without it, from version {choice[0].made.version}"
+            )
+        return self._judged(*choice, found.unreadable or missing, wish)
+
+    def _missing(self, snapshot: Snapshot, history: History, now: float) -> str:
+        """Say which checkpoint must be found before this snapshot may be used; empty if none."""
+        stored, name = self._stored, history.checkpoint
+        if stored is None:
+            return ""
+        if name is not None and snapshot.name < name:
+            instead = self._why_not(name, stored, now)
+            return instead and f"{AWAITED}{name.epoch}-{name.version}, but {instead}"
+        if stored.storage_failed and snapshot.made != history.head:
+            return f"{AWAITED}one of version {history.head.version} or below, but {stored.storage}"
+        return ""
+
+    def _why_not(self, name: ModelId, stored: SnapshotsFound, now: float) -> str:
+        """Say why a checkpoint can't be used now; empty if nobody needs to wait for it."""
+        there = any(each.name == name for each in stored.snapshots)
+        torn = {rank for rank in self._torn if rank[:2] == name}
+        if there and not torn:
+            return ""  # Kafka lost records that it contains
+        why = "its weights are torn" if there else stored.torn.get(name, "")
+        if not why:
+            return stored.storage or "nothing is there"
+        if not self._is_torn_lately(name, now):
+            return ""
+        self._torn -= torn  # read its weights once more at the next search
+        return f"{why} ({stored.storage})"
+
+    def _is_torn_lately(self, name: ModelId, now: float) -> bool:
+        """True if this checkpoint has been torn for less than `TORN_S`, at every search."""
+        known, since, last = self._torn_since or (name, now, now)
+        if known != name or now > last + 3 * AGAIN_S:
+            since = now
+        self._torn_since = (name, since, now)
+        return now < since + TORN_S
 
     def _judged(
         self, snapshot: Snapshot, history: History, unreadable: str, wish: WantedChanged
     ) -> Chosen | Lost:
         """Whether better ones, uncovered or unreadable, may be passed over for this snapshot."""
         asked = wish.after_loss > history.after_loss
-        if unreadable and not (asked and wish.from_start):
+        if unreadable and snapshot.by < 0 and not (asked and wish.from_start):
             return Lost(
                 f"{unreadable}: bring them back and resume the job; or `doll job resume"
                 " --after-loss --from-start` begins again with version 0: all records are read and"

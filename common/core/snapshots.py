@@ -83,6 +83,11 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         return self.slices is UNSET or self.in_storage
 
     @property
+    def name(self) -> ModelId:
+        """Name of the checkpoint that is made of it: its writer's epoch, and its version."""
+        return ModelId(self.by, self.made.version)
+
+    @property
     def rank(self) -> tuple[int, int, int]:
         """Later is better: by leader, then by version, then by how much audit it has seen."""
         return (self.by, self.made.version, self.updates_position)

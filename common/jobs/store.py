@@ -158,6 +158,7 @@ class AfterLoss(NamedTuple):
 
     from_start: bool = False  # version 0, if no other is left
     read_from: ReadFrom = ""  # for streams' topics that were created anew
+    waits: bool = False  # a coordinator said lately that the job waits for a checkpoint
 
 
 class JobStore:
@@ -288,9 +289,15 @@ class JobStore:
         return self._update(job, lambda record: _wanted(record, wanted, reason))
 
     def resume_after_loss(
-        self, job: str, reason: str, *, from_start: bool = False, read_from: ReadFrom = ""
+        self,
+        job: str,
+        reason: str,
+        *,
+        from_start: bool = False,
+        read_from: ReadFrom = "",
+        waits: bool = False,
     ) -> JobRecord:
-        """Resume a job that is held since Kafka lost records, with the records that are left.
+        """Resume a job that is held after a loss, or waits for a checkpoint, with what is left.
 
         If its control or its updates topic was deleted, this creates the topic again, empty.
 
@@ -299,14 +306,15 @@ class JobStore:
             reason: Reason of the person, cut off after `REASON_CHARACTERS`.
             from_start: True to accept version 0 if no other version is left.
             read_from: Where to begin with streams' topics that were created anew.
+            waits: True if a coordinator said lately that the job waits for a checkpoint.
 
         Raises:
             NotFoundError: If there is no such job.
-            ConflictError: If it is not held.
+            ConflictError: If it neither is held nor waits.
             OutsideError: If Kafka does not let us make a topic.
             UnavailableError: If Kafka is unavailable for long.
         """
-        after_loss = AfterLoss(from_start, read_from)
+        after_loss = AfterLoss(from_start, read_from, waits)
         return self._update(job, lambda record: self._resumed(record, reason, after_loss))
 
     def finish(self, job: str, reason: str, revision: int) -> JobRecord:
@@ -405,7 +413,7 @@ class JobStore:
             NotFoundError: If there is no such job.
             UserError: Naming the field that cannot be changed so.
             ConflictError: If the job has another revision, or `after_loss` is given for a job that
-                is not held.
+                neither is held nor waits for a checkpoint.
             OutsideError: If Kafka does not let us make a topic.
             UnavailableError: If Kafka is unavailable for long.
         """
@@ -515,7 +523,7 @@ class JobStore:
         return record._replace(spec=spec, revision=change.revision, changes=changes)
 
     def _resumed(self, record: JobRecord, reason: str, after_loss: AfterLoss) -> JobRecord:
-        if not record.held:
+        if not record.held and not (after_loss.waits and record.wanted == "running"):
             # Otherwise the acceptance would apply to the next loss.
             name = record.spec.name
             raise ConflictError(

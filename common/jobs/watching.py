@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from common.core.liveness import ALIVE, TOO_FEW, WAITING
+from common.core.snapshot_search import AWAITED
 from common.core.spans import Partition
 from common.errors import (
     ExpiredError,
@@ -241,6 +242,18 @@ def look_at(board: Board, look: Look) -> Look:
         led=led,
         unable=board.unable(),
     )
+
+
+def waits_for_checkpoint(record: JobRecord, open_board: Callable[[str], Board]) -> bool:
+    """Return True if a coordinator said lately that the job waits for a checkpoint.
+
+    Raises:
+        UnavailableError: If Redis is unavailable and the job runs, so that nobody knows.
+    """
+    if record.wanted != "running":
+        return False
+    with closing(open_board(record.id)) as board:
+        return any(why.startswith(AWAITED) for why in board.unable().values())
 
 
 # --- many jobs at once ----------------------------------------------------------------------------

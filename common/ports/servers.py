@@ -766,6 +766,10 @@ class Blobs(Protocol):
     Every call may raise `UnavailableError` when the store is unavailable.
     """
 
+    @property
+    def where(self) -> str:
+        """Address of the store for people, without secrets."""
+
     def put(self, name: str, data: bytes | memoryview) -> None:
         """Write whole or not at all; a reader never sees a part."""
 
@@ -773,7 +777,11 @@ class Blobs(Protocol):
         """Read whole, or None where there is no such name."""
 
     def names(self, prefix: str) -> list[str]:
-        """All names that begin so, sorted."""
+        """Return all names that begin so, sorted.
+
+        Raises:
+            UnavailableError: If the answer is no complete list of this store's names.
+        """
 
     def delete(self, name: str) -> None:
         """Delete; nothing happens where there is no such name."""

@@ -20,6 +20,7 @@ _HELP = {
     "slices": "members hold the weights, and each slice of them has owners",
     "forged": "members hold the weights, and somebody forges their reports",
     "frozen": "processes stand still for seconds",
+    "store": "object storage answers wrongly",
     "builds": "some workers have another build of the task",
 }
 EXAMPLES = """examples:
@@ -69,6 +70,8 @@ def main() -> int:
 
 def _ways(outcomes: list[Outcome], world: str) -> dict[str, int]:
     """Count what some world of this kind must have met."""
+    if world == "store":
+        return {way: sum(getattr(o, way) for o in outcomes) for way in ("named", "awaited")}
     if world in ("group", "slices", "forged"):
         among = sum((outcome.among for outcome in outcomes), Counter[str]())
         members = ["broken", "adopted", "copied", "torn", "fallen back", "switched"]

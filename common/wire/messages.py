@@ -28,6 +28,7 @@ from common.core.messages import (
     Batch,
     BatchReady,
     Broken,
+    CheckpointStored,
     ControlRecord,
     Drifted,
     Evaluated,
@@ -252,7 +253,7 @@ def _check_batches(batches: tuple[Batch, ...]) -> None:
         _check_batch(batch)
 
 
-def check_audit(record: AuditRecord) -> None:
+def check_audit(record: AuditRecord) -> None:  # noqa: C901 -- one case per record
     """Refuse a decision that nobody can have made, and an evaluation of nothing."""
     match record:
         case Lead():
@@ -284,6 +285,9 @@ def check_audit(record: AuditRecord) -> None:
             _check_batches((record.batch,))
             _need(bool(record.by), "by", record.by, "who asked for it")
             _check_finite("at_s", record.at_s)
+        case CheckpointStored():
+            _check_count("epoch", record.epoch)
+            _check_count("version", record.version)
         case Evaluated():
             check_model("model", record.model)
             _check_finite("at_s", record.at_s)
@@ -587,7 +591,7 @@ def format_of(message: object) -> int:
             return 3
         case BatchReady() | SpanExpired() | Opened():
             return 3
-        case UpdateApplied() | Quarantined() | Requeued() | Replayed():
+        case UpdateApplied() | Quarantined() | Requeued() | Replayed() | CheckpointStored():
             return 3
         case _:
             return 1
@@ -686,7 +690,7 @@ _AUDIT = Codec(
     "audit",
     msgspec.json.Decoder(AuditRecord),
     check_audit,
-    ("lead", "update", "quarantined", "requeued", "replayed", "evaluated", "drifted"),
+    ("lead", "update", "quarantined", "requeued", "replayed", "stored", "evaluated", "drifted"),
     (AUDIT_FORMAT, format_of),
 )
 _SCHEMA = Codec("schema", msgspec.json.Decoder(SchemaFound), check_schema, formats=(1, lambda _: 1))

@@ -13,6 +13,7 @@ from common.core.spans import Partition
 from common.embedded.apache_kafka import ApacheKafka
 from common.embedded.redis import EmbeddedRedis
 from common.runtime.connect import open_log
+from common.testing.blobs import LIES, Lie
 from common.topics.names import control_topic, updates_topic
 from common.wire import messages as wire
 from load.faults.fleet import Fleet, Slot
@@ -77,6 +78,13 @@ class Targets:
             {"trigger": wire.encode_trigger(trigger)},
         )
 
+    def start_from(self, lie: Lie) -> None:
+        """Let storage answer wrongly, empty Redis and start all coordinators again."""
+        self.outside.lie(self.job.record.id, lie)
+        self.coordinators.kill_all()
+        self.outside.flush_redis()
+        self.coordinators.bring_back_in_turn()
+
     def cut(self, *topics: Callable[[str], str]) -> None:
         """Let Kafka lose the last records of topics of the job's own."""
         places = [Partition(topic(self.job.name), 0) for topic in topics]
@@ -102,6 +110,10 @@ def actions_on(targets: Targets) -> dict[str, Action]:
         "partition added": _each([targets], Targets.grow, _nothing),
         "storage cut off": _each([outside.storage_link], Proxy.cut, Proxy.heal),
         "storage refuses": _each([outside.storage_link], Proxy.refuse, Proxy.heal),
+    }
+    actions |= {
+        f"store lies: {lie}": _each([lie], targets.start_from, lambda _: outside.tell_the_truth())
+        for lie in LIES
     }
     for name, lose in (
         ("spot machines lost", partial(Tiers.lose, tier="spot")),

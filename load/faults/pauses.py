@@ -22,6 +22,8 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from common.core.snapshot_search import AGAIN_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 Span: TypeAlias = tuple[float, float]
 
+_START_S = 5.0  # of a coordinator
 _FELT_S = 2.0  # what is over at once is felt so long all the same: a reset, a quick replacement
 _GOES_ON = frozenset(  # kinds whose target works meanwhile, if badly
     {
@@ -207,6 +210,8 @@ def _away(
                 needed.append((began_s, ended_s))
             case "worker" | "worker-redis" | "worker-kafka":
                 each_worker[fault.number].append((began_s, ended_s))
+            case "store":  # a coordinator may look again that long after
+                needed.append((began_s, ended_s + AGAIN_S + _START_S))
             case "coordinator":
                 each_coordinator[fault.number].append((began_s, ended_s))
     return [*needed, *_common(each_coordinator)], each_worker

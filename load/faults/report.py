@@ -119,6 +119,8 @@ class Outcome:
         if self.proof.flaws:
             shown = ", ".join(f"{kind}: {where}" for kind, where in self.proof.flaws[:_SHOWN])
             found.append(f"{len(self.proof.flaws)} flaws in the audit: {shown}")
+        if self.proof.restarts and not self.resumed:
+            found.append(f"{len(self.proof.restarts)} Leads began again at version 0")
         if self.switching and not self.proof.switches:
             found.append("no update was made in another mode")
         return found + (self.tiers.failures() if self.tiers else [])

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
+from common.testing.blobs import LIES
+
 _FIRST_S = 1.0  # the job runs well so long
 _LAST_S = 1.0  # and so long before the end nothing new begins
 _MEAN_GAP_S = 1.7  # from one fault to the next; a deck of all kinds fits into less than a minute
@@ -69,6 +71,11 @@ TIERS = (
     Kind("spot machines lost", "tiers", 5, 0.5, 3.0, recovers_s=3.0),
     Kind("reliable machines lost", "tiers", 3, 0.5, 3.0, recovers_s=3.0),
     Kind("owners killed", "tiers", 2, 2.0, 4.0, recovers_s=3.0),  # until then, who they are
+)
+# Only if the run asks for it: object storage answers wrongly while Redis is empty and coordinators
+# start, and the job waits for its newest checkpoint.
+STORE_LIES = tuple(
+    Kind(f"store lies: {lie}", "store", 1, 2.0, 20.0, recovers_s=20.0) for lie in LIES
 )
 
 

@@ -208,7 +208,7 @@ class CountingJob:
         def there() -> bool:
             if self.record.spec.grouped:
                 store = CheckpointStore(open_blobs(self._settings), self.record.id)
-                saved = list(from_store(store)[0].values())
+                saved = list(from_store(store).readable.values())
             else:
                 saved = [in_hand(from_bytes(data)) for data in self.board.snapshots()]
             found.extend(each.trainer() for each in saved if each.snapshot.made == model)

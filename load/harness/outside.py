@@ -17,17 +17,22 @@ import boto3
 import redis
 from botocore.exceptions import BotoCoreError
 
+from common.checkpoints.manifest import folder_of
+from common.checkpoints.store import CheckpointStore
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.process import Child, free_port
 from common.embedded.redis import EmbeddedRedis
+from common.runtime.connect import open_blobs
 from load.harness.proxy import Network
+from load.harness.s3_servers import LyingServer
 
 if TYPE_CHECKING:
     from redis.typing import EncodableT, FieldT
 
     from common.core.spans import Partition
     from common.ports.servers import Log
+    from common.testing.blobs import Lie
 
 _BUCKET = "checkpoints"
 _REGION = "us-east-1"
@@ -52,16 +57,26 @@ class Outside:
         folder: For data and logs.
         workers: How many pairs of proxies there are.
         tasks: Entrypoints that jobs may name.
+        lies: Whether object storage can answer wrongly.
     """
 
-    def __init__(self, folder: Path, workers: int, tasks: tuple[str, ...]) -> None:
+    def __init__(
+        self, folder: Path, workers: int, tasks: tuple[str, ...], *, lies: bool = False
+    ) -> None:
         os.environ.update(_CREDENTIALS)  # boto3 looks for them there, in our services too
         with ExitStack() as stack:
             network = stack.enter_context(Network())
             self.redis_links = tuple(network.proxy() for _ in range(workers))
             self.kafka_links = tuple(network.proxy() for _ in range(workers))
             self.storage_link = network.proxy()
-            self.storage_link.pass_on_to(_storage(stack, folder))
+            self._store = LyingServer() if lies else None
+            if self._store is not None:
+                stack.callback(self._store.close)
+                boto3.client("s3", endpoint_url=self._store.url).create_bucket(Bucket=_BUCKET)
+                port = urlsplit(self._store.url).port or 0
+            else:
+                port = _storage(stack, folder)
+            self.storage_link.pass_on_to(port)
 
             binary = shutil.which("redis-server")
             self.redis = EmbeddedRedis(Path(binary) if binary else None, tcp=True)
@@ -129,6 +144,20 @@ class Outside:
         """Let it forget everything."""
         self._redis_admin().flushall()
 
+    def lie(self, job: str, lie: Lie) -> None:
+        """Let object storage answer wrongly about a job's objects."""
+        if self._store is None:
+            raise AssertionError("this storage cannot answer wrongly")
+        self.tell_the_truth()
+        finished = CheckpointStore(open_blobs(self.settings), job).finished()
+        self._store.newest[job] = folder_of(finished[0]) if finished else ""
+        self._store.lies[job] = lie
+
+    def tell_the_truth(self) -> None:
+        """Let object storage answer rightly."""
+        if self._store is not None:
+            self._store.lies.clear()
+
     def append_to_redis(self, key: str, entry: str, content: dict[str, bytes]) -> None:
         """Append to a stream under an id, unless a higher one stands there."""
         with suppress(redis.ResponseError):
@@ -167,6 +196,7 @@ class Outside:
         """Make the network whole."""
         for link in (*self.redis_links, *self.kafka_links, self.storage_link):
             link.heal()
+        self.tell_the_truth()
 
     def __enter__(self) -> Self:
         return self

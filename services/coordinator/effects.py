@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -25,8 +26,9 @@ from common.checkpoints.store import CheckpointStore
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import RENEWALS
-from common.core.messages import Gradient, Lead, ModelId
+from common.core.messages import CheckpointStored, Gradient, Lead, ModelId
 from common.core.snapshot_schedule import is_offered
+from common.core.snapshot_search import AGAIN_S
 from common.errors import (
     BrokenWriterError,
     ConflictError,
@@ -76,6 +78,7 @@ TELL_S = 2.0  # between attempts to write down that a job is held, or at its end
 UNABLE_S = (5.0, 60.0)  # the first, and doubled up to this
 _UNCHANGED: tuple[ModelId | UnsetType, bytes | UnsetType] = (UNSET, UNSET)
 UNABLE_TTL_S = 150.0  # of what the board says of it: two attempts may be late
+AWAITED_TTL_S = 3 * AGAIN_S  # likewise, of a checkpoint that is not found
 
 _UNNAMED = re.compile(r"`doll job resume(?=`| --)")
 
@@ -152,6 +155,7 @@ class Effects:
             wake=wake,
             fail=self._fail,
             stored=self._hear_stored,
+            verified=self._hear_verified,
         )
         self.leadership = Leadership(replica, record, self._store, measuring, logger, wake)
         self._writer = replica.log.writer(waits=False, on_ready=wake)
@@ -186,6 +190,7 @@ class Effects:
         self._held_for = ""  # why, as long as the jobs topic does not say it
         self._held_detail = ""
         self._ending: _Ending | None = None
+        self._verified: ModelId | None = None  # a checkpoint that the updates topic may not name
         self._tell_at = 0.0
         self._copy = b""
         self._unpublished: _Unpublished | None = None
@@ -348,6 +353,8 @@ class Effects:
                 self._step_down(reason)
             case do.Hold(reason, detail):
                 self._hold(reason, detail)
+            case do.AwaitCheckpoint(reason):
+                self._await_checkpoint(reason)
             case do.Finish():
                 self._finish(command)
 
@@ -606,6 +613,7 @@ class Effects:
 
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self._role, self._make_trainer = "leader", None
+        self._changes("awaited", "")
         self._log = self._log.bind(epoch=epoch)
         self._log.info("leader_elected", version=snapshot.made.version)
         self._stated, self._leader_status, self._triggers = False, None, ""
@@ -649,6 +657,8 @@ class Effects:
 
     def _append(self, record: AuditRecord) -> Iterator[events.CoordinatorEvent]:
         """Write a decision; one that cannot be written must not be believed."""
+        if isinstance(record, CheckpointStored) and record.name == self._verified:
+            self._verified = None
         delivered = partial(self._delivered, record) if isinstance(record, Lead) else None
         try:
             self._writer.append(
@@ -698,6 +708,14 @@ class Effects:
         self._held_for, self._held_detail, self._tell_at = reason, detail, 0.0
         self._tell_held()
 
+    def _await_checkpoint(self, reason: str) -> None:
+        """Leave the job to other replicas until the next search, and say why."""
+        reason = _UNNAMED.sub(f"\\g<0> {self._record.spec.name}", reason)
+        if self._changes("awaited", reason):
+            self._log.warning("checkpoint_awaited", reason=reason)
+        self._stand_by()
+        self._board.put_unable(self._replica.name, reason, AWAITED_TTL_S)
+
     def _tell_held(self) -> None:
         """Write down why the job is held, until the jobs topic has it: else nobody would know."""
         if not self._held_for or monotonic() < self._tell_at:
@@ -735,6 +753,8 @@ class Effects:
             self._log.error("last_checkpoint_late", waited_s=UPLOAD_S)
         if now < self._tell_at:
             return
+        if self._verified is not None:  # the leader that would name it has ended
+            deque(self._append(CheckpointStored(*self._verified)), maxlen=0)
         try:
             self._write_end(ending)
         except UnavailableError as error:
@@ -770,6 +790,10 @@ class Effects:
 
     def _hear_stored(self, made: ModelId) -> None:
         self.leadership.hear(self.leadership.number, events.StateStored(made))
+
+    def _hear_verified(self, name: ModelId) -> None:
+        self._verified = name
+        self.leadership.hear(0, events.CheckpointVerified(name))
 
     def _fail(self, fault: BaseException) -> None:
         """A step apart has failed; for any thread."""

@@ -20,6 +20,7 @@ from common.core.spans import LogPosition, Partition
 from common.core.vectors import numbers_in
 from common.errors import (
     CorruptError,
+    DollError,
     ExpiredError,
     FutureFormatError,
     OtherModelError,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from services.coordinator.metrics_observer import MetricsObserver
     from services.coordinator.replica import Replica
-    from services.coordinator.snapshots import SnapshotStore
+    from services.coordinator.snapshots import Lasting, SnapshotStore
     from services.coordinator.tails import RawRecords
 
 
@@ -211,7 +212,8 @@ class Leadership:
         """Ask at the same time what needs no other answer: Kafka may be far away."""
         with ThreadPoolExecutor(1) as pool:
             lossy = pool.submit(self._look_at_settings)
-            found = self._snapshots(source)
+            lasting = self._store.lasting() if source == "all" else None
+            found = self._snapshots(source, lasting)
             begin = _begin(source, [stored.snapshot for stored in found])
             tail = self._follow_updates(begin) if begin else None
             if found and source != "genesis":  # which has no claims to be replayed
@@ -243,16 +245,16 @@ class Leadership:
             control_topic_id=ids.get(self._control.topic, ""),
             updates_topic_id=updates_id,
             unreadable=(self._store.unreadable or self._other_model) if source == "genesis" else "",
+            storage=lasting.said if lasting else "",
+            storage_failed=lasting is not None and lasting.failed,
+            torn=lasting.torn if lasting else {},
         )
 
-    def _snapshots(self, source: events.Source) -> list[FoundSnapshot]:
-        match source:
-            case "hot":
-                return self._store.hot()
-            case "all":
-                return [*self._store.lasting(), *self._store.hot()]
-            case "genesis":
-                return [self._store.first(self._record.first)]
+    def _snapshots(self, source: events.Source, lasting: Lasting | None) -> list[FoundSnapshot]:
+        """Return the snapshots of a source; if two are the same, storage's is the last."""
+        if source == "genesis":
+            return [self._store.first(self._record.first)]
+        return [*self._store.hot(), *(lasting.found if lasting else ())]
 
     def _look_at_settings(self) -> str:
         """Why the settings of the job's topics must hold it; what else differs is logged."""
@@ -356,7 +358,7 @@ class Leadership:
             weights = stored.trainer()
         except CorruptError:  # the store has told why
             return events.SnapshotTorn(snapshot)
-        except UnavailableError as error:
+        except DollError as error:
             return events.AttemptFailed(f"{stored.title} cannot be read now: {error}")
         try:
             if weights:

@@ -26,7 +26,7 @@ from common.checkpoints.snapshot_file import (
 from common.checkpoints.states import stored_state
 from common.core.messages import GENESIS, ModelId, Positions
 from common.core.snapshots import genesis
-from common.errors import CorruptError, DollError
+from common.errors import CorruptError, DollError, FutureFormatError, UnavailableError
 from common.learning.checkpoint import model_in
 from common.telemetry.logging import EventLogger, Outage
 
@@ -51,6 +51,15 @@ class _Made(NamedTuple):
     state: bool  # it is stored as members copy it, too
 
 
+class Lasting(NamedTuple):
+    """The checkpoints that a candidate found in storage."""
+
+    found: list[FoundSnapshot]
+    torn: dict[ModelId, str]  # listed, and why they cannot be read
+    said: str  # where it looked, and what was there
+    failed: bool = False  # True if storage gave no list
+
+
 class SnapshotStore:
     """Where one job's snapshots go, and come from.
 
@@ -61,6 +70,7 @@ class SnapshotStore:
         wake: Told when an upload is done.
         fail: Ends the job's part in this process with a fault.
         stored: Told which version is in storage as members copy it.
+        verified: Told the name of a checkpoint that was written and read back.
         clock: Seconds since 1970.
     """
 
@@ -77,6 +87,7 @@ class SnapshotStore:
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
         stored: Callable[[ModelId], None],
+        verified: Callable[[ModelId], None],
         clock: Callable[[], float] = time,
     ) -> None:
         self._record = record
@@ -89,9 +100,11 @@ class SnapshotStore:
         self._wake = wake
         self._fail = fail
         self._stored = stored
+        self._verified = verified
         self._clock = clock
         self._outage = Outage(logger, "checkpoints")
         self._unreadable = dict[ModelId, str]()  # checkpoints that were passed over, and why
+        self._hint = ""  # what is wrong with the hint in storage
         self._begun: ModelId | None = None  # the first snapshot of the leader that writes here
         self._newest_s: float | None = None  # when the newest checkpoint was made
         self._next: _Made | None = None
@@ -132,24 +145,36 @@ class SnapshotStore:
             return hot
         return hot._replace(trainer=partial(stored_state, checkpoints, snapshot.made))
 
-    def lasting(self) -> list[FoundSnapshot]:
+    def lasting(self) -> Lasting:
         """Every checkpoint, all but its weights; those that cannot be read are passed over.
 
         Raises:
             FutureFormatError: If a newer program wrote one.
-            UnavailableError: If object storage is unavailable: a better one might be there.
         """
         if self._checkpoints is None:
-            return []
-        found, unreadable = from_store(self._checkpoints)
-        known = self._unreadable
+            return Lasting([], {}, "no object storage is configured; set DOLL_BLOBS")
+        try:
+            content = from_store(self._checkpoints)
+        except FutureFormatError:
+            raise
+        except DollError as error:  # it may be mended: whoever searches waits
+            return Lasting([], {}, f"{self._checkpoints.where}: {error}", failed=True)
+        found, known = content.readable, self._unreadable
         self._unreadable = {name: known[name] for name in known.keys() & found.keys()}
-        for name, reason in unreadable.items():
+        self._hint = content.hint
+        for name, reason in content.unreadable.items():
             self._pass_over(name, reason)
-        return [
+        newest = max(found, default=None)
+        listed = (
+            f"{len(found)} readable checkpoints" if len(found) != 1 else "1 readable checkpoint"
+        )
+        listed += f", the newest {told(newest)}" if newest else ""
+        said = "; ".join(filter(None, [f"{self._checkpoints.where} has {listed}", content.hint]))
+        read = [
             stored._replace(trainer=partial(self._read, name, stored.trainer))
             for name, stored in found.items()
         ]
+        return Lasting(read, content.torn, said)
 
     @property
     def unreadable(self) -> str:
@@ -157,9 +182,10 @@ class SnapshotStore:
 
         To begin again in silence would take back all that they hold.
         """
-        if not self._unreadable:
+        reasons = [f"{told(name)}: {why}" for name, why in sorted(self._unreadable.items())]
+        reasons += [self._hint] if self._hint else []
+        if not reasons:
             return ""
-        reasons = (f"{told(name)}: {why}" for name, why in sorted(self._unreadable.items()))
         return f"there are checkpoints, but none to go on from ({'; '.join(reasons)})"
 
     def first(self, positions: Positions) -> FoundSnapshot:
@@ -186,6 +212,8 @@ class SnapshotStore:
             return self._checkpoints.origin(origin.sha256)
         except CorruptError as error:
             raise CorruptError(f"the job begins with the weights of {origin}: {error}") from error
+        except DollError as error:  # it may be mended: whoever searches tries again
+            raise UnavailableError(str(error)) from error
 
     def _read(self, name: ModelId, trainer: Callable[[], bytes]) -> bytes:
         try:
@@ -279,7 +307,7 @@ class SnapshotStore:
         """There is nothing to let go of; for the supervisor."""
 
     def _write(self, made: _Made | None) -> None:
-        """Write a checkpoint, if there is one to write, and clear away what is too many."""
+        """Write a checkpoint and read it back, if there is one; then delete those beyond `keep`."""
         if self._checkpoints is None:
             return
         if made is not None:
@@ -290,6 +318,8 @@ class SnapshotStore:
                 self._offer(saved)
             elif made.state:
                 self._checkpoints.put_state(of, saved.trainer)
+                if self._checkpoints.state(of) != saved.trainer:
+                    raise CorruptError(f"the state of {told(of)} is not what was written")
                 saved = saved._replace(snapshot=replace(saved.snapshot, stored=(of,)))
             self._checkpoints.save(
                 name,
@@ -298,11 +328,18 @@ class SnapshotStore:
                 samples=saved.snapshot.samples,
                 loss=saved.snapshot.loss,
             )
+            self._checkpoints.verify(name)
             self._log.info("checkpoint_written", epoch=name.epoch, version=name.version)
-            self._checkpoints.keep_states(saved.snapshot.stored or ())
+            self._verified(name)
+            self._checkpoints.keep_states(saved.snapshot.stored or (), self._begun, self._clock())
             if made.state:
                 self._stored(of)
-        kept = self._checkpoints.keep(self._record.spec.checkpoint.keep, self._begun)
+        kept = self._checkpoints.keep(
+            self._record.spec.checkpoint.keep,
+            None if made is None else made.saved.name,
+            self._begun,
+            self._clock(),
+        )
         if kept:
             self._newest_s = kept[0].manifest.created_s
 

@@ -7,20 +7,18 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import boto3
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
 from common.adapters.blobs.disk import DiskBlobs
 from common.adapters.blobs.s3 import S3Blobs
 from common.errors import UnavailableError, UserError
 from common.testing.blobs import MemoryBlobs
+from load.harness.s3_servers import LyingServer, S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,37 +26,11 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
     from common.ports.servers import Blobs
+    from common.testing.blobs import Lie
 
 BUCKET = "checkpoints"
 REGION = "us-east-1"
 PAGE = 50  # names: as few as the server of the tests gives at once, where S3 gives a thousand
-
-
-class S3Server:
-    """Moto's server, but that writes go one after the other.
-
-    By itself it answers 500 where one put of a key overtakes another that has no answer yet.
-    """
-
-    def __init__(self) -> None:
-        self._moto = DomainDispatcherApplication(create_backend_app)
-        self._writing = threading.Lock()
-        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        answer: Iterable[bytes]
-        with nullcontext() if environ["REQUEST_METHOD"] in ("GET", "HEAD") else self._writing:
-            answer = self._moto(environ, start)
-        return answer
 
 
 @pytest.fixture(scope="session")
@@ -363,3 +335,81 @@ def test_two_prefixes_of_a_bucket_are_two_stores(s3_server: str) -> None:
     one.put("a", b"1")
     assert two.get("a") is None
     assert two.names("") == []
+
+
+@pytest.fixture
+def lying(s3_server: str) -> Iterator[LyingServer]:
+    """A server that can answer wrongly; the buckets are those of the other server."""
+    del s3_server
+    server = LyingServer()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [("other", "of the bucket 'another'"), ("page", "that is no list")],
+)
+def test_answer_that_is_no_list_of_the_bucket_is_an_error(
+    lying: LyingServer, lie: Lie, reason: str
+) -> None:
+    blobs = S3Blobs(BUCKET, "lies/", lying.url, REGION)
+    blobs.put("a", b"1")
+    lying.lies, lying.newest = {"lies": lie}, {"lies": ""}
+    with pytest.raises(UnavailableError, match=reason) as raised:
+        blobs.names("")
+    assert f"s3://{BUCKET}/lies/ at 127.0.0.1" in str(raised.value)
+    lying.lies = {}
+    assert blobs.names("") == ["a"]
+
+
+def test_page_instead_of_an_object_is_an_error(lying: LyingServer) -> None:
+    blobs = S3Blobs(BUCKET, "lies/", lying.url, REGION)
+    lying.lies, lying.newest = {"lies": "page"}, {"lies": ""}
+    with pytest.raises(UnavailableError, match="no object of a bucket"):
+        blobs.get_tagged("a")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"IsTruncated": True}, "cut off"),
+        ({"KeyCount": 7}, "of 7 names with 1 in it"),
+        ({"Prefix": "others/"}, "begin with 'others/'"),
+        ({"Contents": [{"Key": "others/a"}]}, "begin with"),
+        ({"IsTruncated": None}, "no list"),
+    ],
+)
+def test_list_that_contradicts_itself_is_an_error(
+    s3_server: str, changed: dict[str, object], reason: str
+) -> None:
+    blobs = S3Blobs(BUCKET, "lies/", s3_server, REGION)
+    page = {
+        "Name": BUCKET,
+        "Prefix": "lies/",
+        "IsTruncated": False,
+        "KeyCount": 1,
+        "Contents": [{"Key": "lies/a"}],
+    }
+    assert blobs.why_no_list(page, "lies/", "") == ""
+    page = {name: value for name, value in (page | changed).items() if value is not None}
+    assert reason in blobs.why_no_list(page, "lies/", "")
+
+
+def test_list_whose_continuation_repeats_is_an_error(s3_server: str) -> None:
+    blobs = S3Blobs(BUCKET, "", s3_server, REGION)
+    page = {"Name": BUCKET, "IsTruncated": True, "NextContinuationToken": "t"}
+    assert blobs.why_no_list(page, "", "") == ""
+    assert "cut off" in blobs.why_no_list(page, "", "t")
+
+
+def test_folder_that_cannot_be_read_is_an_error_and_not_empty(tmp_path: Path) -> None:
+    blobs = DiskBlobs(tmp_path)
+    blobs.put("job/model", b"")
+    assert blobs.names("nowhere/") == []
+    if os.geteuid() == 0:
+        pytest.skip("root reads every folder")
+    (tmp_path / "job").chmod(0)
+    with pytest.raises(UnavailableError):
+        blobs.names("job/")
+    (tmp_path / "job").chmod(0o700)

@@ -48,10 +48,26 @@ def test_after_chaos_every_record_has_been_used_exactly_once(
     assert found["unexpected_exits"] == []
 
 
-def chaos(folder: Path, minutes: float, seed: int) -> tuple[Mapping[str, Any], str]:
+@pytest.mark.nightly
+@pytest.mark.alone
+@pytest.mark.kafka
+@pytest.mark.redis
+@pytest.mark.timeout(PATIENCE_S + 30)
+@pytest.mark.usefixtures("apache_kafka", "system_redis")
+def test_job_never_begins_again_while_object_storage_answers_wrongly(tmp_path: Path) -> None:
+    found, said = chaos(tmp_path, 1, 3, "--lies", "--only", "store lies", "worker killed")
+
+    assert [each for each in found["failures"] if each not in found["slow"]] == [], said
+    assert found["wrong_weights"] == 0
+    assert "store" in found["faults_by_family"]
+    assert found["unexpected_exits"] == []
+
+
+def chaos(folder: Path, minutes: float, seed: int, *options: str) -> tuple[Mapping[str, Any], str]:
     """What a run wrote to its file, and what it said; it must have come to its end."""
     result = folder / "chaos.json"
     command = [sys.executable, "load/chaos.py", "--minutes", str(minutes), "--seed", str(seed)]
+    command += options
     ended = subprocess.run(  # noqa: S603 -- our own interpreter and program
         [*command, "--json", str(result), "--logs", str(folder / "logs")],
         cwd=ROOT,

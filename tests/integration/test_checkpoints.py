@@ -15,11 +15,12 @@ import pytest
 
 from common.checkpoints.snapshot_file import from_bytes
 from common.checkpoints.store import CheckpointStore
+from common.core.snapshot_search import TORN_S
 from common.learning.checkpoint import unpack
 from common.learning.optimizers import OptimizerSettings
 from common.learning.trainer import Trainer
 from common.runtime.connect import open_blobs, open_board
-from tests.integration.cluster import Cluster, await_condition
+from tests.integration.cluster import PATIENCE_S, Cluster, await_condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 
 OFTEN = "checkpoint: {every_updates: 4, keep: 3}"
 TRAINER = "trainer.safetensors"
+TORN_PATIENCE_S = PATIENCE_S + TORN_S  # a torn checkpoint is read again for a while
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def finish(cluster: Cluster) -> None:
     """Produce the other half and see that every record counts once."""
     cluster.produce(400)
     cluster.want("running")
-    await_condition(cluster.drained, "everything is settled")
+    await_condition(cluster.drained, "everything is settled", TORN_PATIENCE_S)
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
     assert cluster.audit().flaws == ()
 
@@ -127,7 +129,7 @@ def test_a_job_that_cannot_go_on_from_its_checkpoints_is_held_and_keeps_them(
     damaged = content(blobs)
 
     cluster.want("running")
-    await_condition(lambda: cluster.wanted() == "paused", "the job is held")
+    await_condition(lambda: cluster.wanted() == "paused", "the job is held", TORN_PATIENCE_S)
 
     assert reason in cluster.record().reason
     assert content(blobs) == damaged

@@ -943,6 +943,19 @@ GROUP_MUTANTS = (
     ),
 )
 
+# Of a store that answers wrongly: `common.simulation.faults.scenario.lying` makes their worlds.
+STORE_MUTANTS = (
+    Mutant(
+        "a job whose history names a checkpoint does not start below it",
+        20,
+        (
+            Edit(
+                CORE + "snapshot_search.py", "missing = self._missing(*choice, now)", 'missing = ""'
+            ),
+        ),
+    ),
+)
+
 # Of slices with owners: `common.simulation.faults.scenario.sliced` makes their worlds.
 BUILDS_MUTANTS = (
     Mutant(

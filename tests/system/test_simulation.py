@@ -24,6 +24,7 @@ from common.simulation.faults.cluster import (
     run_seed,
     run_seeds,
     run_slices_seed,
+    run_store_seed,
     shrink,
     smaller,
 )
@@ -42,6 +43,7 @@ from tests.system.mutants import (
     GROUP_MUTANTS,
     MUTANTS,
     SLICES_MUTANTS,
+    STORE_MUTANTS,
     Mutant,
     cases,
 )
@@ -56,6 +58,7 @@ GROUP_SEEDS = range(80 if CHANGED else 40)
 SLICES_SEEDS = range(40)
 FROZEN_SEEDS = range(80 if CHANGED else 40)
 FORGED_SEEDS = range(20)
+STORE_SEEDS = range(80 if CHANGED else 40)
 # One seed after the other, until one fails: other tests run beside it on the other processors.
 FIRST_FAILURE = """\
 import sys
@@ -257,12 +260,31 @@ def test_members_whose_words_somebody_forges_lose_nothing_and_use_nothing_twice(
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(FORGED_SEEDS)
 
 
+def test_no_checkpoint_is_forgotten_if_object_storage_answers_wrongly() -> None:
+    outcomes = list(run_seeds(STORE_SEEDS, run_store_seed))
+
+    assert not [
+        f"{outcome.failure}; replay: python -m common.simulation --store --story {outcome.seed}"
+        for outcome in outcomes
+        if outcome.failure
+    ]
+    assert sum(outcome.named for outcome in outcomes) > 3 * len(STORE_SEEDS)
+    assert sum(outcome.awaited for outcome in outcomes) > len(STORE_SEEDS) // 4
+
+
 # --- the simulation bites ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "mutant",
-    [*MUTANTS, *BUILDS_MUTANTS, *GROUP_MUTANTS, *SLICES_MUTANTS, *PROVISIONING_MUTANTS],
+    [
+        *MUTANTS,
+        *BUILDS_MUTANTS,
+        *GROUP_MUTANTS,
+        *SLICES_MUTANTS,
+        *STORE_MUTANTS,
+        *PROVISIONING_MUTANTS,
+    ],
     ids=lambda each: each.rule,
 )
 def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
@@ -288,6 +310,11 @@ def test_without_a_rule_of_members_the_simulation_fails(mutant: Mutant, tmp_path
 @pytest.mark.parametrize("mutant", cases(SLICES_MUTANTS))
 def test_without_a_rule_of_slices_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
     check_without(mutant, tmp_path, "run_slices_seed")
+
+
+@pytest.mark.parametrize("mutant", cases(STORE_MUTANTS))
+def test_without_a_rule_of_checkpoints_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+    check_without(mutant, tmp_path, "run_store_seed")
 
 
 def check_without(mutant: Mutant, tmp_path: Path, run_one: str) -> None:

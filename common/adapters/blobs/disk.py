@@ -36,6 +36,11 @@ class DiskBlobs:
             self._unfinished.mkdir(parents=True, exist_ok=True)
             self._sweep()
 
+    @property
+    def where(self) -> str:
+        """Address of the directory."""
+        return self._directory.as_uri()
+
     def put(self, name: str, data: bytes | memoryview) -> None:
         """Write whole or not at all; a reader never sees a part."""
         with self._written(self._path(name), data) as (unfinished, path):
@@ -51,14 +56,14 @@ class DiskBlobs:
                 return None
 
     def names(self, prefix: str) -> list[str]:
-        """All names that begin so, sorted."""
+        """Return all names that begin so, sorted."""
         parts = prefix.split("/")[:-1]
         if any(part.startswith(".") for part in parts):
             return []  # as no name does: outside, or our own files
         folder = self._directory.joinpath(*parts)
         found = []
         with _disk():
-            for root, folders, files in os.walk(folder):
+            for root, folders, files in os.walk(folder, onerror=_unless_missing):
                 folders[:] = [each for each in folders if not each.startswith(".")]
                 place = Path(root).relative_to(self._directory)
                 found += [(place / each).as_posix() for each in files if not each.startswith(".")]
@@ -151,6 +156,12 @@ def _disk() -> Iterator[None]:
         raise UserError(f"a blob's name is the folder of another's: {error}") from error
     except OSError as error:
         raise UnavailableError(f"the disk did not do it: {error}") from error
+
+
+def _unless_missing(error: OSError) -> None:
+    """Raise what kept a folder from being listed, unless there is no such folder."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def _tag(data: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import boto3
 from boto3.s3.transfer import TransferConfig
@@ -15,11 +16,12 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
 )
+from botocore.parsers import ResponseParserError
 
 from common.errors import OutsideError, UnavailableError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _MISSING = "NoSuchKey"
 _LOST_RACE = {"PreconditionFailed", "ConditionalRequestConflict", _MISSING}
@@ -53,6 +55,7 @@ class S3Blobs:
     ) -> None:
         self._bucket = bucket
         self._prefix = prefix
+        self._host = urlsplit(endpoint_url or "").netloc.rpartition("@")[2]
         self._client = boto3.session.Session().client(
             "s3",
             endpoint_url=endpoint_url,
@@ -71,6 +74,12 @@ class S3Blobs:
         )
         self._part_bytes = part_bytes
 
+    @property
+    def where(self) -> str:
+        """Address of the bucket and the prefix, and of a server other than AWS."""
+        at = f" at {self._host}" if self._host else ""
+        return f"s3://{self._bucket}/{self._prefix}{at}"
+
     def put(self, name: str, data: bytes | memoryview) -> None:
         """Write whole or not at all; a reader never sees a part."""
         body, key = io.BytesIO(data), self._prefix + name
@@ -86,13 +95,43 @@ class S3Blobs:
         return None if found is None else found[0]
 
     def names(self, prefix: str) -> list[str]:
-        """All names that begin so, sorted."""
-        with self._storage(prefix):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=self._prefix + prefix
-            )
-            keys = [each["Key"] for page in pages for each in page.get("Contents", ())]
-        return sorted(key.removeprefix(self._prefix) for key in keys)
+        """Return all names that begin so, sorted.
+
+        Raises:
+            UnavailableError: If an answer is no list of this bucket. A proxy or another server may
+                have answered, and what it leaves out is not deleted.
+        """
+        wanted, keys, token = self._prefix + prefix, list[str](), ""
+        while True:
+            more: Any = {"ContinuationToken": token} if token else {}
+            with self._storage(prefix):
+                page: Mapping[str, Any] = self._client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=wanted, **more
+                )
+            if wrong := self.why_no_list(page, wanted, token):
+                raise UnavailableError(
+                    f"{self.where}: expected a list of the names that begin with {wanted!r}, got an"
+                    f" answer {wrong}; check the address, and what stands between"
+                )
+            keys += (each["Key"] for each in page.get("Contents", ()))
+            if not page["IsTruncated"]:
+                return sorted(key.removeprefix(self._prefix) for key in keys)
+            token = page["NextContinuationToken"]
+
+    def why_no_list(self, page: Mapping[str, Any], wanted: str, token: str) -> str:
+        """Say why a page is no part of the list that was requested; empty if it is one."""
+        keys = [each.get("Key", "") for each in page.get("Contents", ())]
+        if "Name" not in page or "IsTruncated" not in page:
+            return "that is no list"
+        if page["Name"] != self._bucket:
+            return f"of the bucket {page['Name']!r}"
+        if page.get("Prefix", "") != wanted or not all(key.startswith(wanted) for key in keys):
+            return f"of names that begin with {page.get('Prefix', '')!r}"
+        if page.get("KeyCount", len(keys)) != len(keys):
+            return f"of {page['KeyCount']} names with {len(keys)} in it"
+        if page["IsTruncated"] and page.get("NextContinuationToken", token) == token:
+            return "that is cut off and does not say how it continues"
+        return ""
 
     def delete(self, name: str) -> None:
         """Delete; nothing happens where there is no such name."""
@@ -108,6 +147,8 @@ class S3Blobs:
                 if _code(error) == _MISSING:
                     return None
                 raise
+            if "ETag" not in answer:
+                raise UnavailableError(f"{self.where}: {name}: the answer is no object of a bucket")
             return answer["Body"].read(), answer["ETag"]
 
     def replace(self, name: str, data: bytes, tag: str | None) -> bool:
@@ -140,7 +181,7 @@ class S3Blobs:
             raise UserError(f"{where}: {error}; see boto3's guide to credentials") from error
         except ClientError as error:
             raise _as_ours(error, where) from error
-        except BotoCoreError as error:
+        except (BotoCoreError, ResponseParserError) as error:
             raise UnavailableError(f"{where}: {error}") from error
 
 

@@ -113,6 +113,7 @@ def check_drained(world: World) -> None:
     check_audit(world)
     _check_switched(world)
     _check_taken_back(world)
+    _check_remembered(world)
     updates, quarantined = effective_updates(world)
     used, accepted, ledger = _replay(world)
     claimed = ledger.claimed
@@ -169,6 +170,20 @@ def _check_taken_back(world: World) -> None:
             continue
         if names.get(record.after) != name:
             raise Violation("taken back", f"{head} by {record}, of a leader before")
+
+
+def _check_remembered(world: World) -> None:
+    """No Lead goes back below the newest checkpoint that counts, unless the owner says so."""
+    if world.topic_losses or world.scenario.torn:
+        return
+    history = History()
+    for offset, record in enumerate(world.updates):
+        named, after_loss = history.checkpoint, history.after_loss
+        counts = history.feed(offset, record)
+        if not (counts and isinstance(record, Lead)) or named is None:
+            continue
+        if record.base.version < named.version and record.after_loss == after_loss:
+            raise Violation("forgotten", f"the checkpoint {named} by {record}")
 
 
 def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:

@@ -15,7 +15,14 @@ import msgspec
 from msgspec import UNSET
 
 from common.core import events
-from common.core.messages import GENESIS, Gradient, Replayed, Requeued, WorkerId
+from common.core.messages import (
+    GENESIS,
+    CheckpointStored,
+    Gradient,
+    Replayed,
+    Requeued,
+    WorkerId,
+)
 from common.simulation.faults.checks import (
     Violation,
     check_audit,
@@ -28,6 +35,7 @@ from common.simulation.faults.members import SimulatedMember
 from common.simulation.faults.operators import Operators
 from common.simulation.faults.scenario import (
     FORGED_EPOCHS,
+    LIES,
     MOST_WORKERS,
     OPERATORS,
     SOON_S,
@@ -79,6 +87,8 @@ class Outcome:
     tuned: int  # of a K that the tuner found
     seconds: float  # virtual
     among: Counter[str] = field(default_factory=Counter)  # of members that hold the weights
+    named: int = 0  # checkpoints that were named in the updates topic
+    awaited: int = 0  # how often a coordinator waited for one of them
 
 
 class Cluster:
@@ -142,6 +152,8 @@ class Cluster:
             tuned=sum(tuned),
             seconds=self.world.now,
             among=self.world.group.met,
+            named=sum(isinstance(record, CheckpointStored) for record in self.world.updates),
+            awaited=self.world.awaited,
         )
 
     def _run(self) -> None:
@@ -346,6 +358,10 @@ class Cluster:
                 sizes = sizes_of(fault.target, modes=modes, group=group)
                 world.revisions.append(replace(sizes, slices=world.revisions[-1].slices))
                 world.say("the job is", world.revisions[-1])
+            case "store lies":
+                lie = LIES[fault.target % len(LIES)]
+                world.say("object storage answers wrongly:", lie)
+                world.lie(lie, fault.seconds)
             case "switch aggregation":
                 last = world.revisions[-1]
                 others = [each for each in self.scenario.layouts if each != last.slices]
@@ -491,6 +507,7 @@ run_group_seed = partial(run_seed, world="group")
 run_slices_seed = partial(run_seed, world="slices")
 run_frozen_seed = partial(run_seed, world="frozen")
 run_forged_seed = partial(run_seed, world="forged")
+run_store_seed = partial(run_seed, world="store")
 
 
 def run_seeds(seeds: range, run: Callable[[int], Outcome] = run_seed) -> Iterator[Outcome]:

@@ -50,6 +50,7 @@ DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
 RULE_ROUNDS = 3
 TUNED_ROUNDS = 1  # worlds are short: K may move with each
 MODELS_KEPT = 3
+READ_BACK_S = 0.1  # between attempts to read a checkpoint back
 WHOLE_EVERY = 7  # versions, one of which has changed so much that it is put whole
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
 SCHEDULE = Schedule("inverse_sqrt", warmup=4, updates=3)  # no two updates of a chain have one rate
@@ -327,6 +328,10 @@ class SimulatedCoordinator:
                 self._follows = False
                 self._sums = {}
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
+            case do.AwaitCheckpoint(reason):
+                world.say(f"{self.name} waits: {reason}")
+                world.awaited += 1
+                self._follows = False
             case do.Hold(reason) if " are poison: " in reason or self._is_expected(reason):
                 world.say(f"{self.name} holds the job: {reason}")
                 world.held_for = reason
@@ -640,6 +645,7 @@ class SimulatedCoordinator:
                 world.later(upload_s, uploaded)
 
         def uploaded() -> None:
+            self._verify(snapshot)
             if not command.state or token is None:
                 world.blobs.append((snapshot, token))
                 return
@@ -651,6 +657,19 @@ class SimulatedCoordinator:
 
         self._after_letters.append(publish)
         self._letter_delivered(0)
+
+    def _verify(self, snapshot: Snapshot) -> None:
+        """Read a checkpoint back, again and again until it is there; then it may be named."""
+        world = self.world
+
+        def read() -> None:
+            if any(each.name == snapshot.name for each, _ in world.listed()[0]):
+                self._when_up(lambda: self._feed(events.CheckpointVerified(snapshot.name)))
+            elif not self.dead:
+                world.later(READ_BACK_S, read)
+
+        if world.scenario.names:
+            world.later(READ_BACK_S, read)
 
     def _fetch(self, snapshot: Snapshot) -> Token | None:
         """What members have stored of a version."""
@@ -713,17 +732,19 @@ class SimulatedCoordinator:
         world = self.world
         if not self._up():
             return
+        names = world.scenario.names
         lacking = (
             world.kafka_away,
             source != "genesis" and self._redis_away,
-            source == "all" and world.storage_away,
+            source == "all" and world.storage_away and not names,
         )
         if any(lacking):
             self._feed(events.AttemptFailed("a server is unavailable"))
             return
         hot = list(world.redis.snapshots.values())
         first: tuple[Snapshot, Token | None] = (genesis(world.first, world.known), GENESIS_TOKEN)
-        found = {"hot": hot, "all": [*world.blobs, *hot], "genesis": [first]}[source]
+        stored, torn, failed = world.listed() if names else (world.blobs, {}, False)
+        found = {"hot": hot, "all": [*stored, *hot], "genesis": [first]}[source]
         self._found = {snapshot.rank: token for snapshot, token in found}
         snapshots = tuple(snapshot for snapshot, _ in found)
         lost = {
@@ -744,7 +765,10 @@ class SimulatedCoordinator:
         begin = min((snapshot.updates_position for snapshot in covered), default=end)
         updates = tuple((o, record) for o, record in enumerate(world.updates) if o >= begin)
         ids = world.control.topic_id, world.updates.topic_id
-        self._feed(events.SnapshotsFound(source, snapshots, updates, end, lost, *ids))
+        answer = events.SnapshotsFound(source, snapshots, updates, end, lost, *ids)
+        if source == "all":
+            answer = replace(answer, storage_failed=failed, torn=torn)
+        self._feed(answer)
 
     def _restore(self, snapshot: Snapshot, *, members: bool) -> None:
         """Load the weights; sometimes they turn out to be torn, or cannot be fetched just now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from common.core.settings import Mode, Rule, SliceSettings
 
@@ -61,7 +61,20 @@ FaultKind: TypeAlias = Literal[
     "kill some workers",  # at once
     "cut members",  # two reach each other no longer, for a while or for good
     "switch aggregation",  # by its owner: others are to hold the weights
+    "store lies",  # object storage answers wrongly for a while
 ]
+
+Lie: TypeAlias = Literal[
+    "empty",  # the list has no checkpoints
+    "stale",  # the list is of an earlier time
+    "other",  # the list is of another bucket
+    "cut",  # the list ends after its first page
+    "page",  # a web page instead of a list
+    "half",  # of every second checkpoint a part is missing
+    "late",  # what was written since is missing
+    "latest",  # the hint does not parse
+]
+LIES: tuple[Lie, ...] = get_args(Lie)
 
 Harm: TypeAlias = Literal["kills", "raises", "is not finite"]  # a worker, a task, the numbers
 
@@ -133,6 +146,7 @@ TUNED = 0.8  # share of the jobs whose K is tuned, of those in which it can be
 LEAST_TUNED, MOST_TUNED = 2, 2 * MOST  # noise shows in the difference of two gradients
 OVERFLOWING = 0.2  # share of the worlds of groups in which a sum may overflow
 TROUBLED = 0.5  # share of the worlds with frozen processes in which there are other faults, too
+STARTING = 0.8  # share of the lies of a store that meet coordinators that start without Redis
 SOON_AGAIN = 0.3  # share of the changes that another one follows soon
 
 
@@ -307,6 +321,7 @@ class Scenario:
     overflows: bool = False  # some of their sums are not finite
     changes: bool = False  # triggers say what has changed of the model, and few put it whole
     others: float = 0.0  # share of the workers that join with another build of the task
+    names: bool = False  # leaders read checkpoints back and name them in the updates topic
 
     @property
     def sizes(self) -> Sizes:
@@ -461,6 +476,24 @@ def frozen(seed: int) -> Scenario:
     return replace(scenario, faults=faults)
 
 
+def lying(scenario: Scenario) -> Scenario:
+    """Return the same world with a store that answers wrongly, mostly while all start anew."""
+    draw = random.Random(f"lies of {scenario.seed}")  # noqa: S311 -- likewise
+    faults = list[Fault]()
+    for _ in range(draw.choice([1, 2, 4])):
+        at = draw.uniform(0.2 * scenario.calm_at, scenario.calm_at)
+        lasts_s = draw.choice([1.0, 4.0, 30.0])
+        faults.append(Fault(at, "store lies", draw.randrange(1000), lasts_s))
+        if draw.random() < STARTING:
+            times = [at + draw.uniform(0, SOON_S) for _ in range(3)]
+            faults += [Fault(times[n], "kill coordinator", n, 0.0) for n in (0, 1)]
+            faults.append(Fault(max(times), "wipe redis", 0, 0.0))
+    ordered = tuple(sorted((*scenario.faults, *faults), key=lambda fault: fault.at))
+    return replace(scenario, names=True, faults=ordered, upload_s=min(scenario.upload_s, 2.0))
+
+
+# Kinds of worlds in which storage lies, by the remainder of the seed.
+LAYOUTS = ("", "", "group", "slices")
 # The kinds of worlds, each drawn from a seed. Each but the first has random numbers of its own, so
 # that its faults change nothing in the worlds of another kind.
 WORLDS: dict[str, Callable[[int], Scenario]] = {
@@ -470,6 +503,7 @@ WORLDS: dict[str, Callable[[int], Scenario]] = {
     "slices": lambda seed: sliced(grouped(from_seed(seed))),
     "forged": lambda seed: forged(grouped(from_seed(seed))),
     "frozen": frozen,
+    "store": lambda seed: lying(WORLDS[LAYOUTS[seed % 4]](seed)),
 }
 
 

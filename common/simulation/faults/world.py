@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from common.core.liveness import Heartbeat
-    from common.simulation.faults.scenario import Scenario
+    from common.simulation.faults.scenario import Lie, Scenario
 
 TOPICS = ("s", "t")  # of the partitions, in turn
 HEARD = 0.15  # how often a process that looks at the jobs topic finds what is new there
@@ -200,9 +200,11 @@ class World:
         self.kafka_back_at = self.redis_back_at = self.storage_back_at = 0.0
         self.redis = Redis()
         self.replica: Redis | None = None
-        self.blobs = list[tuple[Snapshot, Token | None]]()
+        self.blobs = list[tuple[Snapshot, Token | None]]()  # in the order of their arrival
+        self._lie: tuple[Lie, float, int] | None = None  # until when, and how many there were then
         self.nodes = dict[Token, Node]()
         self.group = Between(random.Random(f"between members {scenario.seed}"))  # noqa: S311 -- likewise
+        self.awaited = 0  # how often a coordinator did not find the checkpoint that it needed
         self.dead_letters = set[tuple[Partition, int]]()  # of records that did not decode
         self.dead_batches = set[Batch]()  # quarantined, and with a dead letter
         self.requeued = 0  # records of operators that count
@@ -399,6 +401,34 @@ class World:
         end = bisect_right(records, self.now, key=_arrival)
         begin = bisect_left(records, first, 0, end, key=_offset)
         return [offset for offset, _ in records[begin : min(begin + limit, end)]]
+
+    # --- object storage -----------------------------------------------------------------------
+
+    def lie(self, lie: Lie, seconds: float) -> None:
+        """Let object storage answer wrongly for a while."""
+        self._lie = lie, self.now + seconds, len(self.blobs)
+
+    def listed(self) -> tuple[list[tuple[Snapshot, Token | None]], dict[ModelId, str], bool]:
+        """Return what object storage answers: checkpoints, torn ones, and whether it failed."""
+        lie, until, before = self._lie or ("", 0.0, 0)
+        there = sorted(self.blobs, key=lambda blob: blob[0].name)
+        if self.storage_away:
+            return [], {}, True
+        torn = dict[ModelId, str]()
+        if self.calm or self.now >= until:
+            lie = ""
+        if lie == "half":
+            torn = {snapshot.name: "a part is missing" for snapshot, _ in there[1::2]}
+        listed = {
+            "empty": [],
+            "other": [],
+            "page": [],
+            "stale": self.blobs[: before // 2],
+            "late": self.blobs[:before],
+            "cut": there[: len(there) // 2],
+            "half": [blob for blob in there if blob[0].name not in torn],
+        }
+        return listed.get(lie, there), torn, lie in {"other", "page"}
 
     # --- Redis --------------------------------------------------------------------------------
 

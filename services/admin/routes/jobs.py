@@ -43,6 +43,7 @@ from common.jobs.progress import JobProgress
 from common.jobs.purge import purge, remains_of
 from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
 from common.jobs.store import AfterLoss, JobRecord, JobStore
+from common.jobs.watching import waits_for_checkpoint
 from common.planning.replan import check_given_back
 from services.admin.live.followers import followed
 from services.admin.middleware.access import OPERATOR, Operator
@@ -51,10 +52,12 @@ from services.admin.routes.requests import JOB, YAML_TYPE, JobName, Limit, job_f
 from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastapi.openapi.models import Example
 
     from common.api.answers import JobSummary
-    from common.ports.servers import Log
+    from common.ports.servers import Board, Log
     from services.admin.live.follower import JobFollower
     from services.admin.service import Service
 
@@ -79,9 +82,10 @@ class JobPatch(TypedDict, total=False):
     after_loss: Annotated[
         bool,
         Field(
-            description="With wanted: running, of a job that is held since Kafka lost records: of"
-            " its own topics, go on from the best snapshot that they still cover; of a stream, read"
-            " on from where it was cut.",
+            description="With wanted: running, of a job that is held because Kafka lost records:"
+            " continue from the best snapshot that the job's own topics still cover, and read a"
+            " stream from where it was cut. Of a job that waits for a missing checkpoint: continue"
+            " from the newest one that is there.",
             examples=[False],
         ),
     ]
@@ -244,7 +248,10 @@ async def change_job(
     given = _given(patch)
     if not given.keys().isdisjoint(BLOCKS):  # another memory may be needed
         await _check(service, changed_spec(service.job(job).spec, given))
-    record = await service.stores.write(lambda store: _change(store, job, patch, reason))
+    open_board = service.outside.open_board
+    record = await service.stores.write(
+        lambda store: _change(store, job, patch, reason, open_board)
+    )
     try:
         follower = await service.followers.ready(job)
     except UnavailableError:  # the change was made, so tell what is known of the rest
@@ -398,20 +405,31 @@ def _made_by(store: JobStore, asked: str) -> JobRecord | None:
     return None
 
 
-def _change(store: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecord:
+def _change(
+    store: JobStore,
+    job: str,
+    patch: JobPatch,
+    reason: str,
+    open_board: Callable[[str], Board],
+) -> JobRecord:
     """Change settings and what is wanted, both or nothing.
 
     Raises:
         NotFoundError: If there is no such job.
         UserError: Naming the field that cannot be changed so.
-        ConflictError: If the job is at another revision, or is not held and `after_loss` is given.
+        ConflictError: If the job is at another revision, or if `after_loss` is given and it neither
+            is held nor waits for a checkpoint.
         UnavailableError: If Kafka is unavailable for long.
     """
     after_loss = None
     if patch.get("after_loss"):
         if patch.get("wanted") != "running":
             raise UserError('after_loss: goes with "wanted": "running"')
-        after_loss = AfterLoss(patch.get("from_start", False), patch.get("read_from", ""))
+        after_loss = AfterLoss(
+            patch.get("from_start", False),
+            patch.get("read_from", ""),
+            waits_for_checkpoint(store.get(job), open_board),
+        )
     elif alone := [field for field in ("from_start", "read_from") if patch.get(field)]:
         raise UserError(f'{alone[0]}: goes with "after_loss": true')
     return store.patch(

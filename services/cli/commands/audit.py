@@ -96,6 +96,8 @@ def verdict(audit: Audit) -> str:
     used = f"{audit.trained:,} records built {len(audit.updates):,} versions, each of them once"
     if lost := audit.lost_records:
         used = f"{used}; trained, then lost: {lost:,} (Kafka lost them after they were used)"
+    for restart in audit.restarts:
+        used = f"{used}; begun again at version 0: {restart.taken_back:,} updates were taken back"
     if expired := audit.expired_records:
         return (
             f"not whole: expired: {expired:,} (deleted from Kafka before they were trained); {used}"
@@ -140,9 +142,17 @@ def draw(job: str, audit: Audit, last: int) -> Group:
     flaws = [Text(f"{flaw.kind}: {flaw.where}", "red") for flaw in audit.flaws]
     expired = [Text(f"expired: {span}", "yellow") for span in merged(audit.expired)]
     lost = [Text(f"trained, then lost: {span}", "yellow") for span in merged(audit.lost)]
+    restarts = [
+        Text(
+            f"begun again at version 0: epoch {each.epoch} took {each.taken_back:,} updates back"
+            f" ({each.loss or 'nobody was asked'})",
+            "yellow",
+        )
+        for each in audit.restarts
+    ]
     style = f"bold {'red' if audit.flaws else 'yellow' if audit.expired_records else 'green'}"
     end = Text(f"{job}: {verdict(audit)}", style)
-    return Group(table, *lines, *quarantined, *expired, *lost, *flaws, end)
+    return Group(table, *lines, *quarantined, *expired, *lost, *restarts, *flaws, end)
 
 
 def as_data(job: str, audit: Audit) -> dict[str, Any]:
@@ -173,6 +183,7 @@ def as_data(job: str, audit: Audit) -> dict[str, Any]:
         ],
         "takeovers": max(0, audit.takeovers - 1),
         "taken_back": audit.taken_back,
+        "begun_again": [each._asdict() for each in audit.restarts],
         "trained": audit.trained,
         "skipped": audit.skipped,
         "unsettled": audit.unsettled,

@@ -165,7 +165,8 @@ def resume(
         typer.Option(
             "--after-loss",
             help="Kafka lost records: continue from the best snapshot that the job's own topics"
-            " still cover; read a stream from where it was cut.",
+            " still cover; read a stream from where it was cut. A checkpoint is missing: continue"
+            " from the newest one that is there.",
         ),
     ] = False,
     from_start: Annotated[  # noqa: FBT002 -- a flag

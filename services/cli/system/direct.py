@@ -39,7 +39,13 @@ from common.jobs.purge import purge, remains_of
 from common.jobs.quarantine import Quarantine, QuarantinedBatch, RequeuedBatch
 from common.jobs.spec import JobSpec, parse_job
 from common.jobs.store import JobRecord, JobStore
-from common.jobs.watching import HistoryReader, Poller, look_at_jobs, read_history
+from common.jobs.watching import (
+    HistoryReader,
+    Poller,
+    look_at_jobs,
+    read_history,
+    waits_for_checkpoint,
+)
 from common.learning.checkpoint import save_weights
 from common.planning.replan import (
     ask_to_replan,
@@ -126,7 +132,11 @@ class Direct:
     def resume_after_loss(
         self, name: str, reason: str, *, from_start: bool, read_from: ReadFrom
     ) -> None:
-        self._book().resume_after_loss(name, reason, from_start=from_start, read_from=read_from)
+        book = self._book()
+        waits = waits_for_checkpoint(book.get(name), self._outside.open_board)
+        book.resume_after_loss(
+            name, reason, from_start=from_start, read_from=read_from, waits=waits
+        )
 
     def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
         book = self._book()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.api.keys import KeyStore
+from common.core.snapshot_search import AWAITED
 from common.core.spans import Partition
 from common.jobs.edit import CHANGEABLE
 from common.jobs.spec import JobSpec
@@ -322,6 +323,16 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
     digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "read_from": "earliest"})
     record = JobStore(digits.log).get("digits")
     assert (record.after_loss, record.from_start, record.read_from) == (2, False, "earliest")
+
+
+def test_job_that_waits_for_a_checkpoint_goes_on_without_it(digits: World) -> None:
+    wish = {"wanted": "running", "after_loss": True}
+    board = digits.board("digits")
+    board.put_unable("c1", "its task is not here", 60.0)
+    assert digits.ask("PATCH", "/v1/jobs/digits", json=wish).status_code == 409
+    board.put_unable("c1", f"{AWAITED}7-40, but the list is empty", 60.0)
+    assert digits.ask("PATCH", "/v1/jobs/digits", json=wish).status_code == 200
+    assert JobStore(digits.log).get("digits").after_loss == 1
 
 
 def test_nothing_is_written_where_nothing_changes(digits: World) -> None:

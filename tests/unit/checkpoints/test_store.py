@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from common.adapters.blobs.disk import DiskBlobs
 from common.checkpoints.manifest import named_by
 from common.checkpoints.snapshot_file import SnapshotFile, from_store, to_parts
-from common.checkpoints.store import CheckpointStore, taken_back
-from common.core.messages import GENESIS, ModelId
+from common.checkpoints.store import TAKEN_BACK_S, CheckpointStore, taken_back
+from common.core.messages import GENESIS, ModelId, unused_number
 from common.core.snapshots import Snapshot
 from common.errors import CorruptError, FutureFormatError, UnavailableError
-from common.testing.blobs import DyingBlobs, MemoryBlobs
+from common.testing.blobs import LIES, DyingBlobs, Lie, LyingBlobs, MemoryBlobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from common.ports.servers import Blobs
 
+LATER_S = TAKEN_BACK_S  # epochs of these tests are drawn in 1970: a day later
 OLD, NEW = ModelId(3, 40), ModelId(3, 60)
 FOLDER = "clicks/checkpoints/00000000000000000003-000000000060/"
 
@@ -57,6 +58,17 @@ def read(store: CheckpointStore, name: ModelId) -> dict[str, bytes]:
     return {part: checkpoint.read(part) for part in checkpoint.manifest.parts}
 
 
+def clear(
+    store: CheckpointStore, count: int, begun: ModelId | None = None, now_s: float = LATER_S
+) -> list[ModelId]:
+    """Delete what is too much, as somebody does who has just read the newest back."""
+    known = store.finished()
+    witnesses = known if begun is None else [*known, begun]
+    counting = [each for each in known if not taken_back(each, witnesses)]
+    kept = store.keep(count, counting[0] if counting else None, begun, now_s)
+    return [each.name for each in kept]
+
+
 def best_of(blobs: Blobs) -> ModelId | None:
     """Where the hint for tools points."""
     data = blobs.get("clicks/checkpoints/best")
@@ -65,7 +77,8 @@ def best_of(blobs: Blobs) -> ModelId | None:
 
 def newest(store: CheckpointStore) -> tuple[ModelId | None, dict[ModelId, str]]:
     """The newest that can be read whole, and what was passed over on the way to it."""
-    readable, unreadable = from_store(store)
+    found = from_store(store)
+    readable, unreadable = found.readable, dict(found.unreadable)
     for name, stored in readable.items():
         try:
             stored.trainer()
@@ -112,7 +125,7 @@ def test_where_there_is_none_there_is_nothing_to_find_or_to_keep(blobs: Blobs) -
     assert newest(store) == (None, {})
     assert store.latest() is None
     assert best_of(blobs) is None
-    assert store.keep(3) == ()
+    assert store.keep(3, None) == ()
 
 
 def test_jobs_do_not_see_each_others(blobs: Blobs) -> None:
@@ -124,7 +137,7 @@ def test_the_weights_are_read_when_they_are_wanted_and_not_before(blobs: Blobs) 
     filled(blobs, OLD, NEW)
     # Calls: read hint, list; of each checkpoint, manifest and protocol; the trainer of one.
     frugal = CheckpointStore(DyingBlobs(blobs, 2 + 2 * 2 + 1), "clicks")
-    readable, _ = from_store(frugal)
+    readable = from_store(frugal).readable
     assert readable[NEW].trainer() == bytes(100)
     with pytest.raises(UnavailableError):
         readable[OLD].trainer()
@@ -208,28 +221,28 @@ def test_a_save_that_failed_can_be_repeated(blobs: Blobs, calls: int) -> None:
 def test_the_newest_few_are_kept(blobs: Blobs) -> None:
     names = [ModelId(3, version) for version in (10, 20, 30)] + [ModelId(7, 35)]
     store = filled(blobs, *names)
-    kept = store.keep(2)
-    assert [each.name for each in kept] == [ModelId(7, 35), ModelId(3, 30)]
+    kept = clear(store, 2)
+    assert kept == [ModelId(7, 35), ModelId(3, 30)]
     assert store.finished() == [ModelId(7, 35), ModelId(3, 30)]
     assert all("000010/" not in name for name in blobs.names(""))
     with pytest.raises(ValueError, match="at least one"):
-        store.keep(0)
+        store.keep(0, NEW)
 
 
 def test_the_one_of_lowest_loss_is_kept_beside_them_and_hinted_at(blobs: Blobs) -> None:
     versions = [ModelId(3, version) for version in (10, 20, 30, 40)]
     store = rated(blobs, dict(zip(versions, (None, 0.2, 0.4, 0.3), strict=True)))
-    assert [each.name.version for each in store.keep(1)] == [40, 20]
+    assert [each.version for each in clear(store, 1)] == [40, 20]
     assert store.finished() == [ModelId(3, 40), ModelId(3, 20)]
     assert best_of(blobs) == ModelId(3, 20)
-    rated(blobs, {ModelId(3, 50): 0.1}).keep(1)
+    clear(rated(blobs, {ModelId(3, 50): 0.1}), 1)
     assert store.finished() == [ModelId(3, 50)]
     assert best_of(blobs) == ModelId(3, 50)
 
 
 def test_of_two_of_one_loss_the_newer_is_the_best(blobs: Blobs) -> None:
     store = rated(blobs, {OLD: 0.25, NEW: 0.25, ModelId(3, 70): 0.5})
-    store.keep(1)
+    clear(store, 1)
     assert store.finished() == [ModelId(3, 70), NEW]
     assert best_of(blobs) == NEW
 
@@ -239,15 +252,16 @@ def test_one_that_a_later_leader_took_back_is_neither_best_nor_kept(blobs: Blobs
     # leader 9          └──── 45 : it began with 40, so 60 is taken back
     losses = {ModelId(3, 20): 0.5, OLD: 0.4, NEW: 0.1, ModelId(9, 45): 0.3}
     store = rated(blobs, losses)
-    assert [each.name for each in store.keep(2)] == [ModelId(9, 45), OLD]
+    assert clear(store, 2) == [ModelId(9, 45), OLD]
     assert store.finished() == [ModelId(9, 45), OLD]
     assert best_of(blobs) == ModelId(9, 45)
 
 
 def test_a_leader_knows_what_it_took_back_before_it_wrote_any(blobs: Blobs) -> None:
     store = rated(blobs, {OLD: 0.4, NEW: 0.1})
-    assert [each.name for each in store.keep(3, begun=ModelId(9, 40))] == [OLD]
+    assert clear(store, 3, begun=ModelId(9, 40)) == [OLD]
     assert best_of(blobs) == OLD
+    assert store.finished() == [OLD]
 
 
 def test_what_a_leader_began_with_is_not_taken_back() -> None:
@@ -258,7 +272,7 @@ def test_what_a_leader_began_with_is_not_taken_back() -> None:
 def test_a_torn_one_does_not_count_as_kept(blobs: Blobs) -> None:
     store = filled(blobs, OLD, NEW)
     blobs.put("clicks/checkpoints/00000000000000000005-000000000070/state.msgpack", b"")
-    store.keep(1)
+    clear(store, 1)
     assert store.finished() == [NEW]
     assert len(blobs.names("")) == 3 + 1 + 1  # somebody may be writing the torn one; the hint
 
@@ -266,25 +280,114 @@ def test_a_torn_one_does_not_count_as_kept(blobs: Blobs) -> None:
 def test_an_unreadable_manifest_does_not_count_as_kept(blobs: Blobs) -> None:
     store = filled(blobs, ModelId(3, 20), OLD, NEW)
     blobs.put(FOLDER + "manifest.json", b"{")
-    store.keep(1)
+    store.keep(1, OLD)
     assert store.finished() == [NEW, OLD]
 
 
 def test_what_a_newer_program_wrote_is_neither_counted_nor_deleted(blobs: Blobs) -> None:
     store = filled(blobs, ModelId(3, 20), OLD, NEW)
     blobs.put("clicks/checkpoints/00000000000000000003-000000000020/manifest.json", b'{"format":2}')
-    store.keep(1)
+    clear(store, 1)
     assert store.finished() == [NEW, ModelId(3, 20)]
+
+
+@pytest.mark.parametrize("newest", [None, OLD, ModelId(3, 70)])
+def test_nothing_is_deleted_unless_the_list_begins_with_what_was_read_back(
+    blobs: Blobs, newest: ModelId | None
+) -> None:
+    store = filled(blobs, ModelId(3, 20), OLD, NEW)
+    before = blobs.names("")
+    store.keep(1, newest, begun=ModelId(9, 10), now_s=LATER_S)
+    assert blobs.names("") == before
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_store_that_answers_wrongly_deletes_nothing_that_counts(lie: Lie) -> None:
+    # versions   20   40 (the best)   60   80: written while the store answers wrongly
+    blobs = LyingBlobs()
+    store = rated(blobs, {ModelId(3, 20): 0.5, OLD: 0.1, NEW: 0.4})
+    for name in (OLD, NEW):
+        store.put_state(name, b"state")
+    written = set(blobs.content)
+    blobs.lie = lie
+    name = ModelId(3, 80)
+    try:
+        store.save(name, parts(name), 1234.5, loss=0.3)
+        store.verify(name)
+        store.keep_states([name])
+        store.keep(2, name)
+    except (CorruptError, UnavailableError):
+        pass
+    allowed = {each for each in written if "-000000000020/" in each} if lie == "latest" else set()
+    assert set(blobs.deleted) <= allowed
+
+
+def test_checkpoint_that_a_later_leader_took_back_stays_for_a_day(blobs: Blobs) -> None:
+    # leader 3            40 ── 60
+    # leader at 1,000 s    └──── 45
+    later = ModelId(unused_number(1000.0, 7), 45)
+    store = filled(blobs, OLD, NEW, later)
+    clear(store, 1, now_s=1000.0 + TAKEN_BACK_S - 1)
+    assert store.finished() == [later, NEW]
+    clear(store, 1, now_s=1001.0 + TAKEN_BACK_S)
+    assert store.finished() == [later]
+
+
+def test_best_whose_manifest_cannot_be_read_now_is_not_deleted(blobs: Blobs) -> None:
+    store = rated(blobs, {ModelId(3, 20): 0.1, OLD: 0.5, NEW: 0.4})
+    clear(store, 2)
+    manifest = "clicks/checkpoints/00000000000000000003-000000000020/manifest.json"
+    whole = blobs.get(manifest) or b""
+    for torn in (b"{", None):
+        if torn is None:
+            blobs.delete(manifest)
+        else:
+            blobs.put(manifest, torn)
+        clear(store, 1)
+        assert best_of(blobs) == ModelId(3, 20)
+    blobs.put(manifest, whole)
+    assert sorted(read(store, ModelId(3, 20))) == ["protocol.msgpack", "trainer.safetensors"]
+
+
+def test_checkpoint_is_read_back_as_its_manifest_says(blobs: Blobs) -> None:
+    store = filled(blobs, OLD, NEW)
+    store.verify(NEW)
+    blobs.put(FOLDER + "trainer.safetensors", b"other")
+    with pytest.raises(CorruptError, match=r"trainer.safetensors has 5 bytes"):
+        store.verify(NEW)
+    blobs.delete(FOLDER + "trainer.safetensors")
+    with pytest.raises(CorruptError, match=r"does not list trainer.safetensors of 3-60"):
+        store.verify(NEW)
+
+
+def test_states_are_deleted_below_those_that_are_listed_and_after_a_day_if_taken_back(
+    blobs: Blobs,
+) -> None:
+    # states   3-20   3-60: taken back by the leader of 1,000 s, which began at 40   its 70
+    epoch = unused_number(1000.0, 7)
+    store = filled(blobs, ModelId(epoch, 45))
+    kept = ModelId(epoch, 70)
+    for made in (ModelId(3, 20), NEW, kept):
+        store.put_state(made, b"state")
+    store.keep_states([ModelId(epoch, 90)], now_s=1e12)
+    assert len(blobs.names("clicks/states/")) == 3
+    store.keep_states([kept], now_s=2000.0)
+    assert blobs.names("clicks/states/") == [
+        "clicks/states/3-60.safetensors",
+        f"clicks/states/{epoch}-70.safetensors",
+    ]
+    store.keep_states([kept], now_s=1001.0 + TAKEN_BACK_S)
+    assert blobs.names("clicks/states/") == [f"clicks/states/{epoch}-70.safetensors"]
 
 
 @pytest.mark.parametrize("calls", range(22))
 def test_a_deletion_that_was_cut_off_is_finished_by_the_next(blobs: Blobs, calls: int) -> None:
     store = rated(blobs, {ModelId(3, 10): 0.4, OLD: 0.5, NEW: 0.6})
     try:
-        CheckpointStore(DyingBlobs(blobs, calls), "clicks").keep(1)
+        CheckpointStore(DyingBlobs(blobs, calls), "clicks").keep(1, NEW)
     except UnavailableError:
         assert newest(store)[0] == NEW
-    store.keep(1)
+    clear(store, 1)
     assert store.finished() == [NEW, ModelId(3, 10)]
     assert len(blobs.names("")) == 2 * 3 + 2  # two parts and a manifest each, and two hints
 
@@ -307,7 +410,7 @@ def test_the_newest_that_counts_and_the_best_that_counts_are_always_kept(
 
     blobs = MemoryBlobs()
     store = rated(blobs, losses)
-    kept = [each.name for each in store.keep(count)]
+    kept = clear(store, count)
 
     assert kept[:count] == sorted(counting, reverse=True)[:count]
     assert set(kept[count:]) <= {max(best)} if best else len(kept) <= count
@@ -322,7 +425,7 @@ def test_what_a_job_begins_with_is_found_again_by_its_checksum(blobs: Blobs) -> 
     store = filled(blobs, OLD, NEW)
     sha256 = store.put_origin(b"weights")
     assert sha256 == hashlib.sha256(b"weights").hexdigest()
-    store.keep(1)
+    clear(store, 1)
     assert CheckpointStore(blobs, "clicks").origin(sha256) == b"weights"
 
 
@@ -405,6 +508,34 @@ def test_a_newer_programs_checkpoint_is_not_passed_over(blobs: Blobs, manifest: 
     blobs.put(FOLDER + "manifest.json", manifest)
     with pytest.raises(FutureFormatError, match=r"checkpoint 3-60 has format [23], expected at"):
         from_store(store)
+
+
+@pytest.mark.parametrize("lie", ["latest", "page"])
+def test_hint_that_cannot_be_read_hinders_nobody_who_has_a_list(lie: Lie) -> None:
+    class Unreadable(LyingBlobs):
+        """Gives no object for the hint."""
+
+        def get(self, name: str) -> bytes | None:
+            """Read, but for the hint."""
+            if self.lie is not None and name.endswith("/latest"):
+                raise UnavailableError("the answer is no object")
+            return super().get(name)
+
+    for blobs in (LyingBlobs(), Unreadable()):
+        store = filled(blobs, OLD, NEW)
+        blobs.lie = lie
+        if lie == "latest":
+            found = from_store(store)
+            assert list(found.readable) == [NEW, OLD]
+            assert found.hint.startswith("`latest` ")
+        else:
+            with pytest.raises(UnavailableError):
+                from_store(store)
+    assert from_store(CheckpointStore(MemoryBlobs(), "clicks")).hint == ""
+    empty = Unreadable()
+    empty.lie = "latest"
+    with pytest.raises(UnavailableError, match="no object"):
+        from_store(CheckpointStore(empty, "clicks"))
 
 
 def test_one_that_vanished_although_the_hint_names_it_cannot_be_read(blobs: Blobs) -> None:

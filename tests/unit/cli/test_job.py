@@ -20,6 +20,7 @@ from common.core.messages import (
     UpdateApplied,
     WorkerId,
 )
+from common.core.snapshot_search import AWAITED
 from common.core.spans import Partition, Span
 from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
@@ -483,6 +484,16 @@ def test_a_job_is_resumed_after_a_loss_by_a_wish_of_its_own(world: World) -> Non
     assert said == "job digits is resumed after a loss: resumed by a person\n"
     record = JobStore(world.log).get("digits")
     assert (record.wanted, record.after_loss, record.from_start) == ("running", 1, True)
+
+
+def test_job_that_waits_for_a_checkpoint_is_resumed_without_it(world: World) -> None:
+    submitted(world)
+    world.board("digits").put_unable("c1", f"{AWAITED}7-40, but the list is empty", 60.0)
+
+    world.run("job", "resume", "digits", "--after-loss")
+
+    record = JobStore(world.log).get("digits")
+    assert (record.wanted, record.after_loss, record.from_start) == ("running", 1, False)
 
 
 def test_a_topic_that_was_created_anew_is_read_from_where_its_owner_says(world: World) -> None:

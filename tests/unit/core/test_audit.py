@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.core.audit import Audit, Flaw, audit
+from common.core.audit import Audit, Flaw, Restart, audit
 from common.core.messages import (
     GENESIS,
     Batch,
@@ -47,6 +47,24 @@ def audit_of(
     control: list[Claim | None], *updates: AuditRecord | None, starts: Positions | None = None
 ) -> Audit:
     return audit(FIRST, enumerate(control), enumerate(updates), starts)
+
+
+def test_lead_to_version_0_above_updates_in_force_is_reported() -> None:
+    # updates   0: Lead   1: J=1   2: Lead, base 1   3: Lead, base 0   4: J=1
+    again = Lead(2, GENESIS, "c3", 70, 1, "a checkpoint is missing: 0-1, but the list is empty")
+    known: list[Claim | None] = [ready(A, span(P, 0, 10))]
+    one = Batch(0, A, (span(P, 0, 10),), 10)
+    audited = audit_of(
+        known,
+        LEAD,
+        update(1, one),
+        Lead(0, ModelId(0, 1), "c2"),
+        again,
+        update(1, one, epoch=70),
+        Lead(70, ModelId(70, 1), "c4", 80),
+    )
+    assert audited.restarts == (Restart(70, 1, again.loss),)
+    assert audited.flaws == ()
 
 
 def test_a_clean_pair_of_topics_has_no_flaw() -> None:

@@ -12,8 +12,18 @@ from common.core import events
 from common.core.audit import audit
 from common.core.coordinator import AGAIN_S, CANDIDACY_S, SEARCH_S
 from common.core.history import History
-from common.core.messages import GENESIS, Failed, Lead, ModelId, Quarantined, Requeued
+from common.core.messages import (
+    GENESIS,
+    CheckpointStored,
+    Failed,
+    Lead,
+    ModelId,
+    Quarantined,
+    Requeued,
+    UpdateApplied,
+)
 from common.core.snapshot_schedule import LOOKS
+from common.core.snapshot_search import AGAIN_S as SEARCH_AGAIN_S
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition
 from tests.unit.core.bench import QUIET, Bench
@@ -235,6 +245,67 @@ def test_a_failure_that_comes_late_delays_no_later_search() -> None:
     bench.feed(NOT_HELD)
     bench.feed(events.AttemptFailed("Redis is unavailable"))
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
+
+
+# --- a checkpoint that is not found ----------------------------------------------------------
+
+
+def test_leader_appends_a_checkpoint_that_was_read_back() -> None:
+    bench = Bench()
+    assert bench.feed(events.CheckpointVerified(ModelId(0, 0))) == ()
+    bench.lead()
+
+    name = ModelId(bench.epoch, 0)
+    said = bench.feed(events.CheckpointVerified(name))
+    assert said == (do.AppendAudit(CheckpointStored(*name)),)
+    assert bench.feed(events.CheckpointVerified(ModelId(bench.epoch - 1, 0))) == ()
+
+
+def missing() -> Bench:
+    """A candidate that finds no snapshot although the history names a checkpoint."""
+    update = UpdateApplied(0, 1, (batch(0),), 10, 1.0)
+    bench = Bench(updates=[Lead(-1, GENESIS, "c0"), update, CheckpointStored(0, 1)])
+    bench.feed(HELD)
+    bench.find("hot")
+    bench.now += bench.lease_ttl_s
+    bench.feed(HELD)
+    bench.find("hot")
+    bench.find("all")
+    return bench
+
+
+def test_candidate_without_the_named_checkpoint_waits_and_searches_again() -> None:
+    bench = missing()
+    awaited, released = bench.find("genesis")
+
+    assert isinstance(awaited, do.AwaitCheckpoint)
+    assert "a checkpoint is missing: 0-1, but " in awaited.reason
+    assert released == do.ReleaseLease()
+    assert bench.machine.due() == pytest.approx(bench.now + SEARCH_AGAIN_S)
+    assert bench.tick(bench.now + SEARCH_AGAIN_S) == (do.AskLease(1.0),)
+    assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
+
+
+def test_candidate_that_waits_for_a_checkpoint_searches_at_once_when_its_owner_decides() -> None:
+    bench = missing()
+    bench.find("genesis")
+
+    bench.feed(events.WantedChanged("running", after_loss=1, from_start=True))
+    assert bench.machine.due() <= bench.now
+    assert bench.tick(bench.now) == (do.AskLease(1.0),)
+    bench.feed(HELD)
+    bench.find("hot")
+    bench.find("all")
+    assert bench.find("genesis") == (do.RestoreSnapshot(genesis(FIRST)),)
+
+
+def test_job_that_waits_for_a_checkpoint_can_be_stopped() -> None:
+    bench = missing()
+    bench.feed(events.WantedChanged("stopped"))
+    said = bench.find("genesis")
+
+    assert the(said, do.Finish).stopped
+    assert bench.machine.finished
 
 
 # --- pace ------------------------------------------------------------------------------------

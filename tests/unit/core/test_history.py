@@ -9,6 +9,7 @@ from common.core.history import History
 from common.core.messages import (
     GENESIS,
     Batch,
+    CheckpointStored,
     Lead,
     ModelId,
     Quarantined,
@@ -62,6 +63,54 @@ def test_an_exact_lead_counts_for_a_reader_who_came_after_the_topic_s_beginning(
     trail = PartialHistory(start=7)
     assert trail.feed(7, Lead(40, ModelId(20, 5), "c9", 60, exact=True))
     assert (trail.epoch, trail.head) == (60, ModelId(20, 5))
+
+
+def test_checkpoint_counts_for_the_leader_in_force_and_is_taken_back_with_its_version() -> None:
+    # offset   0        1      2      3           4           5            6           7
+    # record   Lead(-1) J=1    J=2    stored 1    stored 2    Lead(0)      stored 2    stored 9
+    #          epoch 0                of 0        of 0        base 1, 70   of 0        of 70
+    # named    -        -      -      0-1         0-2         0-1          void        void
+    topic: Topic = [
+        Lead(-1, GENESIS, "c1"),
+        update(0, 1),
+        update(0, 2),
+        CheckpointStored(0, 1),
+        CheckpointStored(0, 2),
+        Lead(0, ModelId(0, 1), "c2", 70),
+        CheckpointStored(0, 2),
+        CheckpointStored(70, 9),
+    ]
+    named = [read(topic[:end]).checkpoint for end in range(len(topic) + 1)]
+
+    one, two = ModelId(0, 1), ModelId(0, 2)
+    assert named == [None, None, None, None, one, two, one, one, one]
+
+
+def test_checkpoint_record_that_lands_late_or_twice_changes_nothing() -> None:
+    topic: Topic = [
+        Lead(-1, GENESIS, "c1"),
+        update(0, 1),
+        update(0, 2),
+        CheckpointStored(0, 2),
+    ]
+    history = read(topic)
+    for offset, late in enumerate((1, 2), start=len(topic)):
+        assert not history.feed(offset, CheckpointStored(0, late))
+        assert history.checkpoint == ModelId(0, 2)
+
+
+def test_checkpoint_outlives_a_lead_whose_base_contains_it_and_what_is_forgotten() -> None:
+    topic: Topic = [
+        Lead(-1, GENESIS, "c1"),
+        update(0, 1),
+        update(0, 2),
+        CheckpointStored(0, 1),
+        Lead(0, ModelId(0, 2), "c2", 70),
+    ]
+    history = read(topic)
+    history.forget_before(2)
+
+    assert history.checkpoint == ModelId(0, 1)
 
 
 def test_an_epoch_is_the_number_that_its_lead_carries() -> None:

@@ -12,7 +12,12 @@ from msgspec.structs import replace as with_
 
 from common.core import commands as do
 from common.core.history import History
-from common.core.messages import AuditRecord, ModelId, Quarantined, UpdateApplied
+from common.core.messages import (
+    AuditRecord,
+    ModelId,
+    Quarantined,
+    UpdateApplied,
+)
 from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import genesis
 from tests.unit.core.bench import QUIET

@@ -6,8 +6,17 @@ from msgspec.structs import replace
 
 from common.core import events
 from common.core.commands import FindSnapshots
-from common.core.messages import GENESIS, Lead, ModelId
-from common.core.snapshot_search import LATE, Chosen, Lost, SnapshotSearch, Wait
+from common.core.messages import GENESIS, CheckpointStored, Lead, ModelId
+from common.core.snapshot_search import (
+    AGAIN_S,
+    LATE,
+    TORN_S,
+    Chosen,
+    Lost,
+    Missing,
+    SnapshotSearch,
+    Wait,
+)
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition
 from tests.unit.core.examples import FIRST
@@ -119,6 +128,7 @@ def test_a_torn_snapshot_is_never_chosen_again() -> None:
     assert judge(search, found("hot", LED, hot), 0.0) == Wait()
     search.begin()
     judge(search, found("hot", LED, hot), TTL_S)
+    search.leave_out(hot)
     old = snapshot(by=0, version=1, updates_position=2)
     chosen = judge(search, found("all", LED, hot, old), TTL_S)
     assert isinstance(chosen, Chosen)
@@ -228,6 +238,155 @@ def test_a_loss_above_the_snapshot_that_is_best_all_the_same_holds_nobody() -> N
 
     assert isinstance(answer, Chosen)
     assert answer.snapshot == better
+
+
+# --- a checkpoint that the history names ---------------------------------------------------------
+
+# offset            4: the leader has read the checkpoint 0-2 back
+NAMED: Topic = [*LED, CheckpointStored(0, 2)]
+STORED = snapshot(by=0, version=2, updates_position=3)
+BEFORE = snapshot(by=0, version=1, updates_position=2)
+EMPTY = "s3://models/ lists no checkpoint of this job"
+
+
+def search_storage(
+    *there: Snapshot,
+    wish: events.WantedChanged = RUNNING,
+    topic: Topic = NAMED,
+    search: SnapshotSearch | None = None,
+    now: float = TTL_S,
+    **more: object,
+) -> object:
+    """Search for a candidate that finds nothing on the board."""
+    search = search or SnapshotSearch(0.0)
+    search.begin()
+    assert judge(search, found("hot", topic), now, wish) == FindSnapshots("all")
+    stored = replace(found("all", topic, *there), storage=EMPTY, **more)
+    answer = judge(search, stored, now, wish)
+    if answer == FindSnapshots("genesis"):
+        answer = judge(search, found("genesis", topic, genesis(FIRST)), now, wish)
+    return answer
+
+
+def test_job_whose_named_checkpoint_is_not_listed_waits_instead_of_starting_below() -> None:
+    for there, version, option in (((), 0, " --from-start"), ((BEFORE,), 1, "")):
+        assert search_storage(*there) == Missing(
+            f"a checkpoint is missing: 0-2, but {EMPTY}; a coordinator looks again every 10 s;"
+            f" `doll job resume --after-loss{option}` goes on without it, from version {version}"
+        )
+
+
+def test_job_goes_on_once_its_named_checkpoint_is_listed() -> None:
+    chosen = search_storage(BEFORE, STORED)
+
+    assert isinstance(chosen, Chosen)
+    assert (chosen.snapshot, chosen.history.checkpoint) == (STORED, ModelId(0, 2))
+
+
+def test_snapshot_better_than_the_named_checkpoint_is_enough() -> None:
+    search = SnapshotSearch(TTL_S)
+    search.begin()
+    hot = snapshot(by=0, version=3, updates_position=4)
+
+    assert isinstance(judge(search, found("hot", NAMED, hot), 0.0), Chosen)
+
+
+def test_stale_hot_snapshot_below_the_named_checkpoint_is_not_used() -> None:
+    # board    a replica came to serve that has a snapshot of version 1 only
+    # history  names 0-2; version 3 is the newest
+    search = SnapshotSearch(TTL_S)
+    search.begin()
+
+    assert judge(search, found("hot", NAMED, BEFORE), 0.0) == FindSnapshots("all")
+    stored = replace(found("all", NAMED, BEFORE), storage=EMPTY)
+    assert isinstance(judge(search, stored, 0.0), Missing)
+
+
+def test_history_that_names_no_checkpoint_starts_at_version_0() -> None:
+    for topic in (LED, [*NAMED, Lead(0, ModelId(0, 1), "c2", 70)]):
+        chosen = search_storage(topic=topic)
+        assert isinstance(chosen, Chosen)
+        assert chosen.snapshot == genesis(FIRST)
+
+
+def test_owner_may_go_on_without_the_named_checkpoint() -> None:
+    wish = events.WantedChanged("running", after_loss=1)
+
+    chosen = search_storage(BEFORE, wish=wish)
+    assert isinstance(chosen, Chosen)
+    assert (chosen.snapshot, chosen.loss) == (BEFORE, f"a checkpoint is missing: 0-2, but {EMPTY}")
+    assert isinstance(search_storage(wish=wish), Missing)
+    chosen = search_storage(wish=replace(wish, from_start=True))
+    assert isinstance(chosen, Chosen)
+    assert chosen.snapshot == genesis(FIRST)
+
+
+def test_wish_that_a_lead_carried_out_does_not_count_for_a_checkpoint() -> None:
+    topic: Topic = [*LED, Lead(0, ModelId(0, 3), "c2", 70, 1), CheckpointStored(70, 3)]
+    wish = events.WantedChanged("running", after_loss=1, from_start=True)
+
+    assert isinstance(search_storage(wish=wish, topic=topic), Missing)
+
+
+def test_storage_that_gives_no_list_is_waited_for_if_there_are_updates() -> None:
+    answer = search_storage(topic=LED, storage_failed=True)
+    assert isinstance(answer, Missing)
+    assert answer.reason.startswith(
+        f"a checkpoint is missing: one of version 3 or below, but {EMPTY}"
+    )
+
+    young = search_storage(topic=LED[:1], storage_failed=True)
+    assert isinstance(young, Chosen)
+    assert young.snapshot == genesis(FIRST)
+
+
+def test_torn_checkpoint_is_read_again_for_a_minute_then_the_one_before_is_used() -> None:
+    # at     1 s, 11 s, ..., 51 s: torn    61 s: torn for a minute
+    # answer wait                          version 1
+    search, now = SnapshotSearch(0.0), TTL_S
+    torn = {ModelId(0, 2): "manifest.json does not parse"}
+    while now < TTL_S + TORN_S:
+        answer = search_storage(BEFORE, search=search, now=now, torn=torn)
+        assert isinstance(answer, Missing)
+        assert "missing: 0-2, but manifest.json does not parse" in answer.reason
+        now += AGAIN_S
+    chosen = search_storage(BEFORE, search=search, now=now, torn=torn)
+
+    assert isinstance(chosen, Chosen)
+    assert chosen.snapshot == BEFORE
+
+
+def test_checkpoint_with_torn_weights_is_read_again_for_a_minute() -> None:
+    search, now = SnapshotSearch(0.0), TTL_S
+    while now < TTL_S + TORN_S:
+        chosen = search_storage(BEFORE, STORED, search=search, now=now)
+        assert isinstance(chosen, Chosen)
+        assert chosen.snapshot == STORED  # read once more
+        search.leave_out(STORED)
+        answer = search_storage(BEFORE, STORED, search=search, now=now)
+        assert isinstance(answer, Missing)
+        assert "its weights are torn" in answer.reason
+        now += AGAIN_S
+    search_storage(BEFORE, STORED, search=search, now=now)
+    search.leave_out(STORED)
+    chosen = search_storage(BEFORE, STORED, search=search, now=now)
+
+    assert isinstance(chosen, Chosen)
+    assert chosen.snapshot == BEFORE
+
+
+def test_minute_of_a_torn_checkpoint_starts_again_after_another_time() -> None:
+    search, torn = SnapshotSearch(0.0), {ModelId(0, 2): "torn"}
+    for now in (TTL_S, TTL_S + 10 * TORN_S):
+        assert isinstance(search_storage(BEFORE, search=search, now=now, torn=torn), Missing)
+
+
+def test_named_checkpoint_of_which_kafka_lost_records_holds_the_job() -> None:
+    # The control topic lost records that 0-2 contains, the updates topic none.
+    answer = search_storage(BEFORE, STORED, lost={STORED.rank: SHORT})
+
+    assert isinstance(answer, Lost)
+    assert answer.reason.startswith(SHORT)
 
 
 # --- which topics these are ----------------------------------------------------------------------

@@ -229,7 +229,7 @@ class World:
         """A checkpoint."""
         store = CheckpointStore(self.blobs, self.spec.name)
         store.save(kept.name, to_parts(kept), 0.0, loss=kept.snapshot.loss)
-        store.keep(10)
+        store.keep(10, kept.name)
 
     def look(self) -> None:
         """Let each follower look once."""

@@ -15,6 +15,7 @@ from common.core import events
 from common.core.liveness import Heartbeat
 from common.core.messages import (
     Batch,
+    CheckpointStored,
     Gradient,
     LeaderStatus,
     ModelId,
@@ -23,6 +24,7 @@ from common.core.messages import (
     UpdateTrigger,
     WorkerId,
 )
+from common.core.snapshot_search import AWAITED
 from common.core.snapshots import genesis
 from common.core.spans import Span
 from common.core.vectors import write_to
@@ -33,8 +35,12 @@ from common.learning.checkpoint import weights_in
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.tracing import NoTracer
+from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
+from common.topics.names import updates_topic
+from common.topics.read import read_decoded
+from common.wire.messages import decode_audit
 from common.wire.vectors import decode_sparse
 from services.coordinator.effects import Effects
 from services.coordinator.leadership import Stood
@@ -45,6 +51,7 @@ from tests.unit.services.replicas import MemoryReplica, until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from common.ports.servers import Blobs
     from services.coordinator.leadership import News
 
 NAME = "digits"
@@ -53,7 +60,7 @@ NAME = "digits"
 class Bench:
     """A job, and the hands of its coordinator."""
 
-    def __init__(self, options: str = "", job: str = JOB) -> None:
+    def __init__(self, options: str = "", job: str = JOB, blobs: Blobs | None = None) -> None:
         self.log = MemoryLog()
         self.spec = parse_job(job + options)
         for stream in self.spec.streams:
@@ -62,7 +69,7 @@ class Bench:
         record = self.book.submit(self.spec)
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
-        self.replica = MemoryReplica(self.log, self.redis)
+        self.replica = MemoryReplica(self.log, self.redis, blobs=blobs)
         self.metrics = self.replica.metrics.follow(NAME, lambda: None)
         self.woken = 0  # how often the actor was
         self.effects = Effects(
@@ -121,6 +128,43 @@ def test_a_job_is_held_although_kafka_is_away_at_that_moment(bench: Bench) -> No
     until(told, "somebody is told")
     held = bench.book.get(NAME)
     assert (held.wanted, held.reason) == ("paused", "a checkpoint of another model")
+
+
+def test_job_that_waits_for_a_checkpoint_says_for_which_in_its_state_and_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = f"{AWAITED}7-40, but the list is empty; `doll job resume --after-loss` goes on"
+    bench.have_weights()
+    for _ in range(2):
+        bench.carry_out(do.AwaitCheckpoint(reason))
+
+    told = reason.replace("resume", f"resume {NAME}")
+    assert bench.board.unable() == {bench.replica.replica.name: told}
+    assert bench.effects.stands_by
+    logged = [r for r in caplog.records if r.getMessage() == "checkpoint_awaited"]
+    assert [fields_of(each)["reason"] for each in logged] == [told]
+
+
+def test_last_checkpoint_of_a_job_that_ends_is_named_in_the_updates_topic() -> None:
+    bench = Bench(blobs=MemoryBlobs())
+    try:
+        found = bench.have_weights()
+        snapshot = with_(found.snapshots[0], by=7)
+        bench.carry_out(do.Begin(7, snapshot))
+        bench.carry_out(do.CopyWeights())
+        bench.carry_out(do.PublishSnapshot(snapshot, checkpoint=True))
+        bench.carry_out(do.Finish("4 updates applied"))
+
+        def finished() -> bool:
+            bench.effects.poll()
+            return bench.effects.finished
+
+        until(finished, "it has ended")
+        topic = updates_topic(bench.book.get(NAME).id)
+        records = [record for _, record in read_decoded(bench.log, topic, decode_audit)]
+        assert records == [CheckpointStored(7, 0)]
+    finally:
+        bench.close()
 
 
 def test_a_job_that_is_done_is_stopped_with_the_reason(bench: Bench) -> None:

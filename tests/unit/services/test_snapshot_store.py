@@ -13,8 +13,8 @@ from prometheus_client import generate_latest
 
 from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
 from common.checkpoints.states import stored_state
-from common.checkpoints.store import CheckpointStore
-from common.core.messages import ModelId
+from common.checkpoints.store import TAKEN_BACK_S, CheckpointStore
+from common.core.messages import ModelId, unused_number
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import Partition
 from common.errors import CorruptError, FutureFormatError, UserError
@@ -26,7 +26,7 @@ from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
-from common.testing.blobs import DyingBlobs, MemoryBlobs
+from common.testing.blobs import LIES, DyingBlobs, Lie, LyingBlobs, MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
 from common.wire.messages import frame
@@ -69,7 +69,7 @@ class Bench:
         self.metrics = CoordinatorMetrics()
         self.metrics.follow("digits", lambda: None)
         self.faults = list[BaseException]()
-        self.stored = list[ModelId]()
+        self.stored, self.verified = list[ModelId](), list[ModelId]()
         self.steps = Supervisor(None, Watchdogs(), event_logger("test"), threads=2)
         self._stores = list[SnapshotStore]()
 
@@ -90,6 +90,7 @@ class Bench:
                 wake=lambda: None,
                 fail=self.faults.append,
                 stored=self.stored.append,
+                verified=self.verified.append,
                 clock=self.clock,
             )
         )
@@ -229,11 +230,38 @@ def test_a_bug_is_told_to_the_actor_of_the_job(bench: Bench) -> None:
     assert isinstance(bench.faults[0], RuntimeError)
 
 
-def test_a_leader_that_begins_clears_away_what_it_took_back(bench: Bench) -> None:
-    blobs = MemoryBlobs()
+def test_checkpoint_that_a_leader_took_back_is_deleted_a_day_later(bench: Bench) -> None:
+    # leader 3             10 ── 20 ── 30
+    # leader at 1,000 s           └──── 25, a day later 26
+    blobs, epoch = MemoryBlobs(), unused_number(1000.0, 1)
     wrote(blobs, saved(10), saved(20), saved(30))
-    bench.store(blobs).put(saved(20, by=9), checkpoint=False)
-    until(lambda: finished(blobs) == [ModelId(3, 20), ModelId(3, 10)], "30 is gone")
+    store = bench.store(blobs)
+    store.put(saved(20, by=epoch), checkpoint=False)
+    until(lambda: store.age_s() == 100.0, "storage was looked at")
+    assert finished(blobs) == [ModelId(3, 30), ModelId(3, 20), ModelId(3, 10)]
+    store.put(saved(25, by=epoch), checkpoint=True)
+    until(lambda: store.all_uploaded, "it is uploaded")
+    assert finished(blobs) == [ModelId(epoch, 25), ModelId(3, 30), ModelId(3, 20)]
+    bench.clock.advance(TAKEN_BACK_S + 1)
+    store.put(saved(26, by=epoch), checkpoint=True)
+    until(lambda: store.all_uploaded, "it is uploaded")
+    assert finished(blobs) == [ModelId(epoch, 26), ModelId(epoch, 25)]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_checkpoint_counts_as_stored_once_it_was_read_back(bench: Bench, lie: Lie) -> None:
+    blobs = LyingBlobs()
+    store = bench.store(blobs)
+    store.put(saved(10), checkpoint=True)
+    until(lambda: bench.verified == [ModelId(3, 10)], "it was read back")
+    blobs.lie = lie
+    store.put(saved(20), checkpoint=True)
+    until(lambda: bench.failures() >= 1 or store.all_uploaded, "it was tried")
+    assert (ModelId(3, 20) in bench.verified) == store.all_uploaded
+    blobs.lie = None
+    until(lambda: bench.verified[-1] == ModelId(3, 20), "it was read back")
+    assert blobs.deleted == []
+    assert bench.faults == []
 
 
 # --- how old the newest one is -------------------------------------------------------------------
@@ -270,7 +298,8 @@ def test_without_object_storage_there_is_no_age(bench: Bench) -> None:
     store = bench.store(None)
     store.put(saved(10), checkpoint=True)
     assert store.age_s() is None
-    assert store.lasting() == []
+    assert store.lasting().found == []
+    assert "set DOLL_BLOBS" in store.lasting().said
 
 
 # --- what a candidate finds ----------------------------------------------------------------------
@@ -279,7 +308,7 @@ def test_without_object_storage_there_is_no_age(bench: Bench) -> None:
 def found(store: SnapshotStore) -> dict[int, bytes | str]:
     """Weights by version, or why they cannot be read."""
     told = dict[int, bytes | str]()
-    for stored in store.lasting():
+    for stored in store.lasting().found:
         try:
             told[stored.snapshot.made.version] = stored.trainer()
         except CorruptError as error:
@@ -296,6 +325,21 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(bench: Bench) -> No
     assert list(told) == [20, 10]
     assert str(told[20]).startswith("trainer.safetensors has 15 bytes of sha256")
     assert told[10] == b"weights of 3-10"
+
+
+def test_candidate_learns_where_storage_was_searched_and_what_was_there(bench: Bench) -> None:
+    blobs = LyingBlobs()
+    wrote(blobs, saved(10), saved(20))
+    blobs.put(part(blobs, 20, "manifest.json"), b"{")
+    store, where = bench.store(blobs), "memory (digits/checkpoints/)"
+    lasting = store.lasting()
+    assert lasting.said == f"{where} has 1 readable checkpoint, the newest 3-10"
+    assert list(lasting.torn) == [ModelId(3, 20)]
+    blobs.lie = "latest"
+    assert "`latest` does not parse: b'<html>" in store.lasting().said
+    blobs.lie = "page"
+    assert store.lasting().failed
+    assert store.lasting().said == f"{where}: the answer is no list"
 
 
 def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench: Bench) -> None:
@@ -398,7 +442,7 @@ def test_who_has_lost_the_lease_leaves_no_hot_snapshot_and_goes_on(bench: Bench)
 
     until(lambda: store.all_uploaded, "the checkpoint is there")  # by the audit it counts or not
     assert store.hot() == []
-    assert [each.snapshot for each in store.lasting()] == [saved.snapshot]
+    assert [each.snapshot for each in store.lasting().found] == [saved.snapshot]
 
 
 def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) -> None:
@@ -414,7 +458,7 @@ def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) ->
     store.put(SnapshotFile(snapshot, b""), checkpoint=True)
 
     until(lambda: store.all_uploaded, "it is there")
-    [found] = store.lasting()
+    [found] = store.lasting().found
     assert (found.snapshot.made, found.trainer()) == (made, data)
     assert blobs.names("digits/states/") == ["digits/states/2-7.safetensors"]
     offered = bench.board.offered_model()
@@ -434,5 +478,5 @@ def test_a_checkpoint_for_members_is_stored_as_they_copy_it_and_says_so(bench: B
     store.put(SnapshotFile(Snapshot(3, made, 9, 0, FIRST), b"numbers"), checkpoint=True, state=True)
     until(lambda: bench.stored == [made], "it is there")
     assert stored_state(CheckpointStore(blobs, "digits"), made) == b"numbers"
-    [found] = store.lasting()
+    [found] = store.lasting().found
     assert found.snapshot.stored == (made,)

@@ -88,7 +88,7 @@ class Tracked:
         snapshot = Snapshot(name.epoch, name, place, 0, claimed, samples=8, losses=(loss,))
         parts = to_parts(SnapshotFile(snapshot, b"weights"))
         self.store.save(name, parts, 100.0, samples=8, loss=loss)
-        self.store.keep(keep)
+        self.store.keep(keep, name)
 
     def losses(self) -> list[tuple[int, float]]:
         """What the server was told of the test set."""

@@ -22,6 +22,7 @@ from common.core.messages import (
     Batch,
     BatchReady,
     Broken,
+    CheckpointStored,
     Copy,
     Drifted,
     Evaluated,
@@ -171,6 +172,7 @@ audits = (
     | st.builds(Quarantined, counts, batches, texts, counts)
     | st.builds(Requeued, batches, names, finite)
     | st.builds(Replayed, batches, names, finite)
+    | st.builds(CheckpointStored, counts, counts)
     | st.builds(
         Evaluated,
         models,
