@@ -33,7 +33,8 @@ pytestmark = pytest.mark.kafka
 
 RECORDS = 6_000  # a transaction has 500
 KILLS = 3
-MANY = pytest.param(50, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])
+FEW = pytest.param(KILLS, marks=pytest.mark.timeout(240))
+MANY = pytest.param(50, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])
 
 
 def run_and_kill(start: Callable[[int], Child], log: Log, topic: str, kills: int = KILLS) -> str:
@@ -61,13 +62,12 @@ def records_in(log: Log, topic: str) -> list[LogRecord]:
     return list(records_of(log, Partition(topic, 0)))
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("kills", [KILLS, MANY])
+@pytest.mark.parametrize("kills", [FEW, MANY])
 def test_each_record_is_written_anew_once_however_often_the_command_is_killed(
     apache_kafka: ApacheKafka, tmp_path: Path, kills: int
 ) -> None:
     # Each record has letters of two jobs.
-    stream, fixed, count = f"replayed-{kills}", f"fixed-{kills}", max(RECORDS, 750 * kills)
+    stream, fixed, count = f"replayed-{kills}", f"fixed-{kills}", max(RECORDS, 550 * kills)
     command = (sys.executable, "-m", "services.cli", "dlq", "replay", stream)
     environ = {**os.environ, "DOLL_KAFKA": apache_kafka.settings.bootstrap}
 

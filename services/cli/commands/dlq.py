@@ -126,8 +126,9 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         read = read_of(replayer.letters(stream), log, job)
         # Their quarantine must end, too, where another job's replay has written their records.
         quarantined = [each for each in read.letters if each.is_batch and reason in each.reason]
-        left = [each for each in _chosen(read, reason, to) if each.is_batch]
-        records = [each for each in _chosen(read, reason, to) if not each.is_batch]
+        chosen = _chosen(read, reason, to)
+        left = [each for each in chosen if each.is_batch]
+        records = [each for each in chosen if not each.is_batch]
         written, came_back, cut = replayer.records(records, to, again=again)
         for name in sorted({each.job for each in quarantined if each.job}):
             if not _is_there(JobStore(log), name):  # its batches are not known any more
