@@ -52,7 +52,7 @@ SAID: dict[Lie, str] = {
     "half": "its weights are torn",
     "stale": "readable checkpoint",
     "late": "readable checkpoint",
-    "page": "no object of a bucket",
+    "page": "that is no list",
     "other": "of the bucket 'another'",
 }
 
