@@ -403,9 +403,9 @@ class Rounds:
         # it may still be at it.
         self._outrun = dict[WorkerId, Dispatch]()
         self._trial: Dispatch | None = None  # the newest order that only tries a worker
-        # What `relieve` found: when to look again, and whether a worker that becomes idle before
-        # will have something to do.
-        self._relief_at: float | None = None
+        # What `relieve` found: until when no order needs to be passed on, if none is given, and
+        # whether one would be as soon as enough workers are idle.
+        self._relief_at = -inf
         self._uneven = False
         self._begun = 0
         # Batches that gave no finite gradient since the last finite one of any batch.
@@ -593,32 +593,33 @@ class Rounds:
         Nobody is suspected for an order that was passed on, since nobody waits for it any more. A
         gradient counts whole or not at all, so all batches of an order are passed on, or none.
         """
-        self._relief_at, self._uneven = None, False
+        if not self._uneven and now < self._relief_at:
+            return ()  # which is so most of the times
         fastest_s = self._times.fastest_s()
+        self._relief_at, self._uneven = -inf, False
         if not fastest_s or len(live) < 2:
             return ()
         busy = {hand.worker for hand in (*self._hands, *self._late, *self._outrun.values())}
         idle = [worker for worker in live if worker not in busy]
         orders, due, suspects = list[Assignment](), inf, self._suspects.offsets
-        hands = self._hands
-        if idle:
-            hands = sorted(hands, key=lambda hand: -hand.left_s(now))
-        for hand in hands:
+        for hand in sorted(self._hands, key=lambda hand: -hand.left_s(now)):
             if suspects and not suspects.isdisjoint(hand.offsets):
                 continue  # a batch that may kill its worker is not given to a second one
-            each_s, shares = FASTER * (fastest_s + READ_BACK_S), None
-            needed_s = each_s * ceil(len(hand.offsets) / max(len(idle), 1))
-            if idle and hand.left_s(now) >= needed_s:
+            # The shortest time: all others are idle, and as fast as the fastest.
+            needed_s = FASTER * (fastest_s + READ_BACK_S) * ceil(len(hand.offsets) / len(live))
+            if hand.left_s(now) >= needed_s:
+                self._uneven = True  # each worker that becomes idle may change what is found here
+                if not idle:
+                    continue
                 shares = self._share_out(hand, idle)
                 needed_s = FASTER * max(end_s for _, end_s in shares.values())
-            if hand.left_s(now) < needed_s:
-                due = min(due, hand.usual_at + needed_s)
-            elif shares is None:
-                self._uneven = True
-            else:
-                orders += self._pass_on(hand, shares, now, version)
-                idle = [worker for worker in idle if worker not in shares]
-        self._relief_at = None if due == inf else max(due, now + READ_BACK_S)
+                if hand.left_s(now) >= needed_s:
+                    orders += self._pass_on(hand, shares, now, version)
+                    idle = [worker for worker in idle if worker not in shares]
+                    due = min(due, now + needed_s)  # by then these should be done
+                    continue
+            due = min(due, hand.usual_at + needed_s)
+        self._relief_at = max(due, now + READ_BACK_S)
         return tuple(orders)
 
     def _share_out(
@@ -670,6 +671,7 @@ class Rounds:
             worker, round_.number, offsets, version, deadline, len(offsets) == 1, usual_at
         )
         self._hands.append(hand)
+        self._relief_at = -inf
         squared = round_.settings.group_sizes is not None
         return Assignment(worker, tuple(batches), round_.synchrony.local_rate, squared)
 
@@ -817,8 +819,10 @@ class Rounds:
 
     def due(self) -> float | None:
         """Return when a deadline passes, or an idle worker may get a slower one's order."""
-        due = [hand.deadline for hand in self._hands]
-        return min(due if self._relief_at is None else [*due, self._relief_at], default=None)
+        if not self._hands:
+            return None
+        deadline = min([hand.deadline for hand in self._hands])
+        return min(deadline, self._relief_at) if self._relief_at > -inf else deadline
 
     def overdue(self, now: float) -> tuple[frozenset[WorkerId], tuple[Round, ...]]:
         """Ask others too for what is past its deadline.
