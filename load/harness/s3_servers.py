@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from contextlib import nullcontext
@@ -34,6 +35,7 @@ class S3Server:
     def __init__(self) -> None:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._writing = threading.Lock()
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it logs every request
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()

@@ -328,7 +328,11 @@ class SnapshotStore:
                 samples=saved.snapshot.samples,
                 loss=saved.snapshot.loss,
             )
-            self._checkpoints.verify(name)
+            try:
+                self._checkpoints.verify(name)
+            except CorruptError as error:
+                where = f"{told(name)} was written and cannot be read back"
+                raise CorruptError(f"{where}: {error}") from error
             self._log.info("checkpoint_written", epoch=name.epoch, version=name.version)
             self._verified(name)
             self._checkpoints.keep_states(saved.snapshot.stored or (), self._begun, self._clock())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -36,7 +35,6 @@ PAGE = 50  # names: as few as the server of the tests gives at once, where S3 gi
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The address of a moto server with one bucket, and credentials in the environment."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = S3Server()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ACCESS_KEY_ID", "test")
