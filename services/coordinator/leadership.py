@@ -124,7 +124,7 @@ class Leadership:
         # Of the control topic, and where it began; read once this replica leads.
         self._claims: tuple[LogPosition, TopicTail] | None = None
         self._found = dict[tuple[int, int, int], FoundSnapshot]()  # by rank
-        self._found_in: events.Source = "hot"
+        self._hot = frozenset[tuple[int, int, int]]()  # those that are only on the board, by rank
         # A trained hot snapshot that is not of this process's model, and why. Version 0 must not
         # take its place.
         self._other_model = ""
@@ -234,7 +234,8 @@ class Leadership:
             tail = self._follow_updates(read_from)
         updates = decoded_updates(tail.read_up_to(end)).records
         self._found = {stored.snapshot.rank: stored for stored in found}
-        self._found_in = source
+        kept_too = (each.snapshot.rank for each in lasting.found) if lasting else ()
+        self._hot = frozenset(self._found if source != "genesis" else ()) - frozenset(kept_too)
         kept = covered if source != "hot" else [max(covered, key=_rank)] if covered else []
         return events.SnapshotsFound(
             source,
@@ -364,7 +365,7 @@ class Leadership:
             if weights:
                 trainer.restore(weights)
         except CorruptError as error:
-            if self._found_in == "hot":  # anybody can write to the board
+            if snapshot.rank in self._hot:  # anybody can write to the board
                 if isinstance(error, OtherModelError) and snapshot.made != GENESIS:
                     self._other_model = f"{stored.title}: {error}"
                 self._log.warning("hot_snapshot_unreadable", reason=str(error))

@@ -136,7 +136,9 @@ def show(context: typer.Context, job: JobName) -> None:
     from common.jobs.store import encode_job
 
     record = system_of(context).job(job)
-    typer.echo(msgspec.json.format(encode_job(record), indent=2).decode())
+    # The secret that seals snapshots is for coordinators alone.
+    shown = encode_job(record._replace(seal=""))
+    typer.echo(msgspec.json.format(shown, indent=2).decode())
     if record.held:
         typer.echo(f"{job} is held: {_printable(record.reason)}", err=True)
         typer.echo(_printable(record.detail), err=True)

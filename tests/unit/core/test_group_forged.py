@@ -27,7 +27,7 @@ from common.core.messages import (
     WorkerId,
 )
 from tests.unit.core.examples import SAMPLES, A, B, C, of_kind
-from tests.unit.core.test_group import DIGEST, Group, Process, begun
+from tests.unit.core.test_group import DIGEST, OWN, Group, Process, begun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ def await_updates(group: Group, more: int) -> None:
         assert bench.now < until, f"no update: {bench.leader_status.group}"
         assert of_kind(bench.said, do.Hold) == []
         bench.announce(*group.of)
-        bench.see(*group.of, FORGER)
+        bench.see(*group.of, FORGER, digest=OWN)
         bench.tick(bench.now + STEP_S)
         group.settle()
         new = {w: each for w, each in group.of.items() if id(each.entered) not in entered}
@@ -157,7 +157,7 @@ def test_updates_go_on_whatever_is_forged_and_the_status_says_what_was_refused(c
     group.bench.announce(A, B, C)
     group.settle()
     forged = make(group)
-    group.bench.see(*group.of, FORGER)
+    group.bench.see(*group.of, FORGER, digest=OWN)
     group.bench.feed(events.RepliesRead((forged,)))
     group.bench.tick(group.bench.now + STEP_S)
 
@@ -172,7 +172,7 @@ def test_updates_go_on_whatever_is_forged_and_the_status_says_what_was_refused(c
 def test_a_forged_version_0_of_nobody_is_given_up_for_one_that_a_member_makes() -> None:
     group = Group(A, B)
     group.bench.lead()
-    group.bench.see(*group.of, FORGER)
+    group.bench.see(*group.of, FORGER, digest=OWN)
     group.bench.feed(events.RepliesRead((state(group, made=GENESIS, origin=1),)))
     await_updates(group, 2)
 
@@ -181,10 +181,10 @@ def test_a_worker_that_never_answers_is_left_out_and_the_status_says_so() -> Non
     group = begun(A, B)
     group.finish(A, B)
     group.read_back()
-    group.bench.see(*group.of, FORGER)
+    group.bench.see(*group.of, FORGER, digest=OWN)
     group.bench.feed(events.RepliesRead((state(group),)))
     for _ in range(int(2 * LIFETIME_S / STEP_S)):
-        group.bench.see(*group.of, FORGER)
+        group.bench.see(*group.of, FORGER, digest=OWN)
         group.bench.tick(group.bench.now + STEP_S)
         group.settle()
     status = group.bench.leader_status.group

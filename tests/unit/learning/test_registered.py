@@ -48,7 +48,7 @@ def message_of(row: dict[str, Any]) -> tuple[str, Any]:
     """A schema of Protobuf for such rows, and the class of its records."""
     file = FileDescriptorProto(name="rows.proto", syntax="proto3")
     message = file.message_type.add(name="Connection")
-    kinds = {str: "TYPE_STRING", bytes: "TYPE_BYTES", float: "TYPE_DOUBLE"}
+    kinds = {str: "TYPE_STRING", bytes: "TYPE_BYTES", int: "TYPE_DOUBLE", float: "TYPE_DOUBLE"}
     for number, (name, cell) in enumerate(row.items(), 1):
         kind = kinds[type(cell)]
         message.field.add(name=name, number=number, type=kind, label="LABEL_OPTIONAL")

@@ -226,7 +226,8 @@ def snapshot_of_another_model(bench: Bench, version: int) -> bytes:
     weights = np.frombuffer(own.weights(), np.float32)
     other = packed(msgspec.structs.replace(own.kind, layout=layout), weights, {})
     made = ModelId(snapshot.by, version)
-    return to_bytes(SnapshotFile(msgspec.structs.replace(snapshot, made=made), other))
+    saved = SnapshotFile(msgspec.structs.replace(snapshot, made=made), other)
+    return to_bytes(saved, bench.book.get(NAME).seal)
 
 
 def test_trained_hot_snapshot_of_another_model_holds_the_job_rather_than_version_0(
@@ -237,7 +238,8 @@ def test_trained_hot_snapshot_of_another_model_holds_the_job_rather_than_version
     epoch = from_bytes(other).snapshot.by
     batch = Batch(0, WorkerId("w1"), (Span("clinic-a", 0, 0, 2),), 2)
     update = UpdateApplied(epoch, 1, (batch,), 2, 1.0, number=1)
-    for replica in bench.both():
+    # The standby first: otherwise it leads as soon as the leader is gone.
+    for replica in reversed(bench.both()):
         replica.close()
     with closing(bench.log.writer()) as writer:
         writer.append(UPDATES.topic, encode_audit(update))
