@@ -174,8 +174,10 @@ def test_metric_without_a_value_holds_no_job_and_is_absent_from_its_updates(
     await_condition(job.drained, "everything is trained", patience_s=60.0)
     audit = job.audit()
     assert (audit.flaws, audit.quarantined, audit.trained) == ((), (), 400)
-    assert all(update.metrics == {"even": 1.0} for update in audit.updates)
-    assert sum(update.samples_with("even") for update in audit.updates) == 200
+    # The records of a partition are all even or all odd, so an update may have no even one.
+    some = [update for update in audit.updates if update.metrics]
+    assert all(update.metrics == {"even": 1.0} for update in some)
+    assert sum(update.samples_with("even") for update in some) == 200
 
 
 def test_rest_of_one_record_waits_for_another_where_the_network_has_batch_norm(
