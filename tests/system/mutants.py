@@ -398,7 +398,7 @@ MUTANTS = (
     ),
     Mutant(
         "a round waits while too much of the audit is not read back",
-        600,
+        1200,
         (
             Edit(
                 CORE + "leader.py",
