@@ -1,15 +1,17 @@
 """Rounds: updates in flight, each from its K batches to its K gradients.
 
-A gradient message counts whole or not at all: if and only if its batches wait in one round, none of
-them has been counted, and its weights are not too old for that round. So whatever comes twice, late
-or from a ghost, an update is made of exactly its batches. Who computes them does not matter, so
-work is handed out again freely.
+A gradient message counts whole or not at all. It counts if and only if all its batches wait in one
+round, none of them has been counted, and its weights are not too old for that round. So an update
+is made of exactly its batches, even if gradients arrive twice, late or from a worker that is
+believed dead. It does not matter which worker computes a batch, so the leader may reassign batches
+freely.
 
-What is too old is one rule. A round of base v, the oldest version that one of its gradients is
-taken at, and of staleness s must be applied while the newest version is at most v + s. `fits` says
-whether all rounds in flight can be, one after the other; it guards the three steps that could make
-that impossible: to begin a round, to apply another one before it, to count a gradient of older
-weights. With s = 0 that is one round in flight, all of it at the version before.
+One rule says which weights are too old. The base v of a round is the oldest version that one of its
+gradients was computed at. A round with base v and staleness s must be applied while the newest
+version is at most v + s. `fits` returns True if all rounds in flight can be applied in time, one
+after the other. It guards the three steps that could make this impossible: beginning a round,
+applying another round first, and counting a gradient of older weights. With s = 0 there is one
+round in flight, and all its gradients are computed at the version before it.
 """
 
 from __future__ import annotations
@@ -61,23 +63,29 @@ QUANTILE = 0.95  # of recent times: one slow gradient in twenty may cost a needl
 
 
 class GradientTimes:
-    """Times that gradients took: from them follow deadlines and who should compute what.
+    """Times that recent gradients took. Deadlines and the choice of workers depend on them.
 
     Args:
-        floor_s: Shortest deadline, and the whole of it while no time is known.
+        floor_s: Shortest deadline, in seconds. It is the deadline while no time is known.
     """
 
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s
-        self._recent = deque[float](maxlen=RECENT_TIMES)  # seconds per batch, of all workers
-        self._ordered = list[float]()  # the same in order; empty until it is needed
-        self._own = dict[WorkerId, deque[float]]()  # seconds per batch
-        self._usual = dict[WorkerId, float]()  # their medians, where they are believed
-        self._asked_at = dict[WorkerId, float]()  # of the last time or trial
-        self._fastest_s: float | None = None  # None until it is needed
+        # Seconds per batch, of all workers.
+        self._recent = deque[float](maxlen=RECENT_TIMES)
+        # The recent times, sorted. The list is empty until somebody needs it.
+        self._ordered = list[float]()
+        # Newest seconds per batch of each worker.
+        self._own = dict[WorkerId, deque[float]]()
+        # Median of a worker's own times. It is missing while a slow worker has too few of them.
+        self._usual = dict[WorkerId, float]()
+        # When a worker's last time was observed, or its last trial began.
+        self._asked_at = dict[WorkerId, float]()
+        # Usual time of the fastest worker, or None until somebody needs it.
+        self._fastest_s: float | None = None
 
     def observe(self, worker: WorkerId, seconds: float, batches: int, now: float) -> None:
-        """Learn that `batches` gradients, computed one after the other, took so many seconds."""
+        """Record that `batches` gradients, computed one after the other, took `seconds`."""
         each_s = seconds / max(batches, 1)
         self._recent.append(each_s)
         self._ordered.clear()
@@ -98,38 +106,38 @@ class GradientTimes:
         self._asked_at[worker] = now
 
     def forget(self, worker: WorkerId) -> None:
-        """Forget a worker that left or died: what returns under its name may be another machine."""
+        """Forget a worker that left or died, because another machine may reuse its name."""
         for known in (self._own, self._usual, self._asked_at):
             known.pop(worker, None)
         self._fastest_s = None
 
     def is_old(self, worker: WorkerId, now: float) -> bool:
-        """Return True if a worker's last time and its last trial are too long ago, or unknown."""
+        """Return True if a worker had no time and no trial for longer than `TRIED_AGAIN_S`."""
         return now - self._asked_at.get(worker, -inf) > TRIED_AGAIN_S
 
     def is_known(self, worker: WorkerId) -> bool:
-        """Return True if enough is known of a worker to judge it by its own times."""
+        """Return True if a worker has enough times to rate it by them."""
         return worker in self._usual
 
     def usual_s(self, worker: WorkerId) -> float:
-        """Return a worker's median time of a batch; the median of all where that is unknown."""
+        """Return a worker's median time per batch, or that of all workers if it is unknown."""
         usual_s = self._usual.get(worker)
         return self._share_s(0.5) if usual_s is None else usual_s
 
     def fastest_s(self) -> float:
-        """Return the usual time of the fastest worker; 0 while no time is known."""
+        """Return the usual time of the fastest worker, or 0 while no time is known."""
         if self._fastest_s is None:
             self._fastest_s = min(self._usual.values(), default=self._share_s(0.5))
         return self._fastest_s
 
     def _share_s(self, share: float) -> float:
-        """Return the time that this share of the recent gradients did not exceed; 0 if none."""
+        """Return the time that this share of recent gradients did not exceed, or 0 if none."""
         if not self._ordered:
             self._ordered = sorted(self._recent)
         return self._ordered[int(share * (len(self._ordered) - 1))] if self._ordered else 0.0
 
     def allowed_s(self, batches: int, attempt: int) -> float:
-        """Time for `batches` in one worker's hands, the `attempt`-th time (from 0)."""
+        """Return the time that a worker gets for `batches`; `attempt` counts from 0."""
         growth = GROWTH ** min(attempt, MOST_GROWTHS)
         return (self._floor_s + self._share_s(QUANTILE) * batches) * growth
 
@@ -588,10 +596,11 @@ class Rounds:
     def relieve(
         self, now: float, live: Collection[WorkerId], version: int
     ) -> tuple[Assignment, ...]:
-        """Give idle workers orders that are in slower hands: whichever gradient comes first counts.
+        """Give idle workers the batches of orders that slower workers have.
 
-        Nobody is suspected for an order that was passed on, since nobody waits for it any more. A
-        gradient counts whole or not at all, so all batches of an order are passed on, or none.
+        The gradient that arrives first counts. The leader waits no more for an order that it has
+        passed on, so it suspects none of its batches if the slower worker never answers. It passes
+        on all batches of an order or none, because a gradient counts whole or not at all.
         """
         if not self._uneven and now < self._relief_at:
             return ()  # which is so most of the times
@@ -862,10 +871,13 @@ class Rounds:
         fleet: _Fleet,
         now: float,
     ) -> WorkerId:
-        """Choose who computes a batch: its holder, unless another would have it done much sooner.
+        """Return the worker that should compute a batch.
 
-        Of those who were asked for it least. A holder whose time is not known any more gets it all
-        the same, if it has nothing else to do and no other worker is tried just now.
+        It is the batch's holder, unless another worker would be done with it much sooner or the
+        batch was assigned before. Otherwise it is, of the workers that were assigned this batch the
+        fewest times, the one that would be done first. A holder whose last time is old gets a batch
+        of its own that nobody had before, as a trial, although another worker would be done sooner.
+        It gets a trial only if it has no other batch and no other trial is under way.
         """
         asked = round_.asked.setdefault(batch.offset, [])
         times, free_s, full = self._times, fleet.free_s, fleet.full

@@ -1,24 +1,26 @@
 """A compacted topic as a dictionary that several processes change by compare-and-set.
 
 Each record carries a *number*: one more than the number of the record in force from which its
-writer made it. A reader takes the first record of a name, then each record with a higher number,
-and passes over all others. So of two records that were made from the same one, the first counts.
+writer made it. A reader takes the first record of a name, then each record with a higher number
+than the one in force. It ignores all others: they are *lost*. So of two records that were made from
+the same one, the first counts.
 
     offset   7         8          9          10
     number   4         5          5          6
     record   running   K = 8      paused     paused, K = 8
              counts    counts     is lost    counts: its writer has read offsets 8 and 9
 
-To a reader that has read every record, a higher number is one more: whoever writes a higher one has
-read all records in force. Compaction makes gaps, and does so within a prefix of the log: of each
-name it keeps the last record there, even a lost one. The next record that counts sets that right,
-since its number is higher than all before it. Therefore a lost record may not stay the last one of
-its name: `repair` writes the value in force once more. Compaction leaves each record alone for an
-hour, so the repair is there long before.
+For a reader of every record, a higher number is always exactly one more, because a writer of a
+higher number has read all records in force. Compaction makes gaps: in the part of the log that it
+has cleaned, it keeps only the last record of each name, even a lost one. The next record that
+counts puts such a reader right, since its number is higher than all before it. Until then the
+reader takes the lost record for the one in force. Therefore `repair` writes the value in force once
+more if a lost record stays the last one of its name. Compaction leaves each record alone for an
+hour, and the repair is done long before.
 
-A removed name keeps a record, because its numbers must not begin again. A record without a number,
-or without a value, is not ours and counts for nothing. A record that does not parse counts by its
-number and is logged: it may be of a later version, and must not stop others.
+A removed name keeps a record, because its numbers must not begin again. A record without a number
+or a value comes from another program and counts for nothing. A record that does not parse counts by
+its number and is logged: a later version may have written it, and it must not stop other names.
 """
 
 from __future__ import annotations
@@ -88,15 +90,16 @@ class _InForce(NamedTuple):
 
 
 class CompactedTable(Generic[T]):
-    """Reads and writes one such topic. May be shared between threads.
+    """Reads and writes one compacted topic. Threads may share a table.
 
     Args:
-        log: Where the topic is. The table creates the topic when it first needs it.
-        topic: Its name; the table uses partition 0 only.
+        log: Log that has the topic. The table creates the topic when it first needs it.
+        topic: Name of the topic; the table uses partition 0 only.
         decode: Reads an entry from key and value; raises WireError if they do not parse.
-        noun: Name of an entry in messages and in the log, and of the command of `doll`.
-        closed: True if a name is removed when its record in force does not parse; otherwise the
-            name keeps the entry that it had.
+        noun: Word for an entry in messages and log events. It is also the name of the `doll`
+            command for these entries.
+        closed: True if an entry is removed when its record in force does not parse. Otherwise the
+            previous entry stays.
         clock: Returns seconds since 1970.
     """
 

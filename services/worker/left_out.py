@@ -1,4 +1,4 @@
-"""Why the leader gives this worker no work: in the log, and for `doll job show`."""
+"""Reports why the leader gives this worker no work, in the log and for `doll job show`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ if TYPE_CHECKING:
     from common.ports.servers import Board
     from common.telemetry.logging import EventLogger
 
-AGAIN_S = 10.0  # between reports on the board
-TTL_S = 2.5 * AGAIN_S  # one report may be late
-HEAD_BYTES = 1 << 20  # first bytes of a hot snapshot: the layout of ten thousand tensors
+# Time between two reports in Redis.
+AGAIN_S = 10.0
+# Lifetime of a report in Redis: one report may be late.
+TTL_S = 2.5 * AGAIN_S
+# Number of bytes to read of a hot snapshot: enough for the layout of ten thousand tensors.
+HEAD_BYTES = 1 << 20
 
 
 class LeftOut:
-    """Reports that a worker's model is not the job's, and the first difference.
+    """Reports why the leader leaves a worker out, and how its model differs from the leader's.
 
     Args:
         worker: This worker's name.
         layout: Layout of this worker's model.
-        board: The job's.
-        logger: Bound to the job and the worker.
-        clock: Seconds that never go back.
+        board: Board of the job, in Redis.
+        logger: Logger bound to the job and the worker.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class LeftOut:
         self._again_at = float("-inf")
 
     def look(self, leader_status: LeaderStatus | None) -> None:
-        """Report what the leader says of this worker, if that is news or some time ago.
+        """Report the leader's reason if it is new, or if the last report is `AGAIN_S` old.
 
         Raises:
             OutsideError: If Redis is unavailable.
@@ -69,7 +72,7 @@ class LeftOut:
         self._board.put_unable(WORKER + self._worker, reason, TTL_S)
 
     def _difference(self, epoch: int) -> str:
-        """Return the first difference to the leader's model, if a hot snapshot shows it."""
+        """Return the first difference from the leader's model, or "" if no snapshot shows one."""
         for data in self._board.snapshots(epoch, HEAD_BYTES, whole=True):
             try:
                 head = from_head(data, HEAD_BYTES)

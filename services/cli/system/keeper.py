@@ -1,4 +1,4 @@
-"""Keeps the processes of one machine running: whatever ends is restarted after a pause."""
+"""Keeps the processes of one machine running: restarts each process that ends, after a pause."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from common.runtime.service import EXIT_USAGE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-LOOK_S = 0.2  # between looks at the processes
+# Time between two polls of the processes.
+LOOK_S = 0.2
 FIRST_PAUSE_S = 1.0
-# A start takes about a second of a processor, so a guest that always dies takes less than a tenth.
-# Longer pauses would keep all jobs waiting for the workers that one bad batch ends several times.
+# A start takes about 1 s of a processor. With this pause, a process that always dies takes less
+# than a tenth of a processor. A bad batch ends workers several times, and longer pauses would keep
+# all jobs waiting for these workers.
 LONGEST_PAUSE_S = 15.0
-# A life of this length ends a row of short lives: the next pause is the first one again.
+# A process that ran this long had no short life: the pause after it is `FIRST_PAUSE_S` again.
 LONG_LIFE_S = 60.0
-# Number of short lives in a row after which a process that all others need is given up. Their
-# pauses are 15 s together, so that a port or memory may become free again.
+# Number of short lives in a row after which an essential process is given up. The pauses between
+# them are 15 s together, in which a port or memory may become free.
 SHORT_LIVES = 5
-_SHOWN = 300  # characters of the last words, so that they fit into one line
+# Number of characters shown of a log's last line.
+_SHOWN = 300
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
 
@@ -44,7 +47,7 @@ class Kept(Protocol):
 
         Raises:
             UnavailableError: If the process does not start this time.
-            OSError: Likewise.
+            OSError: If the operating system does not start the process this time.
             DollError: If the process can never be started again.
         """
 
@@ -53,10 +56,10 @@ class Keeper:
     """Restarts one process whenever it ends, with a pause that doubles after each short life.
 
     Args:
-        kept: The process; it runs.
-        now: Present time in seconds, by any clock that never goes back.
-        essential: True if nothing on the machine works without the process. It is given up after
-            `SHORT_LIVES` short lives in a row.
+        kept: The process, already running.
+        now: Present time in seconds, by a monotonic clock.
+        essential: True if nothing on the machine works without the process. The keeper gives up
+            after `SHORT_LIVES` short lives in a row.
     """
 
     def __init__(self, kept: Kept, now: float, *, essential: bool = False) -> None:
@@ -72,7 +75,7 @@ class Keeper:
         """Restart the process if it has ended and its pause is over.
 
         Returns:
-            One line about a death that is new, otherwise nothing.
+            One line if the process was newly found dead, otherwise an empty string.
 
         Raises:
             DollError: If an essential process is given up, or cannot be restarted at all.
@@ -115,17 +118,17 @@ def keep(
     clock: Callable[[], float],
     sleep: Callable[[float], object],
 ) -> None:
-    """Look at all processes until `is_over`.
+    """Poll all processes every `LOOK_S` until `is_over` returns True.
 
     Args:
-        keepers: One for each process.
-        is_over: Asked before each look.
-        tell: Takes one line for each death.
-        clock: Gives the time in seconds; it never goes back.
+        keepers: One keeper for each process.
+        is_over: Called before each poll.
+        tell: Receives one line for each death.
+        clock: Returns the time in seconds, by a monotonic clock.
         sleep: Waits for a number of seconds.
 
     Raises:
-        DollError: See `Keeper.look`.
+        DollError: If an essential process is given up, or a process can never be restarted.
     """
     all_of_them = tuple(keepers)
     while not is_over():
@@ -136,12 +139,13 @@ def keep(
 
 
 def how_it_ended(code: int) -> str:
-    """Say how a process ended, by its exit code."""
+    """Return words for how a process ended, by its exit code."""
     if code >= 0:
         return f"ended with status {code}"
     try:
         return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal has no name
+    except ValueError:
+        # A real-time signal has no name.
         return f"was ended by signal {-code}"
 
 
