@@ -29,7 +29,7 @@ from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
 from common.ports.servers import Log, NewTopic
 from common.topics import names as topics
-from common.topics.table import CompactedTable, Unreadable, table_topic
+from common.topics.table import RESTORE, CompactedTable, Unreadable, table_topic
 
 if TYPE_CHECKING:
     from common.core.messages import LogPositions, Positions
@@ -478,6 +478,11 @@ class JobStore:
         """See `CompactedTable.repair`; for a process that may write the jobs topic."""
         self._book.repair()
 
+    @property
+    def missing(self) -> frozenset[str]:
+        """Jobs of which the jobs topic has no record any more, see `CompactedTable.missing`."""
+        return self._book.missing
+
     def close(self) -> None:
         """Let go of the reader."""
         self._book.close()
@@ -505,7 +510,7 @@ class JobStore:
         if isinstance(taken, JobRecord):
             raise ConflictError(
                 f'the name "{spec.name}" belongs to a job that is {taken.wanted}: choose another'
-                f" name, or make this one free with `doll job delete {spec.name} --purge`"
+                " name"
             )
         check_streams(spec, self._log)
         _check_group(spec)
@@ -550,8 +555,7 @@ class JobStore:
             if end > 0:
                 raise ConflictError(
                     f'the topic {place.topic} holds records of an earlier job "{spec.name}":'
-                    " choose another name, or make this one free with"
-                    f" `doll job delete {spec.name} --purge`"
+                    f" choose another name; if Kafka has lost that job's record, {RESTORE}"
                 )
         wanted = [*own, table_topic(topics.JOBS)]
         found = self._log.settings([topic.name for topic in wanted])

@@ -21,13 +21,18 @@ hour, and the repair is done long before.
 A removed name keeps a record, because its numbers must not begin again. A record without a number
 or a value comes from another program and counts for nothing. A record that does not parse counts by
 its number and is logged: a later version may have written it, and it must not stop other names.
+
+If somebody deletes the topic, a table keeps the entries that it has read, so that jobs continue. It
+reads the new topic from its first record. The entries of which the new topic has no record are
+*missing* until `restore` or `update` writes them.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from time import monotonic, time
 from typing import Generic, NamedTuple, TypeVar, cast
 
@@ -42,7 +47,7 @@ from common.errors import (
     UnknownTopicError,
     WireError,
 )
-from common.ports.servers import Bounds, Log, LogRecord, NewTopic, Tail
+from common.ports.servers import Bounds, Log, LogRecord, NewTopic, Tail, Writer
 from common.telemetry.logging import event_logger
 from common.topics.names import differences, remedy
 from common.topics.read import identified
@@ -66,6 +71,8 @@ _READ_S = 0.2
 _PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
 # Digits of a number: more than writers can ever reach one by one.
 _MOST_DIGITS = 15
+# Remedy if the topic has lost records.
+RESTORE = "bring the records back with `doll restore FILE`"
 # Each lost race has another winner: 20 in a row mean that some program writes in a loop.
 _ATTEMPTS = 20
 
@@ -82,8 +89,8 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-class _InForce(NamedTuple):
-    """The record of a name that counts."""
+class InForce(NamedTuple):
+    """The record of a name that counts; a removed name has the value `REMOVED`."""
 
     number: int
     value: bytes
@@ -127,7 +134,11 @@ class CompactedTable(Generic[T]):
         # True once the topic's settings were checked.
         self._looked = False
         self._entries = dict[str, T]()
-        self._in_force = dict[str, _InForce]()
+        self._in_force = dict[str, InForce]()
+        # Names that were entries before the topic was opened again, until a record of them is read.
+        self._remembered = set[str]()
+        # Names as `missing` last returned them.
+        self._missing = frozenset[str]()
         # Names whose last record is a lost one, with the time at which it was written or read.
         self._lost_since = dict[str, float]()
         self._unreadable = dict[str, Unreadable]()
@@ -152,6 +163,68 @@ class CompactedTable(Generic[T]):
         """Names whose newest record, as last read, does not parse."""
         with self._lock:
             return dict(self._unreadable)
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Names of entries of which the topic, as last read, has no record any more."""
+        with self._lock:
+            return self._missing
+
+    def in_force(self) -> dict[str, InForce]:
+        """Return the records that count as of now, by name, with those of removed names.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        with self._lock:
+            self._catch_up()
+            return dict(self._in_force)
+
+    def restore(self, records: Mapping[str, InForce], *, replace: bool) -> int:
+        """Write records of a backup, each with its number, and return once they count.
+
+        Records that the topic has already are left alone, so a restore that was interrupted can be
+        repeated.
+
+        Args:
+            records: Records by name.
+            replace: True to write a record even if the topic has another one of its name. The
+                written record then has the next number.
+
+        Returns:
+            Number of records that were written.
+
+        Raises:
+            ConflictError: If the topic has other records of these names; nothing is written then.
+                Or if somebody else writes these names now.
+            UnavailableError: If Kafka is unavailable for long; some records may be written then.
+        """
+        with self._lock:
+            self._catch_up()
+            now = self._in_force
+            new = {name: each for name, each in records.items() if now.get(name) != each}
+            taken = sorted(new.keys() & now.keys())
+            if taken and not replace:
+                raise ConflictError(
+                    f"{self._partition.topic} has other records of {', '.join(taken)}: nothing was"
+                    " written; --replace writes the records of the backup over them"
+                )
+            writes = dict[bytes, str]()
+            with closing(self._log.writer()) as writer:
+                for name, record in new.items():
+                    write = secrets.token_hex(8).encode()
+                    writes[write] = name
+                    number = record.number if name not in now else now[name].number + 1
+                    self._append(writer, name, number, write, record.value)
+                if not writer.flush(_PATIENCE_S):
+                    raise UnavailableError("Kafka did not confirm all records: restore again")
+            counts = self._catch_up()
+            lost = sorted(name for write, name in writes.items() if not counts.get(write))
+            if lost:
+                raise ConflictError(
+                    f"others wrote {', '.join(lost)} meanwhile: stop them and restore again"
+                )
+            return len(new)
 
     def refresh(self, timeout_s: float) -> dict[str, T]:
         """Wait up to `timeout_s` for news, then return all entries as known by then.
@@ -239,7 +312,7 @@ class CompactedTable(Generic[T]):
                 self._open = None
                 self._whole = False
 
-    def _put(self, name: str, made_from: _InForce | None, value: bytes | None) -> bool:
+    def _put(self, name: str, made_from: InForce | None, value: bytes | None) -> bool:
         """Append a record made from the one in force; True if it counts, False if it lost.
 
         Raises:
@@ -247,15 +320,9 @@ class CompactedTable(Generic[T]):
         """
         write = secrets.token_hex(8).encode()
         number = 1 if made_from is None else made_from.number + 1
-        headers = ((NUMBER, b"%d" % number), (WRITE, write))
         writer = self._log.writer()
         try:
-            writer.append(
-                self._partition.topic,
-                REMOVED if value is None else value,
-                key=name.encode(),
-                headers=headers,
-            )
+            self._append(writer, name, number, write, REMOVED if value is None else value)
             if not writer.flush(_PATIENCE_S):
                 raise self._unknown_fate(name, "Kafka did not confirm it")
             counts = self._catch_up().get(write)
@@ -266,6 +333,10 @@ class CompactedTable(Generic[T]):
         if counts is None:
             raise self._unknown_fate(name, "it cannot be read back")
         return counts
+
+    def _append(self, writer: Writer, name: str, number: int, write: bytes, value: bytes) -> None:
+        headers = ((NUMBER, b"%d" % number), (WRITE, write))
+        writer.append(self._partition.topic, value, key=name.encode(), headers=headers)
 
     def _repair(self, name: str) -> None:
         """Write the value in force of a name once more, unless its last record counts by now."""
@@ -302,6 +373,7 @@ class CompactedTable(Generic[T]):
                 news.setdefault(write, counts)
             tail = self._tail()
         self._whole = True
+        self._look_for_missing()
         return news
 
     def _take(self, timeout_s: float) -> list[tuple[bytes, bool]]:
@@ -311,21 +383,39 @@ class CompactedTable(Generic[T]):
         except (ExpiredError, TruncatedError):  # it is not the topic any more that was read
             self._begin_anew()
             return []
-        except UnknownTopicError as error:  # deleted: what was read counts until there is more
-            self.close()
+        except UnknownTopicError as error:
+            self._begin_anew()
             raise UnavailableError(str(error)) from error
         news = [(dict(record.headers).get(WRITE, b""), self._fold(record)) for record in records]
         if news:
+            self._look_for_missing()
             self._tell()
         return news
 
     def _begin_anew(self) -> None:
-        """Forget what was read: what counts is what is there."""
+        """Read the topic from its first record again; an entry stays until its record is read."""
         self.close()
-        self._entries.clear()
+        self._remembered |= self._entries.keys()
         self._in_force.clear()
         self._lost_since.clear()
         self._unreadable.clear()
+
+    def _look_for_missing(self) -> None:
+        """Log once which entries the topic has no records of, when that changes."""
+        missing = frozenset(self._remembered) if self._whole else self._missing
+        if missing == self._missing:
+            return
+        self._missing = missing
+        topic = self._partition.topic
+        if missing:
+            _log.error(
+                f"{self._noun}_records_missing",
+                topic=topic,
+                names=sorted(missing),
+                remedy=RESTORE,
+            )
+        else:
+            _log.info(f"{self._noun}_records_found", topic=topic)
 
     def _tell(self) -> None:
         """Wake whoever waits for news."""
@@ -372,7 +462,8 @@ class CompactedTable(Generic[T]):
         if record.value is None or number is None:
             self._reject(record, "it has no number or no value: another program wrote it")
         elif in_force is None or number > in_force.number:
-            self._in_force[name] = _InForce(number, record.value)
+            self._in_force[name] = InForce(number, record.value)
+            self._remembered.discard(name)
             self._lost_since.pop(name, None)
             self._enter(name, record, record.value)
             return True

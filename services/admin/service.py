@@ -64,7 +64,9 @@ class Service:
         self.histories = Limiter("reading a job", HISTORIES_AT_ONCE, READ_S)
         self.tasks = Limiter("checking a task", TASKS_AT_ONCE, CHECK_S)
         self.questions = Limiter("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
-        self.metrics = ApiMetrics(lambda: self.streams, self._shown_jobs)
+        self.metrics = ApiMetrics(
+            lambda: self.streams, self._shown_jobs, lambda: self.stores.missing
+        )
         self.watchdog = Watchdog(what="the event loop")
         self._lock = threading.Lock()
         self._log: Log | None = None

@@ -18,6 +18,8 @@ from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError
 from common.jobs.store import JobRecord, JobStore
 from common.telemetry.logging import Outage, event_logger
+from common.topics import names as topics
+from common.topics.table import RESTORE
 
 if TYPE_CHECKING:
     from common.ports.servers import Log
@@ -45,6 +47,7 @@ class Stores:
         jobs: All of them, by name.
         unreadable: Records of jobs that do not parse, by their keys.
         keys: Who may come in.
+        missing: Number of jobs and of keys of which Kafka has no record any more, by topic.
         fault: Why this process cannot go on; None: it can.
 
     Args:
@@ -67,12 +70,18 @@ class Stores:
         self.jobs: Mapping[str, JobRecord] = {}
         self.unreadable: Mapping[str, Unreadable] = {}
         self.keys = Keys(())
+        self.missing: Mapping[str, int] = {topics.JOBS: 0, topics.KEYS: 0}
         self.fault: Exception | None = None
 
     @property
     def unread(self) -> str:
-        """Why the last fold is not the newest; empty: it is."""
-        return self._away or ("" if self._read else "jobs and keys are still being read")
+        """Why the last fold is not the newest or not in Kafka any more; empty: it is."""
+        if self._away or not self._read:
+            return self._away or "jobs and keys are still being read"
+        lost = [f"{topic} ({count})" for topic, count in self.missing.items() if count]
+        if not lost:
+            return ""
+        return f"Kafka has lost records that were here, of {' and '.join(lost)}: {RESTORE}"
 
     def start(self) -> None:
         """Begin to follow, unless that has begun or ended."""
@@ -164,6 +173,7 @@ class Stores:
         jobs.repair()
         keys.repair()
         self.unreadable = jobs.unreadable
+        self.missing = {topics.JOBS: len(jobs.missing), topics.KEYS: len(keys.missing)}
         self._away = ""
         self._take(NEWS_S)
 

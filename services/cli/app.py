@@ -19,6 +19,7 @@ from common.errors import DollError, OutsideError, UserError
 from services.cli import exits
 from services.cli.commands import (
     audit,
+    backup,
     dlq,
     job,
     join,
@@ -132,6 +133,8 @@ app.command()(up)
 app.command()(produce.produce)
 app.command()(join.join)
 app.command()(audit.audit)
+app.command()(backup.backup)
+app.command()(backup.restore)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.add_typer(dlq.app, name="dlq")

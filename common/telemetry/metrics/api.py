@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.telemetry.metrics import catalogue
@@ -32,13 +32,18 @@ class ApiMetrics:
     Args:
         streams_open: Asked at each scrape.
         jobs: Likewise; those that are not stopped, as far as they are known.
+        missing: Returns the number of entries of which a topic has no record any more, by topic.
     """
 
     def __init__(
-        self, streams_open: Callable[[], int], jobs: Callable[[], Iterable[ShownJob]]
+        self,
+        streams_open: Callable[[], int],
+        jobs: Callable[[], Iterable[ShownJob]],
+        missing: Callable[[], Mapping[str, int]],
     ) -> None:
         self.meters = Meters("admin")
         self._jobs = jobs
+        self._missing = missing
         self.meters.registry.register(self)
         self._requests = self.meters.counter(catalogue.API_REQUESTS)
         self._seconds = self.meters.histogram(catalogue.API_SECONDS)
@@ -69,7 +74,10 @@ class ApiMetrics:
             quarantined.add_metric([shown.job], shown.quarantined)
             expired.add_metric([shown.job], shown.expired)
             lost.add_metric([shown.job], shown.lost)
-        yield from (state, lag, skipped, quarantined, expired, lost)
+        missing = self.meters.family(catalogue.RECORDS_MISSING)
+        for topic, count in self._missing().items():
+            missing.add_metric([topic], count)
+        yield from (state, lag, skipped, quarantined, expired, lost, missing)
 
 
 _OF_JOBS = (

@@ -459,6 +459,13 @@ API_SECONDS = _api.histogram(
     "method",
     buckets=SECONDS[:-1],
 )
+RECORDS_MISSING = _api.gauge(
+    "doll_records_missing",
+    "jobs or keys",
+    "Jobs (doll.jobs) or API keys (doll.keys) that the admin service has read earlier and of which"
+    " the topic has no record any more.",
+    "topic",
+)
 API_STREAMS = _api.gauge("doll_api_streams_open", "streams", "Of events, open now.")
 JOB_STATE = _admin.gauge(
     "doll_job_state",

@@ -323,7 +323,7 @@ def delete(
         system.delete(job)
         typer.echo(
             f"job {job} is deleted: its topics in Kafka and its checkpoints stay, and its name is"
-            f" taken; `doll job delete {job} --purge` removes them and makes it free"
+            " taken"
         )
         return
     if not yes:
@@ -333,7 +333,7 @@ def delete(
     typer.echo(f"the name {job} is free")
     _list_remains("removed", removed)
     if removed.kept:
-        typer.echo(f"`doll job delete {job} --purge` tries again to remove what was not")
+        typer.echo("give the same command again to remove the rest")
 
 
 def _list_remains(done: str, remains: RemainsAnswer) -> None:

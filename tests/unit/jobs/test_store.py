@@ -267,7 +267,7 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 5])
-def test_a_reader_of_a_topic_that_was_cut_or_created_anew_begins_anew(
+def test_reader_of_a_topic_that_was_cut_or_created_again_reads_it_from_its_start(
     log: MemoryLog, others: int
 ) -> None:
     late, book = JobStore(log), JobStore(log)
@@ -281,7 +281,9 @@ def test_a_reader_of_a_topic_that_was_cut_or_created_anew_begins_anew(
     log.recreate(JOBS.topic)
     for number in range(others):
         write(log, JOBS.topic, b"garbage", b"%d" % number)
-    assert late.read() == {}
+    assert late.read()["digits"].wanted == "running"
+    assert late.missing == {"digits"}
+    assert JobStore(log).read() == {}
 
 
 def test_a_refresh_never_tells_of_a_part_of_the_topic(log: MemoryLog) -> None:
@@ -297,7 +299,8 @@ def test_a_refresh_never_tells_of_a_part_of_the_topic(log: MemoryLog) -> None:
     write(log, topics.JOBS, None, key=b"letters")
     assert watcher.refresh(0.0)["digits"].wanted == "stopped"
     log.recreate(JOBS.topic)
-    assert watcher.refresh(0.0) == {}
+    assert watcher.refresh(0.0)["digits"].wanted == "stopped"
+    assert watcher.missing == {"digits"}
 
 
 class RacingLog(MemoryLog):

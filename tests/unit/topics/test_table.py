@@ -25,6 +25,7 @@ from common.topics.table import (
     NUMBER,
     REPAIR_S,
     CompactedTable,
+    InForce,
     table_topic,
 )
 
@@ -595,3 +596,120 @@ def test_the_topic_leaves_records_alone_for_an_hour(log: MemoryLog, clock: Manua
     table_of(log, clock).read()
     assert log.settings([TOPIC])[TOPIC]["min.compaction.lag.ms"] == "3600000"
     assert table_topic(TOPIC).settings["cleanup.policy"] == "compact"
+
+
+def test_entries_of_a_deleted_topic_stay_and_are_missing_until_they_are_restored(
+    log: MemoryLog, clock: ManualClock
+) -> None:
+    # table     a b          a b, both missing     a b
+    # topic     a1 b1 b2     (created again)       a1 b2
+    table = table_of(log, clock)
+    for name, value in (("a", "1"), ("b", "1"), ("b", "2")):
+        table.update(name, lambda _, value=value: (value,), encode)
+    saved = table.in_force()
+    log.recreate(TOPIC)
+
+    assert table.read() == {"a": ("1",), "b": ("2",)}
+    assert table.missing == {"a", "b"}
+    assert table_of(log, clock).read() == {}
+
+    assert table_of(log, clock).restore(saved, replace=False) == 2
+    assert table.read() == table_of(log, clock).read() == {"a": ("1",), "b": ("2",)}
+    assert table.missing == set()
+    assert table_of(log, clock).in_force() == saved
+    table.update("b", lambda _: ("3",), encode)
+    assert table_of(log, clock).in_force()["b"].number == saved["b"].number + 1
+
+
+def test_entries_stay_where_the_deleted_topic_is_not_there_yet(
+    log: MemoryLog, clock: ManualClock
+) -> None:
+    table = table_of(log, clock)
+    table.update("a", lambda _: ("1",), encode)
+    log.delete_topic(TOPIC)
+    with pytest.raises(UnavailableError):
+        table.refresh(0.0)
+    assert table.refresh(0.0) == {"a": ("1",)}
+    assert table.missing == {"a"}
+
+
+def test_a_record_of_a_new_topic_counts_before_what_a_table_remembers(
+    log: MemoryLog, clock: ManualClock
+) -> None:
+    # A service that remembers number 3 and one that starts now agree on the restored number 1.
+    table = table_of(log, clock)
+    table.update("a", lambda _: ("1",), encode)
+    saved = table.in_force()
+    table.update("a", lambda _: ("2",), encode)
+    table.update("a", lambda _: ("3",), encode)
+    log.recreate(TOPIC)
+    table_of(log, clock).restore(saved, replace=False)
+    assert table.read() == table_of(log, clock).read() == {"a": ("1",)}
+
+
+def test_an_update_of_a_missing_entry_writes_it(log: MemoryLog, clock: ManualClock) -> None:
+    table = table_of(log, clock)
+    table.update("a", lambda _: ("1",), encode)
+    log.recreate(TOPIC)
+    table.read()
+    table.update("a", lambda entry: (*(entry or ()), "2"), encode)
+    assert table_of(log, clock).read() == {"a": ("1", "2")}
+    assert table.missing == set()
+
+
+def test_a_restore_refuses_other_records_unless_they_are_to_be_replaced(
+    log: MemoryLog, clock: ManualClock
+) -> None:
+    table = table_of(log, clock)
+    table.update("a", lambda _: ("1",), encode)
+    table.update("b", lambda _: ("1",), encode)
+    saved = table.in_force()
+    assert table.restore(saved, replace=False) == 0
+    table.update("a", lambda _: ("2",), encode)
+    other = table_of(log, clock)
+    with pytest.raises(ConflictError, match="has other records of a: nothing was written"):
+        other.restore(saved, replace=False)
+    assert other.read()["a"] == ("2",)
+    assert other.restore(saved, replace=True) == 1
+    assert table.read() == table_of(log, clock).read() == {"a": ("1",), "b": ("1",)}
+
+
+def test_a_restore_of_a_removed_name_keeps_it_removed(log: MemoryLog, clock: ManualClock) -> None:
+    table = table_of(log, clock)
+    table.update("a", lambda _: ("1",), encode)
+    table.update("a", lambda _: None, lambda _: None)
+    saved = table.in_force()
+    log.recreate(TOPIC)
+    assert table_of(log, clock).restore(saved, replace=False) == 1
+    assert table.read() == {}
+    table.update("a", lambda _: ("2",), encode)
+    assert table_of(log, clock).in_force()["a"].number == saved["a"].number + 1
+
+
+def test_a_restore_beside_another_writer_says_so(clock: ManualClock) -> None:
+    # The other one's record of the same name arrives between the look and the write.
+    saved = {NAME: InForce(3, encode(("saved",)))}
+
+    class Interrupted(MemoryLog):
+        interrupts = False
+
+        def writer(
+            self,
+            *,
+            waits: bool = True,
+            max_bytes: int = 1 << 20,
+            on_ready: Callable[[], None] | None = None,
+        ) -> MemoryWriter:
+            if self.interrupts:
+                self.interrupts = False
+                with self.anyway():
+                    self.append(TOPIC, 0, NAME.encode(), encode(("other",)), ((NUMBER, b"9"),))
+            return super().writer(waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+
+    log = Interrupted(clock)
+    table = table_of(log, clock)
+    table.read()
+    log.interrupts = True
+    with pytest.raises(ConflictError, match="others wrote thing meanwhile"):
+        table.restore(saved, replace=False)
+    assert table_of(log, clock).read() == {NAME: ("other",)}

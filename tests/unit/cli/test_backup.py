@@ -1,0 +1,101 @@
+"""`doll backup` and `doll restore`: jobs and keys survive the loss of their topics."""
+
+from __future__ import annotations
+
+import json
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.api.keys import KeyStore
+from common.jobs.store import JobStore
+from common.topics import names as topics
+from services.cli import exits
+from tests.unit.cli.test_job import submitted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import World
+
+
+JOB = "digits"
+
+
+def lose(world: World) -> None:
+    for topic in (topics.JOBS, topics.KEYS):
+        world.log.recreate(topic)
+
+
+def test_jobs_and_keys_are_restored_as_they_were(world: World, tmp_path: Path) -> None:
+    submitted(world)
+    file = tmp_path / "backup.json"
+    world.run("key", "create", "page", "--role", "viewer")
+    world.run("key", "create", "gone", "--role", "viewer")
+    world.run("key", "revoke", "gone")
+    job, keys = JobStore(world.log).get(JOB), KeyStore(world.log).read()
+
+    saved = world.run("backup", str(file)).stdout
+    assert saved == f"{file} has 1 records of doll.jobs and 2 records of doll.keys\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    lose(world)
+    told = world.run("restore", str(file)).stdout
+    assert told == "doll.jobs: 1 records restored\ndoll.keys: 2 records restored\n"
+
+    assert JobStore(world.log).get(JOB) == job
+    assert KeyStore(world.log).read() == keys
+    assert world.run("restore", str(file)).stdout.count(": 0 records restored") == 2
+
+
+def test_a_restore_over_another_job_of_the_name_needs_replace(world: World, tmp_path: Path) -> None:
+    submitted(world)
+    file = str(tmp_path / "backup.json")
+    world.run("backup", file)
+    JobStore(world.log).want(JOB, "paused", "later")
+    refused = world.run("restore", file, code=exits.REFUSED)
+    assert f"doll.jobs has other records of {JOB}" in refused.stderr
+    assert JobStore(world.log).get(JOB).wanted == "paused"
+    world.run("restore", file, "--replace")
+    assert JobStore(world.log).get(JOB).wanted == "running"
+
+
+def test_an_empty_topic_is_not_saved_over_a_good_backup(world: World, tmp_path: Path) -> None:
+    submitted(world)
+    file = tmp_path / "backup.json"
+    world.run("backup", str(file))
+    good = file.read_bytes()
+    lose(world)
+    refused = world.run("backup", str(file), code=exits.REFUSED)
+    assert "there is nothing to save" in refused.stderr
+    assert file.read_bytes() == good
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"null", b"[]", b"{", b"\xff", b'{"format":2}', b"[" * 100_000),
+        *(
+            json.dumps({"format": 1, "saved_s": 0, "topics": {"doll.jobs": each}}).encode()
+            for each in (None, 5, {"topic_id": "", "settings": {}, "records": {"a": {"number": 1}}})
+        ),
+        json.dumps(
+            {
+                "format": 1,
+                "saved_s": 0,
+                "topics": {"clicks": {"topic_id": "", "settings": {}, "records": {}}},
+            }
+        ).encode(),
+    ],
+)
+def test_another_file_is_refused(world: World, tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "other.json"
+    file.write_bytes(content)
+    assert "is no backup of DOLL" in world.run("restore", str(file), code=exits.REFUSED).stderr
+
+
+def test_files_that_cannot_be_read_or_written_are_named(world: World, tmp_path: Path) -> None:
+    submitted(world)
+    missing = tmp_path / "missing" / "backup.json"
+    assert "cannot be read" in world.run("restore", str(missing), code=exits.REFUSED).stderr
+    assert "cannot be written" in world.run("backup", str(missing), code=exits.REFUSED).stderr
