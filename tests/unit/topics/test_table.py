@@ -604,8 +604,9 @@ def test_entries_of_a_deleted_topic_stay_and_are_missing_until_they_are_restored
     # table     a b          a b, both missing     a b
     # topic     a1 b1 b2     (created again)       a1 b2
     table = table_of(log, clock)
-    for name, value in (("a", "1"), ("b", "1"), ("b", "2")):
-        table.update(name, lambda _, value=value: (value,), encode)
+    table.update("a", lambda _: ("1",), encode)
+    table.update("b", lambda _: ("1",), encode)
+    table.update("b", lambda _: ("2",), encode)
     saved = table.in_force()
     log.recreate(TOPIC)
 
