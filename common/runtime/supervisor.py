@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from common.errors import DollError
 from common.runtime.schedule import Schedule
+from common.telemetry.logging import SETTLED_S
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
 
 if TYPE_CHECKING:
@@ -181,6 +182,8 @@ class Supervisor:
         self._schedule = Schedule[Supervised]()
         self._running = set[Supervised]()
         self._crowded = False
+        # Time at which long turns last took all threads but one.
+        self._crowded_at = 0.0
         self._closed = False
         self._changed = threading.Condition(threading.Lock())  # guards what is above and below
         self._timed = list[float]()  # until when threads wait that do not wait for a wake-up alone
@@ -332,12 +335,14 @@ class Supervisor:
             self._log.error("job_not_closed", job=job.name, reason=_told(error), exc_info=error)
 
     def _notice_crowd(self, now: float) -> None:
-        """Tell when long turns have taken all threads but one, and when that is over."""
+        """Log when long turns take all threads but one, and when they have not for `SETTLED_S`."""
         long = [job for job in self._running if now - job.turn_at >= LONG_S]
-        crowded = len(long) >= len(self._threads) - 1 > 0
-        if crowded == self._crowded:
+        crowded, before = len(long) >= len(self._threads) - 1 > 0, self._crowded
+        if crowded:
+            self._crowded_at = now
+        self._crowded = crowded or (before and now - self._crowded_at < SETTLED_S)
+        if self._crowded == before:
             return
-        self._crowded = crowded
         if crowded:
             jobs = ", ".join(sorted(job.name for job in long))
             self._log.warning("turns_crowded", threads=len(self._threads), long_turns_of=jobs)

@@ -236,7 +236,7 @@ SETTLED_S = 3.0  # of quiet end an outage: Kafka's client tries again, and compl
 
 
 class Outage:
-    """Trouble with one server: logged when it begins, changes and ends, not each time it is met.
+    """Trouble with one server: logged when it begins and when it ends, whatever its errors say.
 
     Args:
         what: The server: its events are `<what>_unavailable` and `<what>_recovered`.
@@ -249,25 +249,25 @@ class Outage:
         self._logger = logger
         self._away, self._back = f"{what}_unavailable", f"{what}_recovered"
         self._clock = clock
-        self._reason = ""
+        self._lasts = False
         self._met_at = 0.0
 
     def met(self, error: Exception) -> None:
         """The server did not answer."""
         self._met_at = self._clock()
-        if str(error) != self._reason:
-            self._reason = str(error)
-            self._logger.warning(self._away, reason=self._reason)
+        if not self._lasts:
+            self._lasts = True
+            self._logger.warning(self._away, reason=str(error))
 
     def over(self) -> None:
         """The server answered."""
-        if self._reason:
-            self._reason = ""
+        if self._lasts:
+            self._lasts = False
             self._logger.info(self._back)
 
     def quiet(self) -> None:
         """Nothing was heard, not of trouble either, as where a reader's server is unavailable."""
-        if self._reason and self._clock() - self._met_at >= SETTLED_S:
+        if self._lasts and self._clock() - self._met_at >= SETTLED_S:
             self.over()
 
 

@@ -16,7 +16,7 @@ from time import monotonic
 import pytest
 
 from common.errors import CorruptError, UnavailableError
-from common.runtime.supervisor import Actor, Fault, Make, Patience, Supervised, Supervisor
+from common.runtime.supervisor import LONG_S, Actor, Fault, Make, Patience, Supervised, Supervisor
 from common.telemetry.logging import event_logger, line_formatter
 from common.telemetry.metrics.meters import Meters
 from common.telemetry.metrics.serving import Watchdogs
@@ -350,6 +350,40 @@ def test_a_turn_that_hangs_stops_nobody_and_makes_the_process_ill() -> None:
     release.set()
     assert house.supervisor.close(PATIENCE_S)
     assert house.watchdogs.complaint() == ""
+
+
+def test_long_turns_that_come_again_and_again_are_logged_once() -> None:
+    # digits   long | long | long      (less than SETTLED_S apart)
+    # other         |      |
+    clock = ManualClock()
+    house = _House(threads=2, clock=clock)
+    hanging, release = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Hangs(_Script):
+        def turn(self) -> float | None:
+            hanging.release()
+            assert release.acquire(timeout=PATIENCE_S)
+            return super().turn()
+
+    long, other = Hangs(), _Script()
+    hangs = house.supervisor.begin("digits", making(long))
+    job = house.supervisor.begin("other", making(other))
+    turns(other, 1)
+    for _ in range(3):
+        assert hanging.acquire(timeout=PATIENCE_S)
+        clock.advance(LONG_S)
+        job.wake()
+        turns(other, 1)
+        release.release()
+        turns(long, 1)
+        job.wake()
+        turns(other, 1)
+        hangs.wake()
+    release.release()
+    events = [line["event"] for line in house.told()]
+    assert events.count("turns_crowded") == 1
+    assert events.count("turns_free") == 0
+    assert house.supervisor.close(PATIENCE_S)
 
 
 def test_a_slow_turn_is_counted_and_the_longest_named() -> None:
