@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FRESH_S = 3.0  # an answer counts for so long
 PATIENCE_S = 3.0
+# Time after which the key that a check has written to Redis expires.
+PROBE_S = 10.0
 _NOBODY = "readyz"  # what is looked for, and is not there
 
 
@@ -124,7 +126,8 @@ class Servers:
         return ""
 
     def _redis(self) -> str:
-        self._board.get_leader_status()
+        # Redis that is full, or has become a replica, answers reads and refuses writes.
+        self._board.put_unable("admin", "readiness check", PROBE_S)
         return ""
 
     def _storage(self) -> str:

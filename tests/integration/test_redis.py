@@ -10,7 +10,11 @@ import pytest
 import redis
 
 from common.core.messages import LeaderStatus, ModelId, TriggerId, UpdateTrigger
+from common.errors import UnavailableError
+from common.runtime.connect import connect, open_log
 from common.wire import messages as wire
+from services.admin.checks import Servers
+from tests.contract.test_board_failover import REFUSALS
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
@@ -127,3 +131,20 @@ def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Re
     admin.set(keys + "lease", "somebody who never gives it back")
     goes_on(cluster, "a lease that does not run out")
     assert_each_record_counts_once(cluster, 3000)
+
+
+@pytest.mark.parametrize("refusal", ["a replica", "out of memory", "too few replicas"])
+def test_readiness_names_a_redis_that_answers_reads_and_refuses_writes(
+    settings: Settings, admin: redis.Redis, refusal: str
+) -> None:
+    servers = Servers(connect(settings), lambda: open_log(settings), lambda: "")
+    ask = servers.asked()["redis"]
+    try:
+        assert ask() == ""
+        REFUSALS[refusal].begin(admin)
+        with pytest.raises(UnavailableError):
+            ask()
+    finally:
+        REFUSALS[refusal].end(admin)
+    await_condition(lambda: ask() == "", "it is well again")
+    servers.close()
