@@ -141,9 +141,10 @@ class PublishModel(msgspec.Struct, frozen=True, gc=False):
 
 
 class PostTrigger(msgspec.Struct, frozen=True, gc=False):
-    """Post a trigger on the board."""
+    """Post a trigger on the board, in another stream than before if `moves` is true."""
 
     trigger: UpdateTrigger
+    moves: bool = False
 
 
 class PutLeaderStatus(msgspec.Struct, frozen=True, gc=False):

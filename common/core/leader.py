@@ -677,6 +677,7 @@ class Leader:
         number, version = TriggerId(self._epoch, self._triggers), self._made.version
         awaits, group = self._rounds.awaits(version), self._aggregation.orders(number)
         model = self.model if group is UNSET else ModelId(self._epoch, group.made.version)
+        moves, self._rounds.unanswered = self._rounds.unanswered, False
         return do.PostTrigger(
             UpdateTrigger(
                 number,
@@ -685,7 +686,8 @@ class Leader:
                 unsettled=self.unsettled,
                 awaits=UNSET if awaits == version else awaits,
                 group=group,
-            )
+            ),
+            moves,
         )
 
     def _begin(self, now: float, live: frozenset[WorkerId]) -> bool:

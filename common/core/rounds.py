@@ -416,6 +416,9 @@ class Rounds:
         self._relief_at = -inf
         self._uneven = False
         self._begun = 0
+        # True if an order was not answered even in the longest time. Its worker may wait behind an
+        # entry of the stream of triggers that Redis has lost, so the next trigger moves.
+        self.unanswered = False
         # Batches that gave no finite gradient since the last finite one of any batch.
         self.not_finite = set[int]()
 
@@ -843,9 +846,15 @@ class Rounds:
         if late:
             self._hands = [hand for hand in self._hands if hand.deadline > now]
             self._late += late
+            self.unanswered |= any(map(self._is_unanswered, late))
         of = {hand.round for hand in late}
         rounds = tuple(round_ for number, round_ in self._rounds.items() if number in of)
         return frozenset(hand.worker for hand in late), rounds
+
+    def _is_unanswered(self, hand: Dispatch) -> bool:
+        """Return True if one of an order's batches has had the longest time."""
+        asked = self._rounds[hand.round].asked
+        return any(len(asked.get(offset, ())) > MOST_GROWTHS for offset in hand.offsets)
 
     def settle(self, offset: int) -> Batch | None:
         """Take a batch out for good (quarantine); None if it waits in no round."""

@@ -286,8 +286,8 @@ class Effects:
 
     def _do(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:  # noqa: C901, PLR0912, PLR0915 -- one case per command
         match command:
-            case do.PostTrigger(trigger):
-                self._post(trigger)
+            case do.PostTrigger(trigger, moves):
+                self._post(trigger, moves=moves)
             case do.AddGradient(number, Gradient() as gradient):
                 self.trainer.add(number, gradient.vector, gradient.samples)
             case do.Apply(number, update, learning_rate, measured):
@@ -358,8 +358,8 @@ class Effects:
             case do.Finish():
                 self._finish(command)
 
-    def _post(self, trigger: UpdateTrigger) -> None:
-        """Post a trigger; where something is in its way, in a stream that nobody knows yet."""
+    def _post(self, trigger: UpdateTrigger, *, moves: bool) -> None:
+        """Post a trigger, in a new stream if it moves or if something there keeps it out."""
         weights = bytes(self.trainer.weights()) if self._travels_inside else None
         trigger = msgspec.structs.replace(
             trigger,
@@ -373,13 +373,14 @@ class Effects:
             since, changes = self._changed
             trigger = msgspec.structs.replace(trigger, since=since, changes=changes)
             self._changed = _UNCHANGED  # whoever misses this trigger fetches the whole
-        if self._board.post_trigger(trigger, self._triggers):
+        if not moves and self._board.post_trigger(trigger, self._triggers):
             return
         self._triggers = token_hex(8)
+        kept_out = "in the stream of before are triggers of a later leader, or forged ones"
         self._log.warning(
             "triggers_moved",
             to=self._triggers,
-            reason="in the stream of before are triggers of a later leader, or forged ones",
+            reason="a worker does not answer" if moves else kept_out,
         )
         self._board.post_trigger(trigger, self._triggers)
         if self._leader_status is not None:

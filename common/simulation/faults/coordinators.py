@@ -293,12 +293,12 @@ class SimulatedCoordinator:
                 if whole or not world.scenario.changes:
                     self._viewed = model, self._token
                     world.put_model(model, self._token, MODELS_KEPT)
-            case do.PostTrigger(trigger):
+            case do.PostTrigger(trigger, moves):
                 if world.scenario.changes and self._viewed[0] != trigger.model:
                     trigger = self._told(trigger)
                 orders = {o.worker: [b.offset for b in o.batches] for o in trigger.orders}
                 world.say(f"{self.name} orders {tuple(trigger.model)}", orders)
-                self._post(trigger)
+                self._post(trigger, moves=moves)
             case do.PutLeaderStatus(leader_status):
                 self._put_leader_status(leader_status)
             case do.AddGradient(number, Gradient() as gradient):
@@ -442,9 +442,9 @@ class SimulatedCoordinator:
         self.world.changes[trigger.model] = before, self._token
         return replace(trigger, since=since, changes=b"")
 
-    def _post(self, trigger: UpdateTrigger) -> None:
-        """Post a trigger; where a later one keeps it out, in a stream that nobody knows yet."""
-        if self.world.post(trigger, self._triggers):
+    def _post(self, trigger: UpdateTrigger, *, moves: bool) -> None:
+        """Post a trigger, in a new stream if it moves or if a later trigger keeps it out."""
+        if not moves and self.world.post(trigger, self._triggers):
             return
         self._triggers = f"{self.name} {next(self.world.serial)}"
         self.world.post(trigger, self._triggers)

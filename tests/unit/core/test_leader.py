@@ -22,6 +22,7 @@ from common.core.messages import (
     TriggerId,
     WorkerLeaving,
 )
+from common.core.rounds import GROWTH, MOST_GROWTHS
 from common.core.scores import BINS
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition, Partition
@@ -233,6 +234,25 @@ def test_what_is_overdue_is_asked_of_others_with_the_model() -> None:
     said = bench.tick(0.5)
     assert asked(said) == {A: [1], B: [0]}
     assert of_kind(said, do.PublishModel) == [do.PublishModel(bench.model)]
+
+
+def test_trigger_moves_once_an_order_is_not_answered_in_the_longest_time() -> None:
+    # The worker may wait behind a forged trigger that Redis has lost since.
+    bench = leading(QUIET, A)
+    bench.announce(A, A)
+    moved, now = list[bool](), 0.0
+    for _ in range(MOST_GROWTHS + 2):
+        now += QUIET.deadline_floor_s * GROWTH**MOST_GROWTHS
+        moved.append(the(bench.tick(now), do.PostTrigger).moves)
+    assert moved == [False] * MOST_GROWTHS + [True] * 2
+
+
+def test_trigger_stays_in_its_stream_while_failures_come_back() -> None:
+    bench = leading(QUIET, A)
+    bench.announce(A, A)
+    for _ in range(3 * MOST_GROWTHS):
+        said = bench.feed(events.RepliesRead((Failed(A, bench.model, (0,), "unreadable"),)))
+        assert not any(each.moves for each in of_kind(said, do.PostTrigger))
 
 
 def test_a_missing_model_is_published_again() -> None:

@@ -243,6 +243,18 @@ def test_a_leader_whose_triggers_are_kept_out_goes_on_in_another_stream_and_tell
     assert [trigger.id for trigger in heard] == [TriggerId(3, 1), TriggerId(3, 2)]
 
 
+def test_trigger_that_moves_is_in_another_stream_that_the_status_names(bench: Bench) -> None:
+    found = bench.have_weights()
+    bench.carry_out(do.Begin(3, found.snapshots[0]))
+    bench.carry_out(do.PutLeaderStatus(LeaderStatus(3, 0, {}, 0, 0, 1, {})))
+    bench.carry_out(do.PostTrigger(UpdateTrigger(TriggerId(3, 1), ModelId(3, 0), ())))
+    bench.carry_out(do.PostTrigger(UpdateTrigger(TriggerId(3, 2), ModelId(3, 0), ()), moves=True))
+    leader_status = bench.board.get_leader_status()
+    assert leader_status is not None
+    heard = bench.board.triggers(TriggerId(-1, 0), 1.0, leader_status.triggers)
+    assert [trigger.id for trigger in heard] == [TriggerId(3, 2)]
+
+
 def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
     bench.have_weights()
     trainer, update = bench.effects.trainer, UpdateApplied(3, 1, (), 1, 0.0)
