@@ -33,6 +33,7 @@ __all__ = [
     "OutsideError",
     "RecordTooLargeError",
     "RecreatedError",
+    "SchemaAwayError",
     "TaskMissingError",
     "TruncatedError",
     "UnavailableError",
@@ -61,6 +62,20 @@ class GroupError(UnavailableError):
     def __init__(self, message: str, unreachable: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
         self.unreachable = unreachable
+
+
+class SchemaAwayError(UnavailableError):
+    """The schema registry gives no schema at the moment.
+
+    Args:
+        message: The reason, for the log.
+        status: Heartbeat status of a worker that waits for the schema: see
+            `liveness.MISSING_SCHEMA`.
+    """
+
+    def __init__(self, message: str, status: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class UnknownTopicError(OutsideError):

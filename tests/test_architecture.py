@@ -55,7 +55,8 @@ HOMES = {  # a client library has one home
     "uvicorn": ("services/admin/", "services/serve/"),
     "psutil": ("common/adapters/local/table.py",),
     "httpx2": (
-        *("common/adapters/kafka/registry.py", "common/adapters/mlflow.py"),
+        *("common/adapters/bounded_http.py", "common/adapters/kafka/registry.py"),
+        "common/adapters/mlflow.py",
         *("common/public/doll/", "services/admin/oidc.py", "services/cli/system/"),
     ),
     "pyarrow": ("services/cli/commands/parquet.py",),

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.errors import OutsideError
+from common.core.liveness import WAITING
+from common.errors import DollError, UnavailableError
 from common.telemetry.logging import EventLogger, Outage
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class SchemaFinder:
         self._codec = codec
         self._schemas = schemas
         self._outage = Outage(logger, "schema_registry")
-        self.away = False  # what was wanted last could not be had
+        # Heartbeat status that says why the last schema is missing. Empty: none is missing.
+        self.missing = ""
         self._clock = clock
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards what follows
@@ -87,8 +89,9 @@ class SchemaFinder:
                 for number in wanted:
                     self._learn(number)
                     self._outage.over()
-                    self.away = False
-            except OutsideError as error:
-                self._outage.met(error)
-                self.away = True
+                    self.missing = ""
+            except Exception as error:  # noqa: BLE001 -- without this thread, the worker would wait for ever
+                fault = UnavailableError(f"{type(error).__name__}: {error}")
+                self._outage.met(error if isinstance(error, DollError) else fault)
+                self.missing = getattr(error, "status", WAITING)
                 self._closed.wait(RETRY_S)
