@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import httpx2
 import msgspec
 
-from common.adapters.bounded_http import BoundedClient, decoded
 from common.errors import NotFoundError, UnavailableError, UserError, WireError
+from common.http.client import BoundedClient, decoded
 from common.ports.tracking import ModelVersion, Run
 
 if TYPE_CHECKING:

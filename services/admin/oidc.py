@@ -21,8 +21,8 @@ from joserfc import jwt
 from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 
-from common.adapters.bounded_http import BoundedClient, decoded
 from common.errors import OutsideError, UnavailableError, UserError, WireError
+from common.http.client import BoundedClient, decoded
 from services.admin.limiter import Limiter
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import httpx2
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -224,8 +225,8 @@ FIELDS = st.sampled_from(["schema", "schemaType", "references", "error_code", "m
 @settings(max_examples=100)
 @given(st.sampled_from([200, 400, 404, 500]), JSON | st.dictionaries(FIELDS, JSON))
 def test_any_json_is_a_schema_or_none_or_an_outage(status: int, body: object) -> None:
-    answer = httpx2.Response(status, content=module.msgspec.json.encode(body))
-    MOCKED._http._http._transport = httpx2.MockTransport(lambda _: answer)  # type: ignore[assignment]  # noqa: SLF001
+    answer = httpx2.Response(status, content=msgspec.json.encode(body))
+    MOCKED._http._http._transport = httpx2.MockTransport(lambda _: answer)  # noqa: SLF001
     try:
         found = MOCKED.schema(7)
     except SchemaAwayError:

@@ -109,7 +109,6 @@ class InstanceMetadata:
             body = response.read(_LONGEST)
             if late.is_set():
                 raise TimeoutError("timed out")
-            return response.status, body
         except (OSError, HTTPException) as error:
             if isinstance(error, OSError) or late.is_set():
                 told = "timed out" if late.is_set() else error
@@ -117,6 +116,8 @@ class InstanceMetadata:
                 raise UnavailableError(reason) from error
             reason = f"{self._authority} is no metadata service: {type(error).__name__}"
             raise OutsideError(reason) from error
+        else:
+            return response.status, body
         finally:
             deadline.cancel()
             connection.close()

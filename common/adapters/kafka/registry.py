@@ -12,10 +12,10 @@ import httpx2
 import msgspec
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
-from common.adapters.bounded_http import BoundedClient, decoded
 from common.core.liveness import REGISTRY_LATE, REGISTRY_REFUSES, REGISTRY_UNREACHABLE, WAITING
 from common.core.schemas import Reference, Schema, SchemaKind
 from common.errors import SchemaAwayError, UserError, WireError
+from common.http.client import BoundedClient, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,8 +77,9 @@ class ConfluentRegistry:
         self._properties = properties
         try:  # Confluent's client checks the properties, and loads the certificates.
             client = SchemaRegistryClient(dict(properties))._rest_client  # noqa: SLF001 -- sends no request
-            options = {"verify": client.verify, "auth": client.auth, "proxy": client.proxy}
-            self._http = BoundedClient(ANSWER_S, **options)
+            self._http = BoundedClient(
+                ANSWER_S, verify=client.verify, auth=client.auth, proxy=client.proxy
+            )
         except (OSError, TypeError, ValueError) as error:
             raise UserError(f"DOLL_SCHEMA_REGISTRY_*: {error}") from error
         self._urls = client.base_urls

@@ -29,6 +29,9 @@ CONNECT_S = 5.0
 ANSWER_S = 120.0  # a simulation takes as long as the service's settings let it
 AGAIN_S = (0.2, 1.0)  # waits before a request is sent again; `Retry-After` may make them longer
 LONGEST_S = 5.0  # of these waits
+# Bounds of one answer. A model takes as long as its file does on a slow line.
+ANSWER_BYTES, WHOLE_ANSWER_S = 1 << 26, 240.0
+MODEL_BYTES, WHOLE_MODEL_S = 1 << 36, 3600.0
 STREAM_S = 45.0  # without a byte: the service sends one every 15 s
 
 _REFUSED: dict[int, type[UserError]] = {404: NotFoundError, 409: ConflictError}
@@ -48,6 +51,34 @@ class _Problem(msgspec.Struct):
 
 
 _PROBLEM = msgspec.json.Decoder(_Problem)
+
+
+class _Bounded(httpx2.SyncByteStream):
+    """The content of an answer, up to a size and a time on the monotonic clock."""
+
+    def __init__(
+        self,
+        content: httpx2.SyncByteStream | httpx2.AsyncByteStream,
+        longest: int,
+        until: float,
+    ) -> None:
+        self._content = content
+        self._longest = longest
+        self._until = until
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for part in self._content:  # type: ignore[union-attr]  # of a synchronous client
+            size += len(part)
+            if size > self._longest:
+                raise OutsideError(f"the answer exceeds {self._longest:,} bytes")
+            if time.monotonic() > self._until:
+                raise UnavailableError("the answer was not complete in time; try again")
+            yield part
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._content.close()  # type: ignore[union-attr]  # likewise
 
 
 class Connection:
@@ -84,6 +115,7 @@ class Connection:
         *,
         parameters: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
+        model: bool = False,
     ) -> httpx2.Response:
         """Ask, and get the answer if it is a success, or 304.
 
@@ -91,18 +123,25 @@ class Connection:
         one whose answer was lost or a fault of the service, if it may come twice: a GET, or one
         with an `Idempotency-Key`.
 
+        Args:
+            method: `GET`, `POST`, `PATCH` or `DELETE`.
+            path: Behind the service's URL.
+            body: Optional. JSON.
+            parameters: Optional. The query.
+            headers: Optional. Headers beside the key.
+            model: True if the answer is a model's file, which may be large.
+
         Raises:
             UserError: If it is refused: by field where the service names fields.
-            OutsideError: If the service cannot be reached or has a fault.
+            OutsideError: If the service cannot be reached, has a fault, or its answer exceeds a
+                bound.
         """
         sent = dict(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
         twice = method == "GET" or "Idempotency-Key" in sent
         for wait_s in (*AGAIN_S, None):
             try:
                 with self._told(path):
-                    answer = self._http.request(
-                        method, path, content=body, params=parameters, headers=sent
-                    )
+                    answer = self._whole(method, path, body, parameters, sent, model=model)
             except UnavailableError as error:
                 unsent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
                 if wait_s is None or not (twice or unsent):
@@ -143,7 +182,7 @@ class Connection:
         """
         try:
             return decoder.decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise self.strange(error) from error
 
     def strange(self, why: Exception | str) -> OutsideError:
@@ -153,6 +192,33 @@ class Connection:
     def close(self) -> None:
         """Let go of the service."""
         self._http.close()
+
+    def _whole(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        parameters: Mapping[str, str | int] | None,
+        headers: Mapping[str, str],
+        *,
+        model: bool,
+    ) -> httpx2.Response:
+        """Return an answer with its content.
+
+        Raises:
+            httpx2.TransportError: If the service cannot be reached.
+            OutsideError: If the content is too large, or not complete in time.
+        """
+        longest, within_s = (
+            (MODEL_BYTES, WHOLE_MODEL_S) if model else (ANSWER_BYTES, WHOLE_ANSWER_S)
+        )
+        until = time.monotonic() + within_s
+        with self._http.stream(
+            method, path, content=body, params=parameters, headers=headers
+        ) as answer:
+            answer.stream = _Bounded(answer.stream, longest, until)
+            answer.read()
+            return answer
 
     @contextmanager
     def _told(self, path: str) -> Iterator[None]:
@@ -168,7 +234,7 @@ class Connection:
         status = answer.status_code
         try:
             problem = _PROBLEM.decode(answer.content)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             problem = _Problem()
         detail = problem.detail or f"HTTP {status} {answer.reason_phrase}"
         if status == 401:
