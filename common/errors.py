@@ -28,16 +28,18 @@ __all__ = [
     "FutureFormatError",
     "GivenError",
     "GroupError",
+    "LateError",
     "NotFoundError",
     "OtherModelError",
     "OutsideError",
     "RecordTooLargeError",
     "RecreatedError",
-    "SchemaAwayError",
+    "RefusedError",
     "TaskMissingError",
     "TruncatedError",
     "UnavailableError",
     "UnknownTopicError",
+    "UnreachableError",
     "UserError",
     "WireError",
 ]
@@ -64,18 +66,16 @@ class GroupError(UnavailableError):
         self.unreachable = unreachable
 
 
-class SchemaAwayError(UnavailableError):
-    """The schema registry gives no schema at the moment.
+class LateError(UnavailableError):
+    """A server did not answer in time."""
 
-    Args:
-        message: The reason, for the log.
-        status: Heartbeat status of a worker that waits for the schema: see
-            `liveness.MISSING_SCHEMA`.
-    """
 
-    def __init__(self, message: str, status: str) -> None:
-        super().__init__(message)
-        self.status = status
+class UnreachableError(UnavailableError):
+    """There is no connection to a server."""
+
+
+class RefusedError(UnavailableError):
+    """A server does not accept our credentials, until a person changes that."""
 
 
 class UnknownTopicError(OutsideError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-import httpx2
 import msgspec
 
 from common.errors import NotFoundError, UnavailableError, UserError, WireError
@@ -18,6 +17,8 @@ from common.ports.tracking import ModelVersion, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    import httpx2
 
     from common.ports.tracking import Metric, RunStatus
 
@@ -129,7 +130,8 @@ class MlflowServer:
         self._url = url.rstrip("/")
         self._clock = clock
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = BoundedClient(answer_s, transport, headers=headers, auth=user)
+        self._name = f"MLflow at {self._url}"
+        self._http = BoundedClient(self._name, answer_s, transport, headers=headers, auth=user)
 
     def begin(
         self,
@@ -204,7 +206,7 @@ class MlflowServer:
             if not page:
                 return found
         raise UserError(
-            f"MLflow at {self._url} has more than {PAGES} pages of versions of {model}: register"
+            f"{self._name} has more than {PAGES} pages of versions of {model}: register"
             " another model"
         )
 
@@ -247,7 +249,7 @@ class MlflowServer:
         if found is None or found.lifecycle_stage != "active":
             state = "no" if found is None else f"only a {found.lifecycle_stage}"
             raise NotFoundError(
-                f'MLflow at {self._url} has {state} experiment "{name}": make it, or name another'
+                f'{self._name} has {state} experiment "{name}": make it, or name another'
                 " in tracking.experiment"
             )
         return found.experiment_id
@@ -283,19 +285,13 @@ class MlflowServer:
             UnavailableError: If there is none, or a fault of the server's.
             UserError: If it is refused, or what answers is no MLflow.
         """
-        try:
-            status, answer = self._http.ask(
-                method,
-                f"{self._url}/api/2.0/mlflow/{path}",
-                content=body,
-                params=parameters,
-                headers={} if body is None else {"Content-Type": "application/json"},
-            )
-        except httpx2.InvalidURL as error:
-            raise UserError(f"DOLL_MLFLOW: {self._url} is no URL: {error}") from error
-        except httpx2.HTTPError as error:
-            told = str(error) or type(error).__name__
-            raise UnavailableError(f"MLflow at {self._url} does not answer: {told}") from error
+        status, answer = self._http.ask(
+            method,
+            f"{self._url}/api/2.0/mlflow/{path}",
+            content=body,
+            params=parameters,
+            headers={} if body is None else {"Content-Type": "application/json"},
+        )
         if not 200 <= status < 300:
             raise self._refused(path, status, answer)
         try:
@@ -304,7 +300,7 @@ class MlflowServer:
             raise UserError(self._stranger(f"does not answer {path} as MLflow does")) from error
 
     def _refused(self, path: str, status: int, answer: bytes) -> UserError | UnavailableError:
-        where = f"MLflow at {self._url}"
+        where = self._name
         if status in (401, 403):
             return UserError(
                 f"{where} does not let us in (status {status}): set DOLL_MLFLOW_TOKEN, or"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 
-from common.errors import WireError
+from common.errors import LateError, UnavailableError, UnreachableError, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -31,6 +31,7 @@ class BoundedClient:
     """Client of one server; may be shared between threads.
 
     Args:
+        name: Of the server, in errors.
         answer_s: Seconds until an answer must be complete.
         transport: Optional. If unset, the network.
         options: Further arguments of `httpx2.AsyncClient`.
@@ -38,11 +39,12 @@ class BoundedClient:
 
     def __init__(
         self,
+        name: str,
         answer_s: float,
         transport: httpx2.AsyncBaseTransport | None = None,
         **options: Any,  # noqa: ANN401 -- of another library
     ) -> None:
-        self._answer_s = answer_s
+        self._name, self._answer_s = name, answer_s
         self._loop = _loop()
         self._http = httpx2.AsyncClient(timeout=answer_s, transport=transport, **options)
         # A compressed answer could be a thousand times larger than what the server sends.
@@ -60,9 +62,9 @@ class BoundedClient:
             The status and the body.
 
         Raises:
-            httpx2.TimeoutException: If the answer is not complete in time.
-            httpx2.HTTPError: If the server cannot be reached, or its answer is too large.
-            httpx2.InvalidURL: If the address makes no sense.
+            LateError: If the answer is not complete in time.
+            UnreachableError: If there is no connection, or it breaks.
+            UnavailableError: If the answer is too large, or compressed.
         """
         body = bytearray()
         try:
@@ -71,15 +73,18 @@ class BoundedClient:
                 self._http.stream(method, url, **request) as answer,
             ):
                 if answer.headers.get("Content-Encoding", "identity") != "identity":
-                    raise httpx2.DecodingError("the answer is compressed")
+                    raise UnavailableError(f"{self._name} compresses its answer")
                 async for part in answer.aiter_bytes():
                     body += part
                     if len(body) > ANSWER_BYTES:
-                        raise httpx2.DecodingError(f"the answer exceeds {ANSWER_BYTES:,} bytes")
-        except TimeoutError as error:
-            raise httpx2.ReadTimeout(f"no complete answer in {self._answer_s:g} s") from error
-        except UnicodeError as error:
-            raise httpx2.InvalidURL(f"the address is not valid: {error}") from error
+                        raise UnavailableError(
+                            f"{self._name} answers with more than {ANSWER_BYTES:,} bytes"
+                        )
+        except (TimeoutError, httpx2.TimeoutException) as error:
+            raise LateError(f"{self._name} did not answer in {self._answer_s:g} s") from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
+            why = str(error) or type(error).__name__
+            raise UnreachableError(f"{self._name} cannot be reached: {why}") from error
         return answer.status_code, bytes(body)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:

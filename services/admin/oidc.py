@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
-import httpx2
 import msgspec
 from joserfc import jwt
 from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
@@ -26,6 +25,8 @@ from common.http.client import BoundedClient, decoded
 from services.admin.limiter import Limiter
 
 if TYPE_CHECKING:
+    import httpx2
+
     from common.api.keys import Role
     from common.config.settings import Settings
 
@@ -44,10 +45,8 @@ LEEWAY_S = 30  # that clocks differ
 _LONGEST_NAME = 100
 _LATEST_S = 1e11  # since 1970, in the year 5138
 # What `joserfc` raises for bytes that are no token or no key, beside errors of its own.
-_MALFORMED = (
-    *(JoseError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError),
-    *(ValueError, WireError),
-)
+_BUILT_IN = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
+_MALFORMED = JoseError, WireError, *_BUILT_IN
 
 T = TypeVar("T")
 
@@ -123,7 +122,8 @@ class Issuer:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._http = BoundedClient(PATIENCE_S, transport)
+        self._name = f"the OpenID Connect issuer {settings.oidc_issuer}"
+        self._http = BoundedClient(self._name, PATIENCE_S, transport)
         self._turns = Limiter("signing in", SIGN_INS, 2 * PATIENCE_S)
         self._lock = asyncio.Lock()
         self._known: _Known | None = None
@@ -278,6 +278,9 @@ class Issuer:
                 raise UnavailableError(str(self._away))
             return self._known
 
+    def _granted(self, url: str, form: dict[str, str]) -> _Granted:
+        return self._http.submit(self._answer("POST", url, _GRANTED, form)).result()
+
     async def _read(self) -> _Known:
         """Read what it says of itself, and its keys.
 
@@ -311,12 +314,7 @@ class Issuer:
             UserError: If the issuer refuses.
             UnavailableError: If it is unavailable.
         """
-        try:
-            status, body = await self._http.answer(method, url, data=form)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise UnavailableError(
-                f"the OpenID Connect issuer {self._settings.oidc_issuer} is unavailable: {error}"
-            ) from error
+        status, body = await self._http.answer(method, url, data=form)
         if form is not None and 400 <= status < 500:
             raise UserError("the OpenID Connect issuer did not take this sign-in: sign in again")
         if status != 200:
@@ -327,7 +325,4 @@ class Issuer:
             raise self._strange(error) from error
 
     def _strange(self, what: object) -> UnavailableError:
-        return UnavailableError(
-            f"the OpenID Connect issuer {self._settings.oidc_issuer} does not say what it should:"
-            f" {what}"
-        )
+        return UnavailableError(f"{self._name} does not say what it should: {what}")

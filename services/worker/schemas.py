@@ -7,8 +7,13 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.core.liveness import WAITING
-from common.errors import DollError, UnavailableError
+from common.core.liveness import (
+    REGISTRY_LATE,
+    REGISTRY_REFUSES,
+    REGISTRY_UNREACHABLE,
+    WAITING,
+)
+from common.errors import DollError, LateError, RefusedError, UnavailableError, UnreachableError
 from common.telemetry.logging import EventLogger, Outage
 
 if TYPE_CHECKING:
@@ -18,6 +23,11 @@ if TYPE_CHECKING:
 RETRY_S = 1.0
 # So long an id of which the registry had no schema counts as none, before it is asked again.
 ABSENT_S = 30.0
+_STATUSES: dict[type[Exception], str] = {
+    LateError: REGISTRY_LATE,
+    RefusedError: REGISTRY_REFUSES,
+    UnreachableError: REGISTRY_UNREACHABLE,
+}
 
 
 class SchemaFinder:
@@ -93,5 +103,5 @@ class SchemaFinder:
             except Exception as error:  # noqa: BLE001 -- without this thread, the worker would wait for ever
                 fault = UnavailableError(f"{type(error).__name__}: {error}")
                 self._outage.met(error if isinstance(error, DollError) else fault)
-                self.missing = getattr(error, "status", WAITING)
+                self.missing = _STATUSES.get(type(error), WAITING)
                 self._closed.wait(RETRY_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -29,9 +29,9 @@ CONNECT_S = 5.0
 ANSWER_S = 120.0  # a simulation takes as long as the service's settings let it
 AGAIN_S = (0.2, 1.0)  # waits before a request is sent again; `Retry-After` may make them longer
 LONGEST_S = 5.0  # of these waits
-# Bounds of one answer. A model takes as long as its file does on a slow line.
-ANSWER_BYTES, WHOLE_ANSWER_S = 1 << 26, 240.0
-MODEL_BYTES, WHOLE_MODEL_S = 1 << 36, 3600.0
+# Bounds of one answer, in bytes and seconds. A model takes as long as its file on a slow line.
+OF_JSON = 1 << 26, 240.0
+OF_MODEL = 1 << 36, 3600.0
 STREAM_S = 45.0  # without a byte: the service sends one every 15 s
 
 _REFUSED: dict[int, type[UserError]] = {404: NotFoundError, 409: ConflictError}
@@ -54,31 +54,23 @@ _PROBLEM = msgspec.json.Decoder(_Problem)
 
 
 class _Bounded(httpx2.SyncByteStream):
-    """The content of an answer, up to a size and a time on the monotonic clock."""
+    """The content of an answer, up to a size in bytes and a time in seconds."""
 
-    def __init__(
-        self,
-        content: httpx2.SyncByteStream | httpx2.AsyncByteStream,
-        longest: int,
-        until: float,
-    ) -> None:
-        self._content = content
-        self._longest = longest
-        self._until = until
+    def __init__(self, content: Any, longest: int, within_s: float) -> None:  # noqa: ANN401 -- a stream of httpx2
+        self._content, self._longest = content, longest
+        self._until = time.monotonic() + within_s
 
     def __iter__(self) -> Iterator[bytes]:
         size = 0
-        for part in self._content:  # type: ignore[union-attr]  # of a synchronous client
+        for part in self._content:
             size += len(part)
-            if size > self._longest:
-                raise OutsideError(f"the answer exceeds {self._longest:,} bytes")
-            if time.monotonic() > self._until:
-                raise UnavailableError("the answer was not complete in time; try again")
+            if size > self._longest or time.monotonic() > self._until:
+                raise OutsideError("the service's answer is too large, or does not end")
             yield part
 
     def close(self) -> None:
         """Release the connection."""
-        self._content.close()  # type: ignore[union-attr]  # likewise
+        self._content.close()
 
 
 class Connection:
@@ -140,8 +132,14 @@ class Connection:
         twice = method == "GET" or "Idempotency-Key" in sent
         for wait_s in (*AGAIN_S, None):
             try:
-                with self._told(path):
-                    answer = self._whole(method, path, body, parameters, sent, model=model)
+                with (
+                    self._told(path),
+                    self._http.stream(
+                        method, path, content=body, params=parameters, headers=sent
+                    ) as answer,
+                ):
+                    answer.stream = _Bounded(answer.stream, *(OF_MODEL if model else OF_JSON))
+                    answer.read()
             except UnavailableError as error:
                 unsent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
                 if wait_s is None or not (twice or unsent):
@@ -192,33 +190,6 @@ class Connection:
     def close(self) -> None:
         """Let go of the service."""
         self._http.close()
-
-    def _whole(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        parameters: Mapping[str, str | int] | None,
-        headers: Mapping[str, str],
-        *,
-        model: bool,
-    ) -> httpx2.Response:
-        """Return an answer with its content.
-
-        Raises:
-            httpx2.TransportError: If the service cannot be reached.
-            OutsideError: If the content is too large, or not complete in time.
-        """
-        longest, within_s = (
-            (MODEL_BYTES, WHOLE_MODEL_S) if model else (ANSWER_BYTES, WHOLE_ANSWER_S)
-        )
-        until = time.monotonic() + within_s
-        with self._http.stream(
-            method, path, content=body, params=parameters, headers=headers
-        ) as answer:
-            answer.stream = _Bounded(answer.stream, longest, until)
-            answer.read()
-            return answer
 
     @contextmanager
     def _told(self, path: str) -> Iterator[None]:

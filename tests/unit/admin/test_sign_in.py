@@ -192,7 +192,7 @@ def test_while_the_issuer_is_away_known_keys_count_and_others_are_told_so(office
     for _ in range(2):
         status, said = office.as_whom(office.issuer.token("second", exp=NOW_S + 10_000))
         assert status == 503
-        assert f"the OpenID Connect issuer {URL} is unavailable" in said
+        assert f"the OpenID Connect issuer {URL} cannot be reached" in said
 
     office.issuer.away = False
     office.clock.advance(10.0)

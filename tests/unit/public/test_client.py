@@ -386,8 +386,7 @@ def test_a_network_that_is_another_one_is_refused_at_once(led: World) -> None:
 def test_odd_answer_of_a_service_is_an_error_of_ours(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "ANSWER_BYTES", 1_000_000)
-    monkeypatch.setattr(connections, "WHOLE_ANSWER_S", 0.3)
+    monkeypatch.setattr(connections, "OF_JSON", (1_000_000, 0.3))
     with OddServer(ODD[kind]) as server:
         if kind == "dripping headers":
             server.answer = said(None)
