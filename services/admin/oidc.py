@@ -278,9 +278,6 @@ class Issuer:
                 raise UnavailableError(str(self._away))
             return self._known
 
-    def _granted(self, url: str, form: dict[str, str]) -> _Granted:
-        return self._http.submit(self._answer("POST", url, _GRANTED, form)).result()
-
     async def _read(self) -> _Known:
         """Read what it says of itself, and its keys.
 
