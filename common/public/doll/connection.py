@@ -195,7 +195,7 @@ class Connection:
     def _told(self, path: str) -> Iterator[None]:
         try:
             yield
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             told = str(error) or type(error).__name__
             raise UnavailableError(f"{self.url} cannot be reached: {told}") from error
         except (httpx2.InvalidURL, UnicodeError) as error:
@@ -233,7 +233,7 @@ def path_of(job: str, part: str = "") -> str:
 def _retry_after_s(answer: httpx2.Response) -> float:
     """What a service asks to wait."""
     told = answer.headers.get("Retry-After", "")
-    return min(float(told), LONGEST_S) if told.isdigit() else 0.0
+    return min(float(told), LONGEST_S) if told.isdecimal() else 0.0
 
 
 def _own(field: str) -> str:

@@ -396,6 +396,18 @@ def test_odd_answer_of_a_service_is_an_error_of_ours(
         client.close()
 
 
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("after", ["\u00b2", "soon", "9" * 400, "-1"])
+def test_odd_wait_that_a_service_asks_for_is_an_error_of_ours(
+    after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LONGEST_S", 0.0)
+    headers = {"Retry-After": after.encode()}
+    client = played(lambda _: httpx2.Response(503, headers=headers))
+    with pytest.raises(doll.UnavailableError):
+        client.job("digits").status()
+
+
 @settings(max_examples=100)
 @given(st.sampled_from([200, 404, 422, 500]), JSON)
 def test_any_json_of_a_service_is_an_answer_or_an_error_of_ours(status: int, body: object) -> None:
