@@ -402,7 +402,7 @@ def test_odd_wait_that_a_service_asks_for_is_an_error_of_ours(
     after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "LONGEST_S", 0.0)
-    headers = {"Retry-After": after.encode()}
+    headers = [(b"Retry-After", after.encode())]
     client = played(lambda _: httpx2.Response(503, headers=headers))
     with pytest.raises(doll.UnavailableError):
         client.job("digits").status()
