@@ -28,15 +28,18 @@ __all__ = [
     "FutureFormatError",
     "GivenError",
     "GroupError",
+    "LateError",
     "NotFoundError",
     "OtherModelError",
     "OutsideError",
     "RecordTooLargeError",
     "RecreatedError",
+    "RefusedError",
     "TaskMissingError",
     "TruncatedError",
     "UnavailableError",
     "UnknownTopicError",
+    "UnreachableError",
     "UserError",
     "WireError",
 ]
@@ -61,6 +64,18 @@ class GroupError(UnavailableError):
     def __init__(self, message: str, unreachable: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
         self.unreachable = unreachable
+
+
+class LateError(UnavailableError):
+    """A server did not answer in time."""
+
+
+class UnreachableError(UnavailableError):
+    """There is no connection to a server."""
+
+
+class RefusedError(UnavailableError):
+    """A server does not accept our credentials, until a person changes that."""
 
 
 class UnknownTopicError(OutsideError):

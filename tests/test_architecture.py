@@ -24,7 +24,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("common.theory", "common.ports", "common.learning"),
     ("common.policies", "common.datasets", "common.joining"),
     ("common.config", "common.provisioning"),
-    ("common.wire", "common.telemetry", "common.simulation"),
+    ("common.wire", "common.telemetry", "common.simulation", "common.http"),
     ("common.topics", "common.adapters", "common.testing"),
     ("common.jobs", "common.checkpoints", "common.embedded"),
     ("common.api", "common.runtime"),
@@ -55,7 +55,7 @@ HOMES = {  # a client library has one home
     "uvicorn": ("services/admin/", "services/serve/"),
     "psutil": ("common/adapters/local/table.py",),
     "httpx2": (
-        *("common/adapters/kafka/registry.py", "common/adapters/mlflow.py"),
+        *("common/http/", "common/adapters/kafka/registry.py", "common/adapters/mlflow.py"),
         *("common/public/doll/", "services/admin/oidc.py", "services/cli/system/"),
     ),
     "pyarrow": ("services/cli/commands/parquet.py",),

@@ -9,24 +9,26 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-import httpx2
 import msgspec
 
-from common.errors import NotFoundError, UnavailableError, UserError
+from common.errors import NotFoundError, UnavailableError, UserError, WireError
+from common.http.client import BoundedClient, decoded
 from common.ports.tracking import ModelVersion, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import httpx2
+
     from common.ports.tracking import Metric, RunStatus
 
 T = TypeVar("T")
 ANSWER_S = 10.0
-CONNECT_S = 3.0
+PAGES = 100
+PAGE_VERSIONS = 50  # tags of as many fit into `ANSWER_BYTES`
 # What the server takes in one request: 1000 metrics, 100 parameters, 1000 of all.
 METRICS, PARAMETERS = 900, 100
 PARAMETER_CHARACTERS = 500  # of older servers; newer ones take 6000
-_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class _Tag(msgspec.Struct, frozen=True):
@@ -110,7 +112,7 @@ class MlflowServer:
         url: Its address.
         token: Who we are there; empty: nobody in particular.
         user: Name and password instead.
-        answer_s: Longest wait for an answer.
+        answer_s: Seconds until an answer must be complete.
         clock: Seconds since 1970.
         transport: None: the network.
     """
@@ -123,16 +125,13 @@ class MlflowServer:
         user: tuple[str, str] | None = None,
         answer_s: float = ANSWER_S,
         clock: Callable[[], float] = time.time,
-        transport: httpx2.BaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._url = url.rstrip("/")
         self._clock = clock
-        self._http = httpx2.Client(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            auth=user,
-            timeout=httpx2.Timeout(answer_s, connect=CONNECT_S),
-            transport=transport,
-        )
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._name = f"MLflow at {self._url}"
+        self._http = BoundedClient(self._name, answer_s, transport, headers=headers, auth=user)
 
     def begin(
         self,
@@ -189,12 +188,16 @@ class MlflowServer:
         """See the port."""
         wanted = " AND ".join([f"name = {_quoted(model)}", *_filters(tags)])
         found, page = list[ModelVersion](), ""
-        while True:
+        for _ in range(PAGES):
             answer = self._ask(
                 "GET",
                 "model-versions/search",
                 _VERSIONS,
-                parameters={"filter": wanted, "max_results": "1000", "page_token": page},
+                parameters={
+                    "filter": wanted,
+                    "max_results": str(PAGE_VERSIONS),
+                    "page_token": page,
+                },
             )
             found += [
                 ModelVersion(each.version, _read(each.tags)) for each in answer.model_versions
@@ -202,6 +205,10 @@ class MlflowServer:
             page = answer.next_page_token
             if not page:
                 return found
+        raise UserError(
+            f"{self._name} has more than {PAGES} pages of versions of {model}: register"
+            " another model"
+        )
 
     def register(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> str:
         """See the port."""
@@ -242,7 +249,7 @@ class MlflowServer:
         if found is None or found.lifecycle_stage != "active":
             state = "no" if found is None else f"only a {found.lifecycle_stage}"
             raise NotFoundError(
-                f'MLflow at {self._url} has {state} experiment "{name}": make it, or name another'
+                f'{self._name} has {state} experiment "{name}": make it, or name another'
                 " in tracking.experiment"
             )
         return found.experiment_id
@@ -251,7 +258,7 @@ class MlflowServer:
         wanted = {
             "experiment_ids": [experiment],
             "filter": " AND ".join(_filters(identity)),
-            "max_results": 100,
+            "max_results": 10,
         }
         found = self._post("runs/search", _RUNS, wanted).runs
         return min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
@@ -278,38 +285,32 @@ class MlflowServer:
             UnavailableError: If there is none, or a fault of the server's.
             UserError: If it is refused, or what answers is no MLflow.
         """
+        status, answer = self._http.ask(
+            method,
+            f"{self._url}/api/2.0/mlflow/{path}",
+            content=body,
+            params=parameters,
+            headers={} if body is None else {"Content-Type": "application/json"},
+        )
+        if not 200 <= status < 300:
+            raise self._refused(path, status, answer)
         try:
-            answer = self._http.request(
-                method,
-                f"{self._url}/api/2.0/mlflow/{path}",
-                content=body,
-                params=parameters,
-                headers={} if body is None else {"Content-Type": "application/json"},
-            )
-        except httpx2.InvalidURL as error:
-            raise UserError(f"tracking.mlflow: {self._url} is no URL: {error}") from error
-        except httpx2.HTTPError as error:
-            told = str(error) or type(error).__name__
-            raise UnavailableError(f"MLflow at {self._url} does not answer: {told}") from error
-        if not answer.is_success:
-            raise self._refused(path, answer)
-        try:
-            return decoder.decode(answer.content)
-        except _MALFORMED as error:
+            return decoded(decoder, answer)
+        except WireError as error:
             raise UserError(self._stranger(f"does not answer {path} as MLflow does")) from error
 
-    def _refused(self, path: str, answer: httpx2.Response) -> UserError | UnavailableError:
-        status, where = answer.status_code, f"MLflow at {self._url}"
+    def _refused(self, path: str, status: int, answer: bytes) -> UserError | UnavailableError:
+        where = self._name
         if status in (401, 403):
             return UserError(
-                f"{where} does not let us in (status {status}): set DOLL_MLFLOW to this URL, with"
-                " DOLL_MLFLOW_TOKEN or DOLL_MLFLOW_USERNAME and DOLL_MLFLOW_PASSWORD"
+                f"{where} does not let us in (status {status}): set DOLL_MLFLOW_TOKEN, or"
+                " DOLL_MLFLOW_USERNAME and DOLL_MLFLOW_PASSWORD"
             )
         if status == 429 or status >= 500:
             return UnavailableError(f"{where} answers {path} with status {status}")
         try:
-            error = _ERROR.decode(answer.content)
-        except _MALFORMED:
+            error = decoded(_ERROR, answer)
+        except WireError:
             return UserError(self._stranger(f"answers {path} with status {status}"))
         told = error.message.partition("\n")[0][:300]
         return _RefusedError(
@@ -317,7 +318,7 @@ class MlflowServer:
         )
 
     def _stranger(self, what: str) -> str:
-        return f"{self._url} {what}: tracking.mlflow names no MLflow server, or not its whole path"
+        return f"{self._url} {what}: DOLL_MLFLOW names no MLflow server, or not its whole path"
 
 
 def _milliseconds(at_s: float) -> int:

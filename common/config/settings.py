@@ -264,12 +264,11 @@ class Settings(BaseModel):
     oidc_scope: str = "openid"
     """What the page asks for, between spaces, so that the token is for the audience."""
     mlflow: _Url = ""
-    """MLflow server to which an evaluator says who it is, by the three that follow; jobs may name
-    others, which are told nothing of it."""
+    """URL of the MLflow tracking server to which an evaluator reports jobs that have `tracking`."""
     mlflow_token: str = Field(default="", repr=False)
-    """Bearer token for it."""
+    """Bearer token for the MLflow server."""
     mlflow_username: str = ""
-    """User there, instead of a token."""
+    """User of the MLflow server, instead of a token."""
     mlflow_password: str = Field(default="", repr=False)
     """That user's password."""
     api: _Url = ""

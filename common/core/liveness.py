@@ -10,17 +10,28 @@ from common.core.messages import WorkerId
 
 ALIVE = "alive"
 LEAVING = "leaving"
-WAITING = "waiting"  # alive, and what it has read awaits a schema that nobody gives it now
+# The worker is alive, and its records wait for a schema. Each status says why it is missing.
+WAITING = "waiting"
+REGISTRY_REFUSES = "registry-refuses"
+REGISTRY_LATE = "registry-late"
+REGISTRY_UNREACHABLE = "registry-unreachable"
+MISSING_SCHEMA = {
+    WAITING: "no registry gives a schema that can be used; see the worker's log",
+    REGISTRY_REFUSES: "the registry refuses this worker (status 401 or 403); see security.md",
+    REGISTRY_LATE: "the registry did not answer in time",
+    REGISTRY_UNREACHABLE: "the registry cannot be reached",
+}
 # The worker is alive, and the linger of its open batch is over, but that batch has fewer samples
 # than `min_batch`.
 TOO_FEW = "too-few"
-STATUSES = (ALIVE, LEAVING, WAITING, TOO_FEW)
+STATUSES = (ALIVE, LEAVING, *MISSING_SCHEMA, TOO_FEW)
 # Why a worker gets no work, by the digests of both models.
 OTHER_MODEL = (
     "its task's code builds another model than the job's (layout {}, expected {}); start it with"
     " the version of the code that the job began with"
 )
-WORKER = "worker "  # before a worker's name, among processes that cannot do their part of a job
+# Prefixes of the names of processes that cannot do their part of a job; a coordinator's has none.
+WORKER, EVALUATOR = "worker ", "evaluator "
 
 
 class Heartbeat(NamedTuple):

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 from msgspec import UNSET
 
 from common.core.ledger import Ledger
-from common.core.liveness import WORKER
+from common.core.liveness import EVALUATOR, MISSING_SCHEMA, WORKER
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -120,7 +120,7 @@ class Look(NamedTuple):
     board_away: str = ""  # why the board did not answer
     ends: Mapping[Partition, int] | None = None  # of the streams' partitions
     starts: Mapping[Partition, int] | None = None  # likewise; the first offset that is still there
-    waiting: tuple[str, ...] = ()  # workers whose records await a schema
+    waiting: Mapping[str, str] = {}  # key of `MISSING_SCHEMA` by worker
     too_few: tuple[str, ...] = ()  # workers whose records are fewer than `min_batch`
     unable: Mapping[str, str] = {}  # why a process cannot do its part of the job, by its name
 
@@ -970,7 +970,7 @@ class JobProgress:
             if look.leader_status is None and self._quiet(now):
                 return State("waiting for a coordinator", "one is taking over")
             return None
-        if why := self._unable(workers=False):
+        if why := self._unable(""):
             pass
         elif self.version:
             why = "none leads it now: another takes over within seconds, if one runs"
@@ -985,18 +985,19 @@ class JobProgress:
         if any(s == "alive" and w not in self._left_out for w, s in statuses.items()):
             return None
         records = "records wait" if lag is None else f"{_counted(lag, 'record')} wait"
-        why = self._unable(workers=True) or self._told_left_out() or "no worker runs"
+        why = self._unable(WORKER) or self._told_left_out() or "no worker runs"
         return State("waiting for workers", f"{records} and {why}")
 
-    def _unable(self, *, workers: bool) -> str:
-        """Why processes cannot do their part: workers, or coordinators."""
+    def _unable(self, kind: str) -> str:
+        """Return why processes of a kind cannot do their part; "" means coordinators."""
         # A process that has joined by now can do its part, unless it was left out.
         working = (self.seen.statuses or {}).keys() - self._left_out.keys()
         joined = {WORKER + worker for worker in working}
         return "; ".join(
             f"{who}: {why}"
             for who, why in sorted(self.seen.unable.items())
-            if who.startswith(WORKER) == workers and who not in joined
+            if next((k for k in (WORKER, EVALUATOR) if who.startswith(k)), "") == kind
+            and who not in joined
         )
 
     @property
@@ -1034,12 +1035,17 @@ class JobProgress:
         return State("degraded", f"{why}: if that lasts, is object storage reachable?")
 
     def _degraded(self) -> State | None:
-        troubles = (self._told_left_out(), self._copying(), self._unable(workers=True))
+        unable = (self._unable(WORKER), self._unable(EVALUATOR))
+        troubles = (self._told_left_out(), self._copying(), *unable)
         if told := [*filter(None, troubles)]:
             return State("degraded", "; ".join(told))
         if waiting := self.seen.waiting:
-            why = "records wait for a schema that no registry gives; see the log"
-            return State("degraded", f"{', '.join(waiting)}: {why}")
+            why_by_worker = [
+                f"{', '.join(workers)}: records wait for a schema: {why}"
+                for status, why in MISSING_SCHEMA.items()
+                if (workers := sorted(w for w in waiting if waiting[w] == status))
+            ]
+            return State("degraded", "; ".join(why_by_worker))
         limit, recent = self.record.spec.degraded_share, self._claims.recent
         for stream, of_stream in self._claims.recent_of.items():
             if of_stream.skipped / max(of_stream.records, 1) > limit:

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_SERVER = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?")
 _MODEL = re.compile(r"[^/:]+")
 
 UNKNOWN_WORKERS = 8  # counted where a job has no bound for them: some machines, started by hand
@@ -582,12 +581,10 @@ class EvaluationSpec(Part):
 
 
 class TrackingSpec(Part):
-    """Where an evaluator tells how the job learns; without one, nowhere."""
+    """How an evaluator reports the job to its MLflow server, the one that DOLL_MLFLOW names."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
-    mlflow: str = Field(json_schema_extra={"pattern": f"^{_SERVER.pattern}$"})
-    """URL of an MLflow tracking server; who we are there, DOLL_MLFLOW_TOKEN says and the like."""
     experiment: str = Field(default="Default", min_length=1)
     """Name of the experiment that the job's run is in; it must be there."""
     model: str | None = Field(
@@ -596,16 +593,6 @@ class TrackingSpec(Part):
     """Name of the registered model whose versions its checkpoints are; by default, none is."""
     every_updates: Count = 50
     """Loss and metrics of the updates themselves are means over so many of them."""
-
-    @field_validator("mlflow")
-    @classmethod
-    def _names_server(cls, value: str) -> str:
-        if not _SERVER.fullmatch(value):  # which may hold a password: it is not shown
-            raise ValueError(
-                "must be http://host:port or https://host:port; a password goes to"
-                " DOLL_MLFLOW_PASSWORD"
-            )
-        return value.rstrip("/")
 
     @field_validator("model")
     @classmethod

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from common.core.liveness import ALIVE, TOO_FEW, WAITING
+from common.core.liveness import ALIVE, MISSING_SCHEMA, TOO_FEW
 from common.core.snapshot_search import AWAITED
 from common.core.spans import Partition
 from common.errors import (
@@ -231,12 +231,12 @@ def look_at(board: Board, look: Look) -> Look:
         OutsideError: If Redis is unavailable.
     """
     led, statuses = board.is_leased(), board.alive()
-    waiting = {worker for worker, status in statuses.items() if status == WAITING}
+    waiting = {str(w): status for w, status in statuses.items() if status in MISSING_SCHEMA}
     too_few = {worker for worker, status in statuses.items() if status == TOO_FEW}
-    alive = waiting | too_few
+    alive = waiting.keys() | too_few
     return look._replace(
         statuses={str(w): ALIVE if w in alive else status for w, status in statuses.items()},
-        waiting=tuple(sorted(waiting)),
+        waiting=waiting,
         too_few=tuple(sorted(too_few)),
         leader_status=board.get_leader_status(),
         led=led,

@@ -246,16 +246,16 @@ def open_blobs(settings: Settings) -> Blobs:
     )
 
 
-def open_tracking(settings: Settings, url: str) -> Tracking:
-    """Open an MLflow server; it is not asked before the first call."""
+def open_tracking(settings: Settings) -> Tracking | None:
+    """Open the MLflow server, None where the settings name none; it is not asked before a call."""
+    if not settings.mlflow:
+        return None
     from common.adapters.mlflow import MlflowServer  # noqa: PLC0415 -- see above
 
-    if url.rstrip("/") != settings.mlflow:  # whoever submits a job must not get at what is secret
-        return MlflowServer(url)
     user = (
         (settings.mlflow_username, settings.mlflow_password) if settings.mlflow_username else None
     )
-    return MlflowServer(url, token=settings.mlflow_token, user=user)
+    return MlflowServer(settings.mlflow, token=settings.mlflow_token, user=user)
 
 
 def open_notices(settings: Settings) -> Notices | None:

@@ -16,7 +16,7 @@ from common.errors import UnavailableError, UserError
 from common.jobs.store import JobRecord, JobStore
 from common.runtime.connect import open_boards, open_log
 from common.runtime.jobs import Jobs
-from common.runtime.supervisor import HANGS_S, SLOW_S, Supervisor
+from common.runtime.supervisor import HANGS_S, SLOW_S, THREADS, Supervisor
 from common.runtime.termination import end_with, on_termination
 from common.telemetry.logging import EventLogger, Outage, event_logger, set_up_logging
 from common.telemetry.metrics.serving import Watchdogs, serve
@@ -142,7 +142,8 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
         meters: Of the process.
         make_parts: Gets the servers; what it returns makes a job's actor, see `Jobs`.
         begins: Whether to begin with a job, see `Jobs`.
-        beside: Likewise of other actors, in threads of their own: they keep nobody waiting.
+        beside: Likewise of other actors, which share one thread of their own: they all wait for
+            one server, so if it hangs, more threads would only hang as well.
         repairs: True if the process may write the jobs topic and repairs it, see `JobStore.repair`.
         slow_s: See `Supervisor`.
         hangs_s: Likewise.
@@ -165,10 +166,14 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
             book.read()  # all of it: by its first records alone, a stopped job seems to run
             jobs = list[Jobs]()
             metrics: SupervisionMetrics | None = SupervisionMetrics(meters)
-            for make, begin in filter(None, ((make_parts, begins), beside)):
+            both = (((make_parts, begins), THREADS), (beside, 1))
+            for (make, begin), threads in [(each, n) for each, n in both if each is not None]:
                 make_part = make(Opened(log, book, boards, stack))
                 supervisor = Supervisor(
-                    metrics, process.watchdogs, process.logger, slow_s=slow_s, hangs_s=hangs_s
+                    *(metrics, process.watchdogs, process.logger),
+                    threads=threads,
+                    slow_s=slow_s,
+                    hangs_s=hangs_s,
                 )
                 stack.callback(supervisor.close, END_S)
                 jobs.append(Jobs(supervisor, make_part, begin))

@@ -12,18 +12,21 @@ import base64
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
-import httpx2
+import msgspec
 from joserfc import jwt
 from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 
-from common.errors import OutsideError, UnavailableError, UserError
+from common.errors import OutsideError, UnavailableError, UserError, WireError
+from common.http.client import BoundedClient, decoded
 from services.admin.limiter import Limiter
 
 if TYPE_CHECKING:
+    import httpx2
+
     from common.api.keys import Role
     from common.config.settings import Settings
 
@@ -33,10 +36,50 @@ ALGORITHMS = [
     *("ES256", "ES384", "ES512", "Ed25519", "EdDSA"),
 ]
 FRESH_S = 300.0  # a key that was withdrawn is believed for so long
-AGAIN_S = 5.0  # between questions that tokens with unknown keys may cause
+# Time between questions that tokens with unknown keys may cause: a new key counts so soon, whatever
+# tokens others send.
+AGAIN_S = 2.0
 PATIENCE_S = 5.0
+SIGN_INS = 4  # at once; others wait, and none keeps keys from being read
 LEEWAY_S = 30  # that clocks differ
 _LONGEST_NAME = 100
+_LATEST_S = 1e11  # since 1970, in the year 5138
+# What `joserfc` raises for bytes that are no token or no key, beside errors of its own.
+_BUILT_IN = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
+_MALFORMED = JoseError, WireError, *_BUILT_IN
+
+T = TypeVar("T")
+
+
+_Url: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^https?://[!-~]+$")]
+
+
+class _Document(msgspec.Struct, frozen=True):
+    issuer: _Url
+    jwks_uri: _Url
+    authorization_endpoint: _Url
+    token_endpoint: _Url
+
+
+class _Keys(msgspec.Struct, frozen=True):
+    keys: list[dict[str, object]]
+
+
+class _Granted(msgspec.Struct, frozen=True):
+    access_token: str
+
+
+class _Header(msgspec.Struct, frozen=True):
+    alg: str
+    kid: str | None = None
+    # Extensions that must be understood. None is, so there may be none.
+    crit: None = None
+
+
+_DOCUMENT = msgspec.json.Decoder(_Document)
+_KEYS = msgspec.json.Decoder(_Keys)
+_GRANTED = msgspec.json.Decoder(_Granted)
+_HEADER = msgspec.json.Decoder(_Header)
 
 
 class Person(NamedTuple):
@@ -75,12 +118,13 @@ class Issuer:
         self,
         settings: Settings,
         clock: Callable[[], float],
-        transport: httpx2.BaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._client = httpx2.Client(timeout=PATIENCE_S, transport=transport)
-        self._turns = Limiter("asking the OpenID Connect issuer", 1, 2 * PATIENCE_S)
+        self._name = f"the OpenID Connect issuer {settings.oidc_issuer}"
+        self._http = BoundedClient(self._name, PATIENCE_S, transport)
+        self._turns = Limiter("signing in", SIGN_INS, 2 * PATIENCE_S)
         self._lock = asyncio.Lock()
         self._known: _Known | None = None
         self._asked_s = -AGAIN_S
@@ -154,16 +198,15 @@ class Issuer:
         }
         if self._settings.oidc_client_secret:
             form["client_secret"] = self._settings.oidc_client_secret
-        told = await self._turns.run(lambda: self._answer("POST", known.token, form))
-        token = told.get("access_token")
-        if not isinstance(token, str):
-            raise UserError("the OpenID Connect issuer gave no access token: sign in again")
-        return token
+        granted = await self._turns.run(
+            lambda: self._http.submit(self._answer("POST", known.token, _GRANTED, form)).result()
+        )
+        return granted.access_token
 
     def close(self) -> None:
         """Ask nothing more."""
         self._turns.close()
-        self._client.close()
+        self._http.close()
 
     def _judged(self, token: str, known: _Known) -> Person | None:
         """Whose it is by the keys that are known.
@@ -182,18 +225,21 @@ class Issuer:
             sub={"essential": True},
         )
         try:
+            decoded(_HEADER, base64.urlsafe_b64decode(token.partition(".")[0] + "=="))
             claims = jwt.decode(token, known.keys, algorithms=ALGORITHMS).claims
             registry.validate(claims)
+            until_s = float(claims["exp"]) + LEEWAY_S
         except (InvalidKeyIdError, BadSignatureError):
             raise
-        except (JoseError, ValueError):
+        except _MALFORMED:
             return None
-        groups = claims.get(self._settings.oidc_groups) or ()
-        mine = {groups} if isinstance(groups, str) else {str(each) for each in groups}
-        operator = not mine.isdisjoint(self._settings.oidc_operators)
-        name = str(claims.get("preferred_username") or claims.get("email") or claims["sub"])
+        name = claims.get("preferred_username") or claims.get("email") or claims["sub"]
+        groups = claims.get(self._settings.oidc_groups) or []
+        mine = [groups] if isinstance(groups, str) else groups
+        if not (isinstance(name, str) and isinstance(mine, list) and until_s < _LATEST_S):
+            return None
+        operator = any(each in mine for each in self._settings.oidc_operators)
         shown = "".join(each if each.isprintable() else "?" for each in name[:_LONGEST_NAME])
-        until_s = float(claims["exp"]) + LEEWAY_S
         return Person(f"oidc:{shown}", "operator" if operator else "viewer", until_s)
 
     async def _fresh(self) -> _Known:
@@ -225,54 +271,55 @@ class Issuer:
             if self._clock() - self._asked_s >= AGAIN_S:
                 self._asked_s, self._away = self._clock(), None
                 try:
-                    self._known = await self._turns.run(self._read)
+                    self._known = await asyncio.wrap_future(self._http.submit(self._read()))
                 except UnavailableError as error:
                     self._away = error
             if self._away is not None or self._known is None:
                 raise UnavailableError(str(self._away))
             return self._known
 
-    def _read(self) -> _Known:
+    async def _read(self) -> _Known:
         """Read what it says of itself, and its keys.
 
         Raises:
             UnavailableError: If it does not say.
         """
-        told = self._answer("GET", f"{self._settings.oidc_issuer}/.well-known/openid-configuration")
-        try:
-            name = str(told["issuer"])
-            if name.rstrip("/") != self._settings.oidc_issuer:
-                raise UnavailableError(
-                    f"DOLL_OIDC_ISSUER: {self._settings.oidc_issuer} says that it is {name}"
-                )
-            keys = KeySet.import_key_set(self._answer("GET", str(told["jwks_uri"])))  # type: ignore[arg-type]  # judged there
-            places = str(told["authorization_endpoint"]), str(told["token_endpoint"])
-        except (KeyError, TypeError, ValueError, JoseError) as error:
+        place = f"{self._settings.oidc_issuer}/.well-known/openid-configuration"
+        told = await self._answer("GET", place, _DOCUMENT)
+        if told.issuer.rstrip("/") != self._settings.oidc_issuer:
             raise UnavailableError(
-                f"the OpenID Connect issuer {self._settings.oidc_issuer} does not say what it"
-                f" should: {error}"
-            ) from error
-        return _Known(name, *places, keys, self._clock())
+                f"DOLL_OIDC_ISSUER: {self._settings.oidc_issuer} says that it is {told.issuer}"
+            )
+        found = await self._answer("GET", told.jwks_uri, _KEYS)
+        try:
+            keys = KeySet.import_key_set({"keys": found.keys})  # type: ignore[typeddict-item]  # judged there
+        except _MALFORMED as error:
+            raise self._strange(error) from error
+        places = told.authorization_endpoint, told.token_endpoint
+        return _Known(told.issuer, *places, keys, self._clock())
 
-    def _answer(self, method: str, url: str, form: dict[str, str] | None = None) -> dict[str, Any]:
+    async def _answer(
+        self,
+        method: str,
+        url: str,
+        decoder: msgspec.json.Decoder[T],
+        form: dict[str, str] | None = None,
+    ) -> T:
         """Ask for JSON.
 
         Raises:
             UserError: If the issuer refuses.
             UnavailableError: If it is unavailable.
         """
-        try:
-            answer = self._client.request(method, url, data=form)
-            told = answer.json()
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-            raise UnavailableError(
-                f"the OpenID Connect issuer {self._settings.oidc_issuer} is unavailable: {error}"
-            ) from error
-        if form is not None and 400 <= answer.status_code < 500:
+        status, body = await self._http.answer(method, url, data=form)
+        if form is not None and 400 <= status < 500:
             raise UserError("the OpenID Connect issuer did not take this sign-in: sign in again")
-        if answer.status_code != 200 or not isinstance(told, dict):
-            raise UnavailableError(
-                f"the OpenID Connect issuer {self._settings.oidc_issuer} answers with the status"
-                f" {answer.status_code}"
-            )
-        return told
+        if status != 200:
+            raise self._strange(f"status {status}")
+        try:
+            return decoded(decoder, body)
+        except WireError as error:
+            raise self._strange(error) from error
+
+    def _strange(self, what: object) -> UnavailableError:
+        return UnavailableError(f"{self._name} does not say what it should: {what}")

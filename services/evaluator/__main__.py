@@ -73,6 +73,7 @@ def _tracker(
     settings = process.settings
     shared = TrackerProcess(
         settings=settings,
+        name=process.name,
         log=opened.log,
         board=opened.boards.board,
         open_tracking=partial(open_tracking, settings),

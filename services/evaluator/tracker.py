@@ -17,6 +17,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
+from common.core.liveness import EVALUATOR
 from common.errors import DollError, NotFoundError, UserError
 from common.ports.tracking import Metric, Run, RunStatus, Tracking
 from common.telemetry.logging import EventLogger, Outage
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from common.runtime.supervisor import Fault
     from common.telemetry.metrics.evaluator import EvaluatorMetrics
 
+UNABLE_S = 30.0  # that a reason outlives the pause before the next attempt
 FETCH_S = 0.25  # between looks while Kafka is asked
 POSITION = "doll.position"  # tag of a run: all of the updates topic below it was sent
 PARAMETERS_LEFT_OUT = {"name", "tracking"}
@@ -49,9 +51,10 @@ class TrackerProcess(NamedTuple):
     """What the trackers of a process share."""
 
     settings: Settings
+    name: str  # of the evaluator
     log: Log
     board: Callable[[str], Board]  # by job
-    open_tracking: Callable[[str], Tracking]  # by URL
+    open_tracking: Callable[[], Tracking | None]
     open_blobs: Callable[[], Blobs]
     metrics: EvaluatorMetrics
     logger: EventLogger
@@ -87,7 +90,7 @@ class JobTracker:
         self._process = process
         self._pace = process.pace
         self._board = process.board(record.id)
-        self._tracking = process.open_tracking(spec.mlflow)
+        self._opened = process.open_tracking()
         self._metrics = process.metrics
         logger = process.logger.bind(job=self._job)
         self._outage = Outage(logger, "tracking")
@@ -120,6 +123,8 @@ class JobTracker:
             self._outage.met(error)
             self._metrics.not_sent(self._job)
             self._run = None if isinstance(error, UserError) else self._run  # it may be deleted
+            if self._opened is None:
+                self._report_unable(str(error))
             again_s = self._pace.away_s if error.retriable else self._pace.refused_s
         else:
             self._outage.over()
@@ -130,7 +135,27 @@ class JobTracker:
         self._metrics.untrack(self._job)
         self._updates.close()
         self._board.close()
-        self._tracking.close()
+        if self._opened is not None:
+            self._opened.close()
+
+    @property
+    def _tracking(self) -> Tracking:
+        """The server.
+
+        Raises:
+            UserError: If this evaluator has none.
+        """
+        if self._opened is None:
+            raise UserError(
+                "DOLL_MLFLOW: is not set for this evaluator, but the job has `tracking`; set it to"
+                " the MLflow server's URL"
+            )
+        return self._opened
+
+    def _report_unable(self, why: str) -> None:
+        with suppress(DollError):  # Redis is unavailable: the log has it
+            ttl_s = self._pace.refused_s + UNABLE_S
+            self._board.put_unable(EVALUATOR + self._process.name, why, ttl_s)
 
     def _go_on(self) -> float | None:
         """After how long to do so again; None where nothing is left to do.

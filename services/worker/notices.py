@@ -6,7 +6,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal
 
-from common.errors import OutsideError
 from common.telemetry.logging import EventLogger, Outage
 
 if TYPE_CHECKING:
@@ -52,7 +51,9 @@ class NoticeWatch:
         """Look once; what was told before is not told again."""
         try:
             notice = self._notices.look()
-        except OutsideError as error:  # a notice is a courtesy: without one the worker just dies
+        # A notice is a courtesy: without one the worker just dies. Whatever goes wrong with one
+        # look, the thread that looks must not end.
+        except Exception as error:  # noqa: BLE001 -- see above
             self._outage.met(error)
             return
         self._outage.over()

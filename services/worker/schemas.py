@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.errors import OutsideError
+from common.core.liveness import (
+    REGISTRY_LATE,
+    REGISTRY_REFUSES,
+    REGISTRY_UNREACHABLE,
+    WAITING,
+)
+from common.errors import DollError, LateError, RefusedError, UnavailableError, UnreachableError
 from common.telemetry.logging import EventLogger, Outage
 
 if TYPE_CHECKING:
@@ -17,6 +23,11 @@ if TYPE_CHECKING:
 RETRY_S = 1.0
 # So long an id of which the registry had no schema counts as none, before it is asked again.
 ABSENT_S = 30.0
+_STATUSES: dict[type[Exception], str] = {
+    LateError: REGISTRY_LATE,
+    RefusedError: REGISTRY_REFUSES,
+    UnreachableError: REGISTRY_UNREACHABLE,
+}
 
 
 class SchemaFinder:
@@ -36,7 +47,8 @@ class SchemaFinder:
         self._codec = codec
         self._schemas = schemas
         self._outage = Outage(logger, "schema_registry")
-        self.away = False  # what was wanted last could not be had
+        # Heartbeat status that says why the last schema is missing. Empty: none is missing.
+        self.missing = ""
         self._clock = clock
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards what follows
@@ -87,8 +99,9 @@ class SchemaFinder:
                 for number in wanted:
                     self._learn(number)
                     self._outage.over()
-                    self.away = False
-            except OutsideError as error:
-                self._outage.met(error)
-                self.away = True
+                    self.missing = ""
+            except Exception as error:  # noqa: BLE001 -- without this thread, the worker would wait for ever
+                fault = UnavailableError(f"{type(error).__name__}: {error}")
+                self._outage.met(error if isinstance(error, DollError) else fault)
+                self.missing = _STATUSES.get(type(error), WAITING)
                 self._closed.wait(RETRY_S)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from common.core import commands as do
 from common.core import events
 from common.core.batching import Run
-from common.core.liveness import LEAVING, WAITING
+from common.core.liveness import LEAVING
 from common.core.messages import BatchReady, Claim, Skipped
 from common.core.spans import Partition
 from common.core.worker import Worker
@@ -335,8 +335,8 @@ class Stream:
                     self._reader.commit(positions)
 
     def _beat(self, status: str) -> None:
-        if status != LEAVING and self._schemas is not None and self._schemas.away:
-            status = WAITING
+        if status != LEAVING and self._schemas is not None:
+            status = self._schemas.missing or status
         self._board.beat(self._id, status, HEARTBEAT_TTL_S, self._digest)
 
     def _send_claims(self) -> None:

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx2
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.adapters.mlflow import MlflowServer
 from common.embedded.process import free_port
@@ -17,6 +21,7 @@ from common.errors import NotFoundError, UnavailableError, UserError
 from common.ports.tracking import Metric
 from common.testing.tracking import MemoryTracking
 from tests.contract.mlflow_fake import FakeMlflow, refused
+from tests.contract.odd_servers import ODD, OddServer, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,8 +198,52 @@ def test_trouble_is_told_in_one_line(answer: httpx2.Response, kind: type, told: 
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_answer_is_an_error_of_ours_in_time_and_a_good_one_counts(kind: str) -> None:
+    with OddServer(ODD[kind]) as server:
+        tracking = MlflowServer(server.url, answer_s=0.5)
+        with pytest.raises((UnavailableError, UserError)):
+            tracking.begin("Default", "digits", JOB, {})
+        with pytest.raises((UnavailableError, UserError)):
+            tracking.register("digits", "s3://b/1", "r", {})
+        server.answer = said(
+            {"experiment": {"experiment_id": "0"}, "run": {"info": {"run_id": "r"}}}
+        )
+        assert tracking.begin("Default", "digits", JOB, {}).id == "r"
+        tracking.close()
+
+
+def test_pages_without_an_end_are_refused() -> None:
+    with OddServer(said({"next_page_token": "again"})) as server:
+        tracking = MlflowServer(server.url)
+        with pytest.raises(UserError, match="more than 100 pages"):
+            tracking.versions("digits", JOB)
+        assert len(server.paths) == 100
+        tracking.close()
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+NAMES = st.sampled_from(["experiment", "experiment_id", "run", "runs", "info", "model_versions"])
+
+
+@settings(max_examples=100)
+@given(st.sampled_from([200, 400, 500]), JSON | st.dictionaries(NAMES, JSON))
+def test_any_json_is_an_answer_or_an_error_of_ours(status: int, body: object) -> None:
+    answer = httpx2.Response(status, content=msgspec.json.encode(body))
+    tracking = MlflowServer(URL, transport=httpx2.MockTransport(lambda _: answer))
+    with suppress(UnavailableError, UserError):
+        tracking.begin("Default", "digits", JOB, {})
+    with suppress(UnavailableError, UserError):
+        tracking.versions("digits", {})
+    tracking.close()
+
+
 def test_nobody_there_is_unavailable() -> None:
     tracking = MlflowServer(f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(UnavailableError, match="does not answer"):
+    with pytest.raises(UnavailableError, match="cannot be reached"):
         tracking.begin("Default", "digits", JOB, {})
     tracking.close()

@@ -6,7 +6,10 @@ Requests go to the machine's own link-local address, never by a proxy: `http.cli
 from __future__ import annotations
 
 import re
+import socket
+import threading
 import time
+from contextlib import suppress
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING
@@ -94,15 +97,34 @@ class InstanceMetadata:
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str | int]) -> tuple[int, bytes]:
         connection = HTTPConnection(self._authority, timeout=self._timeout_s)
+        late = threading.Event()
+        # The connection's own timeout is per read, and never ends a service that drips its answer.
+        deadline = threading.Timer(self._timeout_s, _shut, (connection, late))
+        deadline.daemon = True
         try:
+            connection.connect()
+            deadline.start()
             connection.request(method, path, headers=headers)
             response = connection.getresponse()
-            return response.status, response.read(_LONGEST)
-        except OSError as error:
-            reason = f"no answer from the metadata service at {self._authority}: {error}"
-            raise UnavailableError(reason) from error
-        except HTTPException as error:
+            body = response.read(_LONGEST)
+            if late.is_set():
+                raise TimeoutError("timed out")
+        except (OSError, HTTPException) as error:
+            if isinstance(error, OSError) or late.is_set():
+                told = "timed out" if late.is_set() else error
+                reason = f"no answer from the metadata service at {self._authority}: {told}"
+                raise UnavailableError(reason) from error
             reason = f"{self._authority} is no metadata service: {type(error).__name__}"
             raise OutsideError(reason) from error
+        else:
+            return response.status, body
         finally:
+            deadline.cancel()
             connection.close()
+
+
+def _shut(connection: HTTPConnection, late: threading.Event) -> None:
+    """End a read that another thread waits for."""
+    late.set()
+    with suppress(OSError, AttributeError):  # the answer has come, and the socket is closed
+        connection.sock.shutdown(socket.SHUT_RDWR)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -29,6 +29,9 @@ CONNECT_S = 5.0
 ANSWER_S = 120.0  # a simulation takes as long as the service's settings let it
 AGAIN_S = (0.2, 1.0)  # waits before a request is sent again; `Retry-After` may make them longer
 LONGEST_S = 5.0  # of these waits
+# Bounds of one answer, in bytes and seconds. A model takes as long as its file on a slow line.
+OF_JSON = 1 << 26, 240.0
+OF_MODEL = 1 << 36, 3600.0
 STREAM_S = 45.0  # without a byte: the service sends one every 15 s
 
 _REFUSED: dict[int, type[UserError]] = {404: NotFoundError, 409: ConflictError}
@@ -48,6 +51,26 @@ class _Problem(msgspec.Struct):
 
 
 _PROBLEM = msgspec.json.Decoder(_Problem)
+
+
+class _Bounded(httpx2.SyncByteStream):
+    """The content of an answer, up to a size in bytes and a time in seconds."""
+
+    def __init__(self, content: Any, longest: int, within_s: float) -> None:  # noqa: ANN401 -- a stream of httpx2
+        self._content, self._longest = content, longest
+        self._until = time.monotonic() + within_s
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for part in self._content:
+            size += len(part)
+            if size > self._longest or time.monotonic() > self._until:
+                raise OutsideError("the service's answer is too large, or does not end")
+            yield part
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._content.close()
 
 
 class Connection:
@@ -84,6 +107,7 @@ class Connection:
         *,
         parameters: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
+        model: bool = False,
     ) -> httpx2.Response:
         """Ask, and get the answer if it is a success, or 304.
 
@@ -91,18 +115,31 @@ class Connection:
         one whose answer was lost or a fault of the service, if it may come twice: a GET, or one
         with an `Idempotency-Key`.
 
+        Args:
+            method: `GET`, `POST`, `PATCH` or `DELETE`.
+            path: Behind the service's URL.
+            body: Optional. JSON.
+            parameters: Optional. The query.
+            headers: Optional. Headers beside the key.
+            model: True if the answer is a model's file, which may be large.
+
         Raises:
             UserError: If it is refused: by field where the service names fields.
-            OutsideError: If the service cannot be reached or has a fault.
+            OutsideError: If the service cannot be reached, has a fault, or its answer exceeds a
+                bound.
         """
         sent = dict(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
         twice = method == "GET" or "Idempotency-Key" in sent
         for wait_s in (*AGAIN_S, None):
             try:
-                with self._told(path):
-                    answer = self._http.request(
+                with (
+                    self._told(path),
+                    self._http.stream(
                         method, path, content=body, params=parameters, headers=sent
-                    )
+                    ) as answer,
+                ):
+                    answer.stream = _Bounded(answer.stream, *(OF_MODEL if model else OF_JSON))
+                    answer.read()
             except UnavailableError as error:
                 unsent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
                 if wait_s is None or not (twice or unsent):
@@ -143,7 +180,7 @@ class Connection:
         """
         try:
             return decoder.decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise self.strange(error) from error
 
     def strange(self, why: Exception | str) -> OutsideError:
@@ -158,7 +195,7 @@ class Connection:
     def _told(self, path: str) -> Iterator[None]:
         try:
             yield
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             told = str(error) or type(error).__name__
             raise UnavailableError(f"{self.url} cannot be reached: {told}") from error
         except (httpx2.InvalidURL, UnicodeError) as error:
@@ -168,7 +205,7 @@ class Connection:
         status = answer.status_code
         try:
             problem = _PROBLEM.decode(answer.content)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             problem = _Problem()
         detail = problem.detail or f"HTTP {status} {answer.reason_phrase}"
         if status == 401:
@@ -196,7 +233,7 @@ def path_of(job: str, part: str = "") -> str:
 def _retry_after_s(answer: httpx2.Response) -> float:
     """What a service asks to wait."""
     told = answer.headers.get("Retry-After", "")
-    return min(float(told), LONGEST_S) if told.isdigit() else 0.0
+    return min(float(told), LONGEST_S) if told.isdecimal() else 0.0
 
 
 def _own(field: str) -> str:

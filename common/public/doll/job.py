@@ -279,7 +279,11 @@ class Job:
         load = _loader(framework)
         headers = {"If-None-Match": tag} if tag else {}
         answer = self._connection.ask(
-            "GET", path_of(self.name, "model"), parameters={"version": version}, headers=headers
+            "GET",
+            path_of(self.name, "model"),
+            parameters={"version": version},
+            headers=headers,
+            model=True,
         )
         if answer.status_code == 304:
             return None

@@ -151,7 +151,8 @@ class Api:
         return ApiWatched(self._service, name)
 
     def model(self, name: str, wish: Wish, tell: Callable[[str], object]) -> PulledModel:  # noqa: ARG002 -- the service's log has what was left out
-        answer = self._service.ask("GET", path_of(name, "model"), parameters={"version": wish})
+        asked = {"version": wish}
+        answer = self._service.ask("GET", path_of(name, "model"), parameters=asked, model=True)
         try:
             epoch, version = (int(answer.headers[f"doll-{what}"]) for what in ("epoch", "version"))
         except (KeyError, ValueError) as error:

@@ -17,10 +17,13 @@ from common.errors import OutsideError, UnavailableError
 from common.ports.servers import Notice
 from common.testing.clock import ManualClock
 from common.testing.metadata_server import INTERRUPTION, REBALANCE, TOKEN, MetadataServer
+from tests.contract.odd_servers import OddServer, drips_body, drips_headers, endless
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
+
+    from tests.contract.odd_servers import Answer
 
 PATIENCE_S = 120.0  # no test of what must be answered waits so long
 AT_S = 1_800_000_000.0
@@ -136,6 +139,22 @@ def test_a_service_that_does_not_answer_in_time_is_away(server: MetadataServer) 
     with pytest.raises(UnavailableError, match="timed out"):
         impatient.look()
     server.come_back()
+
+
+@pytest.mark.parametrize("drips", [drips_headers, drips_body])
+def test_a_service_whose_answer_does_not_end_is_away(drips: Answer) -> None:
+    with OddServer(drips) as server:
+        impatient = InstanceMetadata(server.url, timeout_s=0.3)
+        with pytest.raises(UnavailableError, match="timed out"):
+            impatient.get(INTERRUPTION)
+
+
+def test_of_an_endless_answer_only_the_beginning_is_read() -> None:
+    with (
+        OddServer(endless) as server,
+        pytest.raises(OutsideError, match="gave no token"),
+    ):
+        InstanceMetadata(server.url, PATIENCE_S).get(INTERRUPTION)
 
 
 def test_a_port_where_nobody_listens_is_away() -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
+import hypothesis
 import pytest
-from joserfc import jwt
+from hypothesis import strategies as st
+from joserfc import jws, jwt
 from joserfc.jwk import RSAKey
 
 from common.config.settings import Settings, read_settings
 from common.errors import UserError
 from common.testing.clock import ManualClock
-from services.admin.oidc import FRESH_S, Issuer
+from services.admin.oidc import AGAIN_S, FRESH_S, SIGN_INS, Issuer, Person
 from services.admin.routes.requests import JOB
+from tests.contract.odd_servers import ODD, OddServer
+from tests.contract.odd_servers import said as answered
 from tests.unit.admin.conftest import HOST, World, problem
 
 if TYPE_CHECKING:
@@ -186,11 +192,156 @@ def test_while_the_issuer_is_away_known_keys_count_and_others_are_told_so(office
     for _ in range(2):
         status, said = office.as_whom(office.issuer.token("second", exp=NOW_S + 10_000))
         assert status == 503
-        assert f"the OpenID Connect issuer {URL} is unavailable" in said
+        assert f"the OpenID Connect issuer {URL} cannot be reached" in said
 
     office.issuer.away = False
     office.clock.advance(10.0)
     assert office.as_whom(office.issuer.token("second", exp=NOW_S + 10_000))[0] == 200
+
+
+def part(value: object) -> str:
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return base64.urlsafe_b64encode(body).decode().rstrip("=")
+
+
+def signed(office: Office, claims: object) -> str:
+    """A token of the issuer's key whose claims may be anything."""
+    head = {"alg": "RS256", "kid": "first"}
+    body = claims if isinstance(claims, bytes) else json.dumps(claims).encode()
+    return jws.serialize_compact(head, body, office.issuer.keys["first"])
+
+
+def valid(**changed: object) -> dict[str, object]:
+    claims = {"iss": URL, "aud": "doll", "sub": "17", "exp": NOW_S + 600}
+    return {**claims, **changed}
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+HEADERS = ("alg", "kid", "typ", "crit", "b64", "jwk", "jku", "x5c", "x5t", "x5u", "cty")
+CLAIMS = ("iss", "aud", "sub", "exp", "nbf", "iat", "jti", "groups", "preferred_username", "email")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"exp": 10**400},
+        {"exp": float("inf")},
+        {"exp": float("nan")},
+        {"exp": "soon"},
+        {"exp": True},
+        {"groups": 5},
+        {"groups": {"ml-platform": True}},
+        {"preferred_username": 5},
+        {"email": [1]},
+        {"sub": 5},
+        {"aud": {"doll": 1}},
+        {"aud": [["doll"]]},
+        {"nbf": []},
+        {"iat": {}},
+    ],
+)
+def test_signed_claim_of_another_type_is_refused(office: Office, changed: dict[str, Any]) -> None:
+    assert office.as_whom(signed(office, valid()))[0] == 200
+    status, said = office.as_whom(signed(office, valid(**changed)))
+    assert (status, "not valid" in said) == (401, True)
+
+
+def test_token_that_is_no_token_is_refused(office: Office) -> None:
+    rest = f"{part(valid())}.{part(b'x')}"
+    good = {"alg": "RS256", "kid": "first"}
+    odd: dict[str, list[object]] = {
+        "crit": [5, [], ["b64"], [5], {}, "kid"],
+        "alg": [5, [], None, {}, ""],
+        "kid": [5, [], {}],
+    }
+    heads: list[object] = [
+        *({**good, name: each} for name, values in odd.items() for each in values),
+        *([], 5, None, "a", b"[" * 9_000, b"\xff", b"", b"9" * 9_000),
+    ]
+    for head in heads:
+        assert office.as_whom(f"{part(head)}.{rest}")[0] == 401, head
+    for claims in (b"[" * 20_000, b'{"exp": ' + b"9" * 20_000 + b"}", b"[]", b"5", b"", b"\xff"):
+        assert office.as_whom(signed(office, claims))[0] == 401, claims[:20]
+
+
+@hypothesis.settings(
+    max_examples=100, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@hypothesis.given(st.sampled_from(HEADERS), st.sampled_from(CLAIMS), JSON, JSON)
+def test_any_json_in_a_header_or_a_claim_lets_in_or_is_refused(
+    office: Office, header: str, claim: str, first: object, second: object
+) -> None:
+    head = part({"alg": "RS256", "kid": "first", header: first})
+    assert office.as_whom(f"{head}.{part(valid())}.{part(b'x')}")[0] == 401
+    assert office.as_whom(signed(office, valid(**{claim: second})))[0] in (200, 401)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_answer_of_an_issuer_is_unavailable_until_a_good_one(
+    office: Office, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.admin.oidc.PATIENCE_S", 0.5)
+    with OddServer(ODD[kind]) as server:
+        settings = office.world.settings.model_copy(update={"oidc_issuer": server.url})
+        office.world.service.issuer = Issuer(settings, office.clock)
+        status, said = office.as_whom(office.issuer.token(iss=server.url))
+        assert (status, server.url in said) == (503, True)
+        keys = [key.as_dict(private=False) for key in office.issuer.keys.values()]
+        names = ("jwks_uri", "authorization_endpoint", "token_endpoint")
+        told = {"issuer": server.url, **dict.fromkeys(names, f"{server.url}/keys")}
+        good = {**told, "keys": keys}
+        server.answer = answered(good)
+        office.clock.advance(AGAIN_S)
+        assert office.as_whom(office.issuer.token(iss=server.url))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "keys", [None, [], [None], [5], [{}], [{"kty": 5}], [{"kty": "RSA", "n": 5, "e": []}]]
+)
+def test_odd_keys_are_an_unavailable_issuer(office: Office, keys: object) -> None:
+    told = dict.fromkeys(("authorization_endpoint", "token_endpoint"), f"{URL}/keys")
+    answer = {"issuer": URL, "jwks_uri": f"{URL}/keys", **told, "keys": keys}
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=answer))
+    office.world.service.issuer = Issuer(office.world.settings, office.clock, transport)
+    assert office.as_whom(office.issuer.token())[0] == 503
+
+
+def test_new_key_counts_while_sign_ins_hang(office: Office) -> None:
+    """Ten people's codes are never answered; keys are read beside them."""
+    assert office.as_whom(office.issuer.token())[0] == 200
+    issuer = office.world.service.issuer
+    assert issuer is not None
+    asked, free = threading.Semaphore(0), threading.Event()
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/token"):
+            asked.release()
+            await asyncio.to_thread(free.wait)
+        return office.issuer.answer(request)
+
+    office.world.service.issuer = issuer = Issuer(
+        office.world.settings, office.clock, httpx2.MockTransport(answer)
+    )
+    assert office.as_whom(office.issuer.token())[0] == 200
+
+    async def flooded() -> Person | None:
+        flood = [asyncio.create_task(issuer.token("code", "back", "x")) for _ in range(10)]
+        for _ in range(SIGN_INS):
+            assert await asyncio.to_thread(asked.acquire, timeout=60.0)
+        office.issuer.rotate("second")
+        office.clock.advance(AGAIN_S)
+        found = await issuer.person(office.issuer.token("second"))
+        free.set()
+        await asyncio.gather(*flood, return_exceptions=True)
+        return found
+
+    person = asyncio.run(flooded())
+    assert person is not None
+    assert person.name == "oidc:ada"
 
 
 def test_a_browser_signs_in_with_a_code_that_only_it_can_use(office: Office) -> None:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from common.core.audit import audit
 from common.core.history import History
 from common.core.ledger import Ledger
+from common.core.liveness import REGISTRY_LATE, REGISTRY_UNREACHABLE
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -376,11 +377,22 @@ def test_workers_lack_while_there_is_work_alone() -> None:
 
 def test_a_job_is_degraded_while_records_wait_for_a_schema() -> None:
     view = running(rows(2), 1, 200)
-    view.look(view.seen._replace(waiting=("w1", "w2")))
-    assert view.state(NOW) == (
-        "degraded",
-        "w1, w2: records wait for a schema that no registry gives; see the log",
-    )
+    waiting = {"w2": REGISTRY_LATE, "w1": REGISTRY_LATE, "w3": REGISTRY_UNREACHABLE}
+    view.look(view.seen._replace(waiting=waiting))
+    word, why = view.state(NOW)
+    assert word == "degraded"
+    assert why.split("; ") == [
+        "w1, w2: records wait for a schema: the registry did not answer in time",
+        "w3: records wait for a schema: the registry cannot be reached",
+    ]
+
+
+def test_a_job_that_no_evaluator_can_track_is_degraded_and_says_which_and_why() -> None:
+    view = running(rows(2), 1, 200)
+    view.look(view.seen._replace(unable={"evaluator e1": "DOLL_MLFLOW is not set"}))
+    assert view.state(NOW) == ("degraded", "evaluator e1: DOLL_MLFLOW is not set")
+    view.look(view.seen._replace(led=False))
+    assert "evaluator" not in view.state(NOW)[1]
 
 
 def test_drained_is_whatever_came_is_settled_and_nothing_comes() -> None:

@@ -37,9 +37,6 @@ provisioning: {workers: 64, instance_type: c5.xlarge, policy: adaptive}
 """
 
 
-MLFLOW = {"mlflow": "http://mlflow:5000/"}
-
-
 def changed(path: str = "", value: Any = None) -> str:  # noqa: ANN401 -- any JSON
     """The job file with one value set (or removed: None) at a dotted path."""
     data = yaml.safe_load(TEXT)
@@ -410,11 +407,9 @@ def test_yaml_and_json_give_the_same_job() -> None:
         ("start_at", "noon", "job file: start_at: must be earliest, latest or a time such as"),
         ("start_at", "2026-01-31T12:00:00", "job file: start_at: the time '2026-01-31T12:00:00' n"),
         ("waiting_batches", 3, "job file: waiting_batches: must be at least group_size (20)"),
-        ("tracking", {}, "job file: tracking.mlflow: is missing"),
-        ("tracking", {"mlflow": "m:5000"}, "job file: tracking.mlflow: must be http://host:port"),
-        ("tracking", {"mlflow": "http://u:p@m"}, "job file: tracking.mlflow: must be http://host"),
-        ("tracking", {**MLFLOW, "register": "a/b"}, "job file: tracking.register: must be a name"),
-        ("tracking", {**MLFLOW, "every_updates": 0}, "job file: tracking.every_updates: must be"),
+        ("tracking", {"mlflow": "http://m"}, 'job file: unknown field "tracking.mlflow" (allowed'),
+        ("tracking", {"register": "a/b"}, "job file: tracking.register: must be a name"),
+        ("tracking", {"every_updates": 0}, "job file: tracking.every_updates: must be"),
         ("evaluation", {"every_updates": 0}, "job file: evaluation.every_updates: must be at"),
         ("evaluation", {"stream": "a test"}, "job file: evaluation.stream: 'a test' cannot"),
         ("evaluation", {"stream": "clinic-a"}, "job file: evaluation.stream: the job learns from"),
@@ -428,9 +423,10 @@ def test_a_value_that_makes_no_sense_is_refused_by_its_path(
 
 
 def test_where_a_job_is_tracked_goes_with_it_and_is_not_said_of_others() -> None:
-    spec = parse_job(changed("tracking", {**MLFLOW, "register": "digits"}))
+    assert parse_job(changed("tracking", {})).tracking is not None
+    spec = parse_job(changed("tracking", {"register": "digits"}))
     assert spec.tracking is not None
-    assert (spec.tracking.mlflow, spec.tracking.model) == ("http://mlflow:5000", "digits")
+    assert (spec.tracking.experiment, spec.tracking.model) == ("Default", "digits")
     assert job_from_json(spec.model_dump_json()) == spec
     assert "tracking" not in parse_job(TEXT).model_dump_json()  # programs before it read it
 

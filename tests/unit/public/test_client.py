@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args
 
 import httpx2
@@ -11,6 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import doll
 import doll.events
@@ -26,6 +29,7 @@ from common.learning.tasks import build_model
 from common.wire.messages import encode_audit
 from doll import connection as connections
 from doll import job as jobs
+from tests.contract.odd_servers import ODD, OddServer, said
 from tests.unit.admin import conftest, test_events, test_model
 from tests.unit.admin.live.helpers import eventually, lead, update
 from tests.unit.cli.test_api import Bridge
@@ -39,6 +43,11 @@ if TYPE_CHECKING:
     from tests.unit.admin.test_events import Served
 
 URL = "http://doll.test"
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
 SPEC = parse_job(JOB)
 
 world, led, served = conftest.world, test_model.led, test_events.served
@@ -370,3 +379,40 @@ def test_what_follows_a_job_goes_on_while_the_service_is_away(led: World) -> Non
 def test_a_network_that_is_another_one_is_refused_at_once(led: World) -> None:
     with pytest.raises(RuntimeError, match="Missing key"):
         client_of(led).job("digits").follow(torch.nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.usefixtures("at_once")
+def test_odd_answer_of_a_service_is_an_error_of_ours(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "OF_JSON", (1_000_000, 0.3))
+    with OddServer(ODD[kind]) as server:
+        if kind == "dripping headers":
+            server.answer = said(None)
+        client = doll.Client(server.url, timeout_s=0.3)
+        with pytest.raises((doll.OutsideError, doll.UserError)):
+            client.job("digits").status()
+        client.close()
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("after", ["\u00b2", "soon", "9" * 400, "-1"])
+def test_odd_wait_that_a_service_asks_for_is_an_error_of_ours(
+    after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LONGEST_S", 0.0)
+    headers = [(b"Retry-After", after.encode())]
+    client = played(lambda _: httpx2.Response(503, headers=headers))
+    with pytest.raises(doll.UnavailableError):
+        client.job("digits").status()
+
+
+@settings(max_examples=100)
+@given(st.sampled_from([200, 404, 422, 500]), JSON)
+def test_any_json_of_a_service_is_an_answer_or_an_error_of_ours(status: int, body: object) -> None:
+    content = msgspec.json.encode(body)
+    client = played(lambda _: httpx2.Response(status, content=content))
+    with suppress(doll.OutsideError, doll.UserError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "AGAIN_S", ())
+        client.job("digits").status()

@@ -268,6 +268,31 @@ def test_actors_beside_others_have_threads_of_their_own() -> None:
     assert released.is_set()
 
 
+def test_actors_beside_others_share_one_thread() -> None:
+    log, threads = MemoryLog(), list[int]()
+    log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
+    for name in "abcd":
+        JobStore(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
+
+    def work(process: ServiceProcess) -> None:
+        def at_turn() -> None:
+            threads.append(threading.get_ident())
+            if len(threads) == 4:
+                process.stopping.set()
+
+        def parts(_opened: Opened) -> MakePart:
+            return lambda _wanted, _wake, _fault: Recorded("it", [], at_turn)
+
+        follow_jobs(
+            *(on(process, log), Meters("evaluator"), lambda _opened: no_part),
+            lambda _record, _new: False,
+            beside=(parts, lambda _record, new: new),
+        )
+
+    assert run("evaluator", "e1", work) == service.EXIT_OK
+    assert (len(threads), len(set(threads))) == (4, 1)
+
+
 @pytest.mark.parametrize("repairs", [True, False])
 def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs: bool) -> None:
     log = MemoryLog(lambda: 0.0)  # so all that is written is old

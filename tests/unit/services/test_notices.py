@@ -101,6 +101,25 @@ def test_a_notice_that_stands_is_found_before_any_work_is_begun(bench: Bench) ->
     assert not thread.is_alive()
 
 
+def test_the_watch_goes_on_after_a_fault_of_a_look(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def fails() -> None:
+        failed.set()
+        raise AttributeError("odd")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.notices, "look", fails)
+        thread = bench.watch().start(every_s=0.001)
+        failed.clear()
+        assert failed.wait(PATIENCE_S)
+    bench.notices.interrupt(AT_S)
+    thread.join(PATIENCE_S)
+    assert bench.leaving.is_set()
+
+
 def test_the_watch_goes_on_through_an_outage_until_the_worker_leaves(bench: Bench) -> None:
     bench.notices.go_away()
     thread = bench.watch().start(every_s=0.001)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from common.core.messages import Skipped
 from common.core.schemas import Schema
+from common.errors import LateError, RefusedError, UnavailableError, UnreachableError
 from services.worker.schemas import ABSENT_S
 from tests.unit.services.replicas import until
 from tests.unit.services.test_stream import LINGER_S, Bench, P, W
@@ -69,6 +72,32 @@ def test_records_wait_while_the_registry_is_away_and_the_worker_lives() -> None:
     rows = bench.cache.get(claim.address)
     assert rows is not None
     assert rows["id"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (LateError("a"), "registry-late"),
+        (RefusedError("a"), "registry-refuses"),
+        (UnreachableError("a"), "registry-unreachable"),
+        (UnavailableError("a"), "waiting"),
+        (AttributeError("a"), "waiting"),
+    ],
+)
+def test_a_heartbeat_says_why_a_schema_is_missing(error: Exception, status: str) -> None:
+    class Raising(Registry):
+        def schema(self, number: int) -> Schema | None:
+            try:
+                return super().schema(number)
+            except UnavailableError:
+                raise error from None
+
+    registry = Raising()
+    bench = waiting(registry, 1)
+    turn_until(bench, lambda: bench.board.alive() == {W: status}, "the reason is on the board")
+    registry.schemas = dict(SEVEN)
+    turn_until(bench, lambda: bool(written(bench.log)), "the schema is found")
+    turn_until(bench, lambda: bench.board.alive() == {W: "alive"}, "nothing is missing any more")
 
 
 def test_what_was_read_before_a_place_was_lost_is_not_taken_for_what_is_there_now() -> None:

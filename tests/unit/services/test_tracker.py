@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from common.ports.servers import Blobs
     from common.ports.tracking import Tracking
 
-TRACKED = f"{JOB}tracking: {{mlflow: 'http://mlflow:5000', register: {NAME}, every_updates: 2}}\n"
+TRACKED = f"{JOB}tracking: {{register: {NAME}, every_updates: 2}}\n"
+URL = "http://mlflow:5000"
 PACE = TrackingPace(look_s=1e6, away_s=2e6, refused_s=3e6, quiet_s=0.0)
 
 
@@ -55,12 +56,13 @@ class Tracked:
 
     def start(self, settings: Settings | None = None) -> JobTracker:
         """A tracker, as a process that starts has one."""
-        used = settings or Settings(blobs=self.url)
+        used = settings or Settings(blobs=self.url, mlflow=URL)
         process = TrackerProcess(
             used,
+            "e1",
             self.world.log,
             partial(MemoryBoard, self.world.redis),
-            lambda _url: self.tracking or self.server,
+            lambda: self.tracking or self.server if used.mlflow else None,
             partial(open_blobs, used) if settings else lambda: self.blobs,
             self.world.metrics,
             event_logger("evaluator"),
@@ -234,6 +236,18 @@ def test_a_refusal_is_told_once_and_tried_again_until_a_person_has_seen_to_it(
     assert tracked.losses() == [(1, 1.0)]
 
 
+def test_without_a_server_the_log_and_the_job_s_state_say_what_to_set(
+    tracked: Tracked, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = tracked.start(Settings(blobs=tracked.url))
+    for _ in range(2):
+        assert tracker.turn() is not None
+    why = "DOLL_MLFLOW: is not set for this evaluator, but the job has `tracking`; set it to"
+    [said] = complaints(caplog)
+    assert said.startswith(why)
+    assert tracked.world.board.unable() == {"evaluator e1": said}
+
+
 def test_a_run_that_somebody_deleted_is_made_anew_with_all_that_it_had(tracked: Tracked) -> None:
     tracker = tracked.start()
     tracked.learn(1, 2)
@@ -378,7 +392,7 @@ def test_without_storage_curves_are_told_all_the_same(
     tracked: Tracked, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracked.learn(1)
-    tracked.start(Settings()).turn()
+    tracked.start(Settings(mlflow=URL)).turn()
     assert tracked.losses() == [(1, 1.0)]
     assert "set DOLL_BLOBS" in complaints(caplog)[0]
 

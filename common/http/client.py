@@ -1,0 +1,120 @@
+"""An HTTP client for servers that are not ours: it bounds the size and the total time of an answer.
+
+`httpx2`'s own timeouts are per read, so a server that sends a byte now and then would hold a
+synchronous caller for ever. Here requests run on an event loop, where one deadline covers the name
+lookup, the connection, the headers and the body. No redirect is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx2
+
+from common.errors import LateError, UnavailableError, UnreachableError, WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from concurrent.futures import Future
+
+    import msgspec
+
+T = TypeVar("T")
+
+ANSWER_BYTES = 1_000_000
+
+
+class BoundedClient:
+    """Client of one server; may be shared between threads.
+
+    Args:
+        name: Of the server, in errors.
+        answer_s: Seconds until an answer must be complete.
+        transport: Optional. If unset, the network.
+        options: Further arguments of `httpx2.AsyncClient`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        answer_s: float,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        **options: Any,  # noqa: ANN401 -- of another library
+    ) -> None:
+        self._name, self._answer_s = name, answer_s
+        self._loop = _loop()
+        self._http = httpx2.AsyncClient(timeout=answer_s, transport=transport, **options)
+        # A compressed answer could be a thousand times larger than what the server sends.
+        self._http.headers["Accept-Encoding"] = "identity"
+
+    async def answer(self, method: str, url: str, **request: Any) -> tuple[int, bytes]:  # noqa: ANN401 -- likewise
+        """Send a request; for coroutines that run by `submit`.
+
+        Args:
+            method: `GET` or `POST`.
+            url: Address.
+            request: Further arguments of `httpx2.AsyncClient.request`.
+
+        Returns:
+            The status and the body.
+
+        Raises:
+            LateError: If the answer is not complete in time.
+            UnreachableError: If there is no connection, or it breaks.
+            UnavailableError: If the answer is too large, or compressed.
+        """
+        body = bytearray()
+        try:
+            async with (
+                asyncio.timeout(self._answer_s),
+                self._http.stream(method, url, **request) as answer,
+            ):
+                if answer.headers.get("Content-Encoding", "identity") != "identity":
+                    raise UnavailableError(f"{self._name} compresses its answer")
+                async for part in answer.aiter_bytes():
+                    body += part
+                    if len(body) > ANSWER_BYTES:
+                        raise UnavailableError(
+                            f"{self._name} answers with more than {ANSWER_BYTES:,} bytes"
+                        )
+        except (TimeoutError, httpx2.TimeoutException) as error:
+            raise LateError(f"{self._name} did not answer in {self._answer_s:g} s") from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
+            why = str(error) or type(error).__name__
+            raise UnreachableError(f"{self._name} cannot be reached: {why}") from error
+        return answer.status_code, bytes(body)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine that uses `answer`; canceling the future cancels the coroutine."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def ask(self, method: str, url: str, **request: Any) -> tuple[int, bytes]:  # noqa: ANN401 -- likewise
+        """Call `answer` from any thread, and wait for it."""
+        return self.submit(self.answer(method, url, **request)).result()
+
+    def close(self) -> None:
+        """Close the connections; requests that are being sent fail."""
+        self.submit(self._http.aclose())
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode a body.
+
+    Raises:
+        WireError: If the body is not the JSON that the decoder expects, or is nested too deeply.
+    """
+    try:
+        return decoder.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError(str(error)) from error
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Start the event loop of this process's requests, on a thread of its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="bounded-http", daemon=True).start()
+    return loop
