@@ -196,7 +196,10 @@ class StreamReader(Protocol):
         """Undo `pause`; nothing that was fetched is lost."""
 
     def commit(self, positions: Mapping[Partition, int]) -> None:
-        """Tell lag tools where the job stands; never read back. Does not wait, does not raise."""
+        """Commit offsets of partitions that this member owns: lag tools alone read them.
+
+        Returns at once and never raises. The next commit repeats what the broker refused.
+        """
 
     def lag(self) -> dict[Partition, int]:
         """Records between this member's position and the end, by the client's latest statistics."""
