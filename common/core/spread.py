@@ -40,7 +40,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     most_workers: int = 1  # that it can use: partitions
     weight: float = 1.0  # its share of workers where they are fewer than needed
     runs: bool = True  # neither paused nor held
-    target: int = 0  # workers that its owner asks for (`provisioning.workers`)
+    # Workers that its owner asks for (`provisioning.workers`) while there is something to train.
+    target: int = 0
     unserved_s: float = 0.0  # since when it has a backlog and nobody to work on it
     task: str = ""  # name or entrypoint: what a worker must be able to do
 
@@ -98,11 +99,12 @@ def workers_needed(
     """How many workers a job can use now; not a whole number.
 
     As many as keep up with what arrives and have the backlog gone in `drain_s`, no more than it has
-    partitions, and at least what its owner asks for; none while it does not run.
+    partitions, and at least what its owner asks for; none while it does not run, or has nothing to
+    train and nothing arrives.
     """
-    if not demand.runs:
-        return 0.0
     records_per_s = demand.arrivals_per_s + demand.backlog / settings.drain_s
+    if not demand.runs or not records_per_s:
+        return 0.0
     return max(min(records_per_s / worker_records_per_s, demand.most_workers), demand.target)
 
 

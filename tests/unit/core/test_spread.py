@@ -56,7 +56,9 @@ HUGE = job("huge", 50_000)  # needs 8.3 workers, and has 8 partitions
         (job("a", 6000), 1.0),  # gone in a minute
         (job("a", 6000, arrivals_per_s=50.0), 1.5),  # though more arrives
         (job("a", 6_000_000), 8.0),  # no more than partitions
-        (job("a", target=3), 3.0),  # what its owner asks for
+        (job("a", 1, target=3), 3.0),  # what its owner asks for
+        (job("a", arrivals_per_s=0.1, target=3), 3.0),  # likewise
+        (job("a", target=3), 0.0),  # drained: whatever its owner asks for
         (job("a", 6_000_000, target=3, runs=False), 0.0),  # paused
     ],
 )
@@ -67,6 +69,12 @@ def test_a_job_needs_who_keeps_up_and_has_its_backlog_gone_in_a_minute(
 
 
 # --- the plan, by example --------------------------------------------------------------------
+
+
+def test_drained_job_whose_owner_asks_for_workers_keeps_none_that_another_needs() -> None:
+    asked = job("asked", target=4)
+    assert plan(view([asked, job("busy", 10)], [worker(1, "asked")])) == {"w1": "busy"}
+    assert plan(view([asked], [worker(1, "asked")])) == {}  # nobody else needs it
 
 
 def test_workers_leave_a_drained_job_for_one_that_has_work() -> None:
@@ -293,7 +301,7 @@ def test_what_owners_ask_for_is_filled_before_anything_else(
 ) -> None:
     idle = tuple(msgspec.structs.replace(it, stay_s=1000.0) for it in workers)
     after = moved(View(jobs, idle))
-    targets = {it.job: it.target for it in jobs if it.runs}
+    targets = {it.job: it.target for it in jobs if it.runs and (it.backlog or it.arrivals_per_s)}
     bound = sum(it.job in targets for it in after.workers)
     if sum(targets.values()) <= bound:
         for name, target in targets.items():
