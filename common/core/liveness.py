@@ -20,6 +20,8 @@ OTHER_MODEL = (
     "its task's code builds another model than the job's (layout {}, expected {}); start it with"
     " the version of the code that the job began with"
 )
+# Name under which a leader says at which jobs the workers are that its job waits for.
+TURN = "turn"
 WORKER = "worker "  # before a worker's name, among processes that cannot do their part of a job
 
 

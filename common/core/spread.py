@@ -89,6 +89,7 @@ class SpreadSettings:
 
 
 SETTINGS = SpreadSettings()
+_NAMED = 3  # jobs in one sentence
 
 # --- the plan --------------------------------------------------------------------------------
 
@@ -242,6 +243,25 @@ class _Planning:
 def _mixed(*names: str) -> int:
     """A number that these names determine, and nobody else can foresee."""
     return int.from_bytes(hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest())
+
+
+def elsewhere(view: View, demand: JobDemand) -> str:
+    """Say at which jobs those workers are that could come to this one; empty if there is none."""
+    places = Counter(
+        it.job
+        for it in view.workers
+        if it.job not in {"", demand.job} and not it.pinned and it.can_do(demand)
+    )
+    if not places:
+        return ""
+    names = [f"`{job}`" for job, _ in places.most_common(_NAMED)]
+    if more := len(places) - len(names):
+        names.append(f"{more} other jobs" if more > 1 else "another job")
+    *first, last = names
+    where = f"{', '.join(first)} and {last}" if first else last
+    workers = places.total()
+    who = "the worker is" if workers == 1 else f"the {workers:,} workers are"
+    return f"it is another job's turn: {who} at {where}"
 
 
 # --- one worker's line of it -----------------------------------------------------------------

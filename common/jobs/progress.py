@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 from msgspec import UNSET
 
 from common.core.ledger import Ledger
-from common.core.liveness import WORKER
+from common.core.liveness import TURN, WORKER
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -985,7 +985,8 @@ class JobProgress:
         if any(s == "alive" and w not in self._left_out for w, s in statuses.items()):
             return None
         records = "records wait" if lag is None else f"{_counted(lag, 'record')} wait"
-        why = self._unable(workers=True) or self._told_left_out() or "no worker runs"
+        unable = self._unable(workers=True) or self._told_left_out()
+        why = unable or self.seen.unable.get(TURN) or "no worker runs"
         return State("waiting for workers", f"{records} and {why}")
 
     def _unable(self, *, workers: bool) -> str:
@@ -996,7 +997,7 @@ class JobProgress:
         return "; ".join(
             f"{who}: {why}"
             for who, why in sorted(self.seen.unable.items())
-            if who.startswith(WORKER) == workers and who not in joined
+            if who.startswith(WORKER) == workers and who not in joined and who != TURN
         )
 
     @property

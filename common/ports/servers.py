@@ -598,7 +598,7 @@ class Board(Protocol):
         """Say, for so long, why a process cannot lead the job, or join it: others may be able to.
 
         Args:
-            process: A replica's name; a worker's, behind `liveness.WORKER`.
+            process: A replica's name; a worker's, behind `liveness.WORKER`; or `liveness.TURN`.
             reason: In words.
             ttl_s: Seconds.
         """

@@ -15,6 +15,7 @@ from common.core.spread import (
     Sightings,
     View,
     WorkerPlacement,
+    elsewhere,
     next_step,
     plan,
     with_jobs,
@@ -66,6 +67,33 @@ def test_a_job_needs_who_keeps_up_and_has_its_backlog_gone_in_a_minute(
     demand: JobDemand, needed: float
 ) -> None:
     assert workers_needed(demand, SPEED_PER_S) == pytest.approx(needed)
+
+
+@pytest.mark.parametrize(
+    ("workers", "told"),
+    [
+        ([], ""),
+        ([worker(1, "")], ""),  # about to come
+        ([worker(1, "other")], "the worker is at `other`"),
+        ([*four("a"), worker(5, "b")], "the 5 workers are at `a` and `b`"),
+        (
+            [worker(n, f"j{n}") for n in range(4)],
+            "the 4 workers are at `j0`, `j1`, `j2` and another job",
+        ),
+        (
+            [worker(n, f"j{n}") for n in range(9)],
+            "the 9 workers are at `j0`, `j1`, `j2` and 6 other jobs",
+        ),
+        ([worker(1, "other", pinned=True)], ""),  # which never comes
+        ([worker(1, "other", tasks=["another"])], ""),  # likewise
+        ([worker(1, "other", avoided=["mine"])], ""),  # which says why itself
+    ],
+)
+def test_workers_of_other_jobs_that_could_come_are_told_of(
+    workers: list[WorkerPlacement], told: str
+) -> None:
+    mine = job("mine", 10)
+    assert elsewhere(view([mine], workers), mine) == (told and f"it is another job's turn: {told}")
 
 
 # --- the plan, by example --------------------------------------------------------------------
