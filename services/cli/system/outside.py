@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, cast
 
 from common.errors import UserError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from common.config.servers import Outside
     from common.config.settings import Settings
+    from common.ports.servers import Log
     from services.cli.system.api import Api
     from services.cli.system.system import System
 
@@ -49,7 +51,23 @@ class Reached:
         from common.config.settings import read_settings
 
         files = {f"{name}_FILE": "" for name in self.given}  # of the environment: not both
-        return self.ways.connect(read_settings({**os.environ, **files, **self.given}))
+        outside = self.ways.connect(read_settings({**os.environ, **files, **self.given}))
+        return replace(outside, open_log=cache(partial(_found, outside.open_log)))
+
+
+def _found(open_log: Callable[[], Log]) -> Log:
+    """Open Kafka and ask it something: whoever retries for a minute has a broker to wait for.
+
+    Raises:
+        UnavailableError: If there is no Kafka.
+    """
+    from common.errors import UnknownTopicError
+    from common.topics.names import JOBS
+
+    log = open_log()
+    with suppress(UnknownTopicError):
+        log.partitions(JOBS)
+    return log
 
 
 def outside_of(context: typer.Context) -> Outside:
