@@ -71,17 +71,20 @@ def _found(open_log: Callable[[], Log]) -> Log:
 
 
 def outside_of(context: typer.Context) -> Outside:
-    """The outside of the command that runs.
+    """The outside of the command that runs; DOLL_API in the environment is for other commands.
 
     Raises:
-        UserError: If the system is to be reached over its API, which does not offer this command.
+        UserError: If --api says to ask a service, which does not offer this command.
     """
-    outside = _reached(context).outside
-    if outside.settings.api:
-        raise UserError(
-            f"`{context.command_path}` needs Kafka itself: leave out --api (or DOLL_API)"
-        )
-    return outside
+    reached = _reached(context)
+    if "DOLL_API" in reached.given:
+        raise UserError(f"`{context.command_path}` needs Kafka itself: leave out --api")
+    return reached.outside
+
+
+def settings_of(context: typer.Context) -> Settings:
+    """The settings of a command, whichever way it reaches the system."""
+    return _reached(context).outside.settings
 
 
 def service_of(context: typer.Context) -> Api:

@@ -449,7 +449,9 @@ def test_no_commit_is_above_a_batch_that_waits(steps: list[str]) -> None:
             continue
         elif step == "poison":
             model, orders = bench.model, bench.orders
-            failed = Failed(A, model, tuple(b.offset for b in orders[0].batches), "poison")
+            failed = Failed(
+                orders[0].worker, model, tuple(b.offset for b in orders[0].batches), "raised"
+            )
             bench.feed(events.RepliesRead((failed,)))
         else:
             bench.compute()
