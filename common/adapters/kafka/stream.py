@@ -255,12 +255,7 @@ class KafkaStreamReader:
             if error is None and partition in self._owned:
                 self._committed[partition] = answer.offset
             elif error is not None:
-                _LOGGER.debug(
-                    "commit_refused group_member=%r partition=%s reason=%r",
-                    self._name,
-                    partition,
-                    error.str(),
-                )
+                _LOGGER.debug("commit_refused partition=%s reason=%r", partition, error.str())
 
     def _on_revoke(self, _client: Consumer, revoked: list[TopicPartition]) -> None:
         partitions = tuple(Partition(each.topic, each.partition) for each in revoked)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, cast
 
-from common.errors import UserError
+from common.errors import OutsideError, UnavailableError, UserError
 
 if TYPE_CHECKING:
     import httpx2
@@ -61,12 +60,15 @@ def _found(open_log: Callable[[], Log]) -> Log:
     Raises:
         UnavailableError: If there is no Kafka.
     """
-    from common.errors import UnknownTopicError
     from common.topics.names import JOBS
 
     log = open_log()
-    with suppress(UnknownTopicError):
+    try:
         log.partitions(JOBS)
+    except UnavailableError:
+        raise
+    except OutsideError:
+        pass  # A broker answered; the command says itself which right or topic it lacks.
     return log
 
 

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from common.core.spans import Partition
+from common.errors import OutsideError
+from common.ports.servers import NewTopic
 from common.runtime.connect import connect
+from common.testing.log import MemoryLog
+from common.topics.names import JOBS
 from services.cli import exits
 from services.cli.app import app
 from services.cli.system.outside import Ways
 
 if TYPE_CHECKING:
     from typer.testing import Result
+
+    from tests.unit.cli.conftest import World
 
 CLOSED = "127.0.0.1:1"
 SAID = f"error: no Kafka at {CLOSED} (DOLL_KAFKA): start it, or name another"
@@ -61,3 +68,19 @@ def test_command_without_kafka_ends_within_ten_seconds() -> None:
     began = monotonic()
     assert run("job list").stderr.startswith(SAID)
     assert monotonic() - began < WITHIN_S
+
+
+class _Guarded(MemoryLog):
+    """A Kafka in which the caller may not see the jobs topic."""
+
+    def partitions(self, topic: str) -> tuple[Partition, ...]:
+        if topic == JOBS:
+            raise OutsideError(f"{topic}: TOPIC_AUTHORIZATION_FAILED")
+        return super().partitions(topic)
+
+
+def test_command_that_needs_no_right_on_the_jobs_topic_is_not_asked_for_one(world: World) -> None:
+    world.log = _Guarded()
+    world.log.create_topics([NewTopic("clinic-a")])
+    world.run("produce", "digits", "--topic", "clinic-a", "--records", "1")
+    assert world.log.ends([Partition("clinic-a", 0)]) == {Partition("clinic-a", 0): 1}
