@@ -175,6 +175,13 @@ class JobAnswer(Answer):
     progress: Progress = Field(description="How far it is.")
 
 
+class SubmittedJob(JobAnswer):
+    """One job that was just submitted."""
+
+    checked: bool = Field(description="True if its task was checked, and its model's size.")
+    unchecked: str = Field(default="", description="Why its task was not checked.")
+
+
 class JobSummary(Answer):
     """One job in a list."""
 

@@ -76,7 +76,7 @@ class Forget(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """Tell lag tools where a checkpoint stands."""
+    """Commit the settled frontier of partitions to the consumer group, for lag tools."""
 
     positions: Mapping[Partition, int]
 

@@ -30,6 +30,8 @@ OTHER_MODEL = (
     "its task's code builds another model than the job's (layout {}, expected {}); start it with"
     " the version of the code that the job began with"
 )
+# Name under which a leader says at which jobs the workers are that its job waits for.
+TURN = "turn"
 # Prefixes of the names of processes that cannot do their part of a job; a coordinator's has none.
 WORKER, EVALUATOR = "worker ", "evaluator "
 

@@ -40,7 +40,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     most_workers: int = 1  # that it can use: partitions
     weight: float = 1.0  # its share of workers where they are fewer than needed
     runs: bool = True  # neither paused nor held
-    target: int = 0  # workers that its owner asks for (`provisioning.workers`)
+    # Workers that its owner asks for (`provisioning.workers`) while there is something to train.
+    target: int = 0
     unserved_s: float = 0.0  # since when it has a backlog and nobody to work on it
     task: str = ""  # name or entrypoint: what a worker must be able to do
 
@@ -88,6 +89,7 @@ class SpreadSettings:
 
 
 SETTINGS = SpreadSettings()
+_NAMED = 3  # jobs in one sentence
 
 # --- the plan --------------------------------------------------------------------------------
 
@@ -98,11 +100,12 @@ def workers_needed(
     """How many workers a job can use now; not a whole number.
 
     As many as keep up with what arrives and have the backlog gone in `drain_s`, no more than it has
-    partitions, and at least what its owner asks for; none while it does not run.
+    partitions, and at least what its owner asks for; none while it does not run, or has nothing to
+    train and nothing arrives.
     """
-    if not demand.runs:
-        return 0.0
     records_per_s = demand.arrivals_per_s + demand.backlog / settings.drain_s
+    if not demand.runs or not records_per_s:
+        return 0.0
     return max(min(records_per_s / worker_records_per_s, demand.most_workers), demand.target)
 
 
@@ -240,6 +243,25 @@ class _Planning:
 def _mixed(*names: str) -> int:
     """A number that these names determine, and nobody else can foresee."""
     return int.from_bytes(hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest())
+
+
+def elsewhere(view: View, demand: JobDemand) -> str:
+    """Say at which jobs those workers are that could come to this one; empty if there is none."""
+    places = Counter(
+        it.job
+        for it in view.workers
+        if it.job not in {"", demand.job} and not it.pinned and it.can_do(demand)
+    )
+    if not places:
+        return ""
+    names = [f"`{job}`" for job, _ in places.most_common(_NAMED)]
+    if more := len(places) - len(names):
+        names.append(f"{more} other jobs" if more > 1 else "another job")
+    *first, last = names
+    where = f"{', '.join(first)} and {last}" if first else last
+    workers = places.total()
+    who = "the worker is" if workers == 1 else f"the {workers:,} workers are"
+    return f"it is another job's turn: {who} at {where}"
 
 
 # --- one worker's line of it -----------------------------------------------------------------

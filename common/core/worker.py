@@ -34,7 +34,7 @@ from common.core.spans import Address, LogPosition, Partition, Span, address_of
 if TYPE_CHECKING:
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
-    from common.core.messages import LeaderStatus, WorkerId
+    from common.core.messages import LeaderStatus, Positions, WorkerId
     from common.core.settings import WorkerSettings
 
 
@@ -49,6 +49,8 @@ LOST_S = 5.0
 # topic on, and they may be lost with the topic's tail. As long for later ones while nothing is
 # decided, and twice as long each further time: perhaps nobody leads, and all that it claims waits.
 UNDECIDED_S = 30.0
+# Time between two commits of the group's offsets: lag tools look every 10 s or more seldom.
+COMMIT_S = 5.0
 
 
 _FULL = "enough batches wait here"  # why nothing may be read now
@@ -115,6 +117,10 @@ class Worker:
         self._leaving = False
         self._beat_at = float("-inf")
         self._leader_status_at = float("-inf")
+        self._settled: Positions = {}  # below it every record is settled, for lag tools
+        # A status whose `claimed` becomes that, once no batch below its control position waits.
+        self._next_settled: LeaderStatus | None = None
+        self._commit_at = float("-inf")
 
     @property
     def room(self) -> int:
@@ -227,6 +233,7 @@ class Worker:
                     yield self._announce(full, now)
             case events.Leaving():
                 self._leaving = True
+                yield from self._commit(now)
                 yield do.Heartbeat(LEAVING)
 
     def _tick(self, now: float) -> Iterator[WorkerCommand]:
@@ -282,9 +289,24 @@ class Worker:
         yield from self._forget(leader_status.oldest_unsettled)
         yield from self._give_up(now)
         yield from self._place(leader_status, now)
-        covered = {p: leader_status.settled[p] for p in self._own if p in leader_status.settled}
-        if covered:
-            yield do.Commit(covered)
+        self._settle(leader_status)
+        if now >= self._commit_at + COMMIT_S:
+            yield from self._commit(now)
+
+    def _settle(self, leader_status: LeaderStatus) -> None:
+        """Follow the settled frontier: all that is claimed belongs to batches below a position."""
+        if self._next_settled is None or self._next_settled.epoch != leader_status.epoch:
+            self._next_settled = leader_status
+        for seen in (self._next_settled, leader_status):
+            if seen.control_position <= leader_status.oldest_unsettled:
+                self._settled, self._next_settled = seen.claimed, leader_status
+
+    def _commit(self, now: float) -> Iterator[WorkerCommand]:
+        """Commit the settled frontier of the partitions that this worker owns."""
+        positions = {p: self._settled[p] for p in self._own if p in self._settled}
+        if positions:
+            self._commit_at = now
+            yield do.Commit(positions)
 
     def _hear_of_room(self, epoch: int, unsettled: Unsettled | None) -> list[WorkerCommand]:
         """Take over what a trigger says; where that is no news of this leader, look for its status.

@@ -1,8 +1,9 @@
 """Refuses a job at its submission for what would hold it later: its task, or its model's size.
 
 A built-in task is judged by arithmetic. A task of somebody's own is built in a process of its own,
-`python -m common.jobs.check`, with little memory and little time, so that it can do no harm here;
-what cannot be told so is no reason to refuse. Nor is a task that is not here: others may have it.
+`python -m common.jobs.check`, with little memory and little time, so that it can do no harm here.
+A check that does not end refuses the job: what stops it may stop each worker. A task that is not
+here is no reason to refuse a job: others may have it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
+from signal import strsignal
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -25,7 +27,7 @@ from common.jobs.spec import UNKNOWN_WORKERS, JobSpec, check_options, job_from_j
 from common.learning.task_options import options_of
 from common.telemetry.logging import event_logger
 
-MOST_BYTES = 4 << 30  # of the other process; a model that fits is judged, whatever builds it
+MOST_MIB = 4 << 10  # of the other process; a model that fits is judged, whatever builds it
 PATIENCE_S = 60.0  # PyTorch and the task's own libraries are loaded, from a cold disk
 _MIB = 1 << 20
 _BYTES = 4  # of a float32
@@ -44,14 +46,36 @@ class Report(msgspec.Struct, frozen=True):
     """What came of it."""
 
     refused: str = ""  # why no job can have it
-    model_mb: float | None = None  # None: that could not be told
+    missing: str = ""  # why the task cannot be built here, although others may have it
+    unended: str = ""  # why the check came to no end
+    model_mb: float = 0.0
 
 
 _ORDER, _REPORT = msgspec.json.Decoder(Order), msgspec.json.Decoder(Report)
 
 
+class Unchecked(NamedTuple):
+    """Why a task was not checked."""
+
+    why: str
+    begun: bool = False  # True if the check began, and came to no end
+
+    def refuse(self) -> None:
+        """Refuse the job if its check began.
+
+        Raises:
+            GivenError: With what to do.
+        """
+        if self.begun:
+            raise GivenError(
+                ("task",),
+                f"{self.why}; if the task is right, submit the job with `--unchecked`"
+                " (`?unchecked=true`)",
+            )
+
+
 def built_apart(spec: JobSpec, allowed: Collection[str], patience_s: float = PATIENCE_S) -> Report:
-    """Build a task in a process of its own; a report that says nothing where that fails."""
+    """Build a task in a process of its own."""
     order = Order(msgspec.Raw(spec.model_dump_json().encode()), tuple(allowed))
     path = search_path(sys.path)  # the task is found there as it is here
     try:
@@ -64,9 +88,16 @@ def built_apart(spec: JobSpec, allowed: Collection[str], patience_s: float = PAT
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
         return _REPORT.decode(done.stdout)
-    except (subprocess.SubprocessError, msgspec.DecodeError) as error:
-        _log.warning("task_not_checked", job=spec.name, reason=str(error))
-        return Report()
+    except subprocess.TimeoutExpired:
+        return Report(unended=f"the check of the task did not end within {patience_s:g} s")
+    except subprocess.CalledProcessError as error:
+        if error.returncode < 0:  # by SIGKILL, it may have lacked memory
+            how = f"was ended by signal {-error.returncode} ({strsignal(-error.returncode)})"
+        else:
+            how = f"ended early, with status {error.returncode}"
+        return Report(unended=f"the check of the task {how}")
+    except msgspec.DecodeError:
+        return Report(unended="the check of the task ended without an answer")
 
 
 def check_submission(
@@ -75,7 +106,7 @@ def check_submission(
     max_model_mb: int,
     coordinator_memory_mib: int,
     build: Callable[[JobSpec, Collection[str]], Report] = built_apart,
-) -> None:
+) -> Unchecked | None:
     """Refuse a job whose task makes no sense, as far as can be seen here. May take some seconds.
 
     Args:
@@ -86,21 +117,26 @@ def check_submission(
             compression (DOLL_COORDINATOR_MEMORY_MIB).
         build: Builds a task of somebody's own.
 
+    Returns:
+        Why the task was not checked; None if it was.
+
     Raises:
         GivenError: By the field.
     """
     check_options(spec)
+    unchecked: Unchecked | None = None
     if spec.task.name:
         parameters = options_of(spec.task.name, spec.task_options).parameters
-        size_mb: float | None = parameters * _BYTES / _MIB
-    elif spec.task.entrypoint in allowed and find_spec("torch") is not None:
-        report = build(spec, allowed)
+        size_mb = parameters * _BYTES / _MIB
+    else:
+        report = _looked_at(spec, allowed, build)
         if report.refused:
             raise GivenError(("task",), report.refused)
+        if why := report.missing or report.unended:
+            unchecked = Unchecked(why, begun=bool(report.unended))
+            _log.info("task_not_checked", job=spec.name, reason=why)
         size_mb = report.model_mb
-    else:
-        size_mb = None
-    if size_mb is not None and size_mb > max_model_mb:
+    if size_mb > max_model_mb:
         raise GivenError(
             ("task",),
             f"the model takes {size_mb:,.0f} MiB, more than the {max_model_mb:,} that"
@@ -109,7 +145,7 @@ def check_submission(
         )
     # Beside the model itself: a sum for each round that may be in flight, one to spare, the view.
     views, rounds = int(spec.compression is not None), spec.most_rounds
-    needed_mb = (rounds + 2 + views) * (size_mb or 0.0)
+    needed_mb = (rounds + 2 + views) * size_mb
     if (rounds > 1 or views) and needed_mb > coordinator_memory_mib:
         assumed = (
             f" ({UNKNOWN_WORKERS} workers are counted, as neither staleness nor"
@@ -127,6 +163,26 @@ def check_submission(
             f" {'lower it' if rounds > 1 else 'leave it out'}, or allow more",
         )
 
+    return unchecked
+
+
+def unasked(spec: JobSpec, allowed: Collection[str]) -> Report:  # noqa: ARG001 -- instead of `built_apart`
+    """Build nothing, as whoever submits the job wishes."""
+    return Report(missing="the request says so")
+
+
+def _looked_at(
+    spec: JobSpec,
+    allowed: Collection[str],
+    build: Callable[[JobSpec, Collection[str]], Report],
+) -> Report:
+    """Build a task of somebody's own, if this process may and can."""
+    if spec.task.entrypoint not in allowed:
+        return Report(missing=f"DOLL_TASKS does not list {spec.task.entrypoint} here")
+    if find_spec("torch") is None:
+        return Report(missing="PyTorch is not installed here")
+    return build(spec, allowed)
+
 
 # --- in the other process -------------------------------------------------------------------------
 
@@ -140,9 +196,14 @@ def built(order: Order) -> Report:
 
     spec = job_from_json(bytes(order.spec))
     try:
-        return Report(model_mb=try_model(task_of(spec, order.allowed), spec.seed))
-    except TaskMissingError:
-        return Report()
+        size_mb = try_model(task_of(spec, order.allowed), spec.seed)
+        if size_mb is None:
+            return Report(
+                unended=f"the model needs more than the {MOST_MIB:,} MiB that a check has"
+            )
+        return Report(model_mb=size_mb)
+    except TaskMissingError as error:
+        return Report(missing=str(error))
     except UserError as error:
         return Report(refused=str(error))
     except Exception as error:  # noqa: BLE001 -- the task is the user's code and may raise anything
@@ -154,7 +215,8 @@ def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
     with suppress(OSError):  # should memory lack all the same, this process is the one to go
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    least = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
+    wanted = MOST_MIB * _MIB
+    least = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
     resource.setrlimit(resource.RLIMIT_DATA, (least, most))
     answer(msgspec.json.encode(built(_ORDER.decode(asked.read()))))
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 from msgspec import UNSET
 
 from common.core.ledger import Ledger
-from common.core.liveness import EVALUATOR, MISSING_SCHEMA, WORKER
+from common.core.liveness import EVALUATOR, MISSING_SCHEMA, TURN, WORKER
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -985,7 +985,8 @@ class JobProgress:
         if any(s == "alive" and w not in self._left_out for w, s in statuses.items()):
             return None
         records = "records wait" if lag is None else f"{_counted(lag, 'record')} wait"
-        why = self._unable(WORKER) or self._told_left_out() or "no worker runs"
+        unable = self._unable(WORKER) or self._told_left_out()
+        why = unable or self.seen.unable.get(TURN) or "no worker runs"
         return State("waiting for workers", f"{records} and {why}")
 
     def _unable(self, kind: str) -> str:
@@ -998,6 +999,7 @@ class JobProgress:
             for who, why in sorted(self.seen.unable.items())
             if next((k for k in (WORKER, EVALUATOR) if who.startswith(k)), "") == kind
             and who not in joined
+            and who != TURN
         )
 
     @property

@@ -196,7 +196,10 @@ class StreamReader(Protocol):
         """Undo `pause`; nothing that was fetched is lost."""
 
     def commit(self, positions: Mapping[Partition, int]) -> None:
-        """Tell lag tools where the job stands; never read back. Does not wait, does not raise."""
+        """Commit offsets of partitions that this member owns: lag tools alone read them.
+
+        Returns at once and never raises. The next commit repeats what the broker refused.
+        """
 
     def lag(self) -> dict[Partition, int]:
         """Records between this member's position and the end, by the client's latest statistics."""
@@ -595,7 +598,7 @@ class Board(Protocol):
         """Say, for so long, why a process cannot lead the job, or join it: others may be able to.
 
         Args:
-            process: A replica's name; a worker's, behind `liveness.WORKER`.
+            process: A replica's name; a worker's, behind `liveness.WORKER`; or `liveness.TURN`.
             reason: In words.
             ttl_s: Seconds.
         """

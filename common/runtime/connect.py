@@ -100,6 +100,7 @@ def kafka_settings(settings: Settings, client_id: str) -> KafkaSettings:
     properties, token = _identity(settings)
     return KafkaSettings(
         bootstrap=settings.kafka,
+        named="kafka" in settings.model_fields_set,
         client_id=client_id,
         group_protocol=settings.kafka_group_protocol,
         replication_factor=settings.kafka_replication,

@@ -148,7 +148,9 @@ class MemoryStreamReader:
         self._paused = False
 
     def commit(self, positions: Mapping[Partition, int]) -> None:
-        self._group.committed.update(positions)
+        with self._log.anyway():
+            owned = {each: at for each, at in positions.items() if each in self._owned}
+            self._group.committed.update(owned)
 
     def lag(self) -> dict[Partition, int]:
         with self._log.here():

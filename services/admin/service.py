@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from time import time
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
 HISTORIES_AT_ONCE = 2  # of jobs, read whole for a request
 QUESTIONS_AT_ONCE = 2  # to whoever provisions
-TASKS_AT_ONCE = 2  # built for requests, each in a process of its own
+# Tasks that are built for requests at once, each in a process of its own: one per core.
+TASKS_AT_ONCE = max(2, len(os.sched_getaffinity(0)))
 CHECK_S = 2 * PATIENCE_S  # that a request waits
 READ_S = 45.0  # that a request waits: a million updates take half of that
 ASK_S = 20.0  # likewise, as for a change of a job

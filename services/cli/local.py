@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import closing, suppress
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 from common.api.keys import KeyStore, Role
 from common.embedded.process import free_port
@@ -13,9 +17,14 @@ from common.errors import UserError
 from common.runtime.connect import open_log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from common.config.settings import Settings
+
+
+READY_S = 60.0  # a busy machine loads the service in half of that
+_PAUSE_S = 0.1  # between looks whether it answers
 
 
 class Page(NamedTuple):
@@ -24,6 +33,21 @@ class Page(NamedTuple):
     service: Service
     url: str
     key: str
+
+    def await_ready(self, ends: Callable[[], bool]) -> None:
+        """Wait until the service answers, but no longer than `READY_S`, or until it ends.
+
+        Args:
+            ends: True if nobody wants it any more.
+        """
+        until = monotonic() + READY_S
+        while monotonic() < until and not ends() and self.service.exit_code is None:
+            asked = HTTPConnection(urlsplit(self.url).netloc, timeout=READY_S)
+            with suppress(OSError, HTTPException), closing(asked):
+                asked.request("GET", "/readyz")
+                if asked.getresponse().status == HTTPStatus.OK:
+                    return
+            sleep(_PAUSE_S)
 
     def __str__(self) -> str:
         return f"{self.url} with any name and the password {self.key}"

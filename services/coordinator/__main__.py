@@ -74,7 +74,7 @@ def _parts(
     looks = Supervisor(None, process.watchdogs, logger, threads=LOOKS)
     closed_after.callback(looks.close, END_S)
     replies = ReplyReader(boards.replies(process.name), logger)
-    streams = StreamWatch(log, boards.roster(), logger)
+    streams = StreamWatch(log, boards, logger)
     looks.begin("replies", lambda _wake, _fault: replies)
     looks.begin("streams", lambda _wake, _fault: streams)
     replica = Replica(

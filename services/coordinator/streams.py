@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from math import inf
 from secrets import randbits
 from time import monotonic, thread_time, time
@@ -16,9 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.core import events
+from common.core.liveness import TURN
 from common.core.losses import Parted
 from common.core.messages import LeaderStatus, LogPositions, Positions, unused_number
 from common.core.spans import LogPosition, Partition
+from common.core.spread import Sightings, elsewhere
 from common.errors import DollError, UnknownTopicError
 from common.telemetry.logging import EventLogger, Outage
 from common.telemetry.metrics.leading import StreamFigures
@@ -29,13 +32,16 @@ from services.coordinator.tails import missing
 
 if TYPE_CHECKING:
     from common.core.spread import JobDemand
-    from common.ports.servers import FoundTopic, Log, Roster
+    from common.ports.servers import Boards, FoundTopic, Log
     from services.coordinator.metrics_observer import MetricsObserver
 
 PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
 # Between looks at the ends of all jobs, those without work and workers included, and at what their
 # topics are: two requests, of 60 ms for 200 partitions. The ends of all other jobs at each turn.
 LOOK_S = 2.0
+# Time between two notices of whose turn it is; each counts for as long as two more may take.
+TURNS_S = 3.0
+TURNS_TTL_S = 3 * TURNS_S
 SHARE = 0.005  # of a core that looks take: with a thousand partitions they are seldom
 SURE_S = 3.0  # that a log ends so low: after an election brokers disagree for a moment
 
@@ -94,6 +100,7 @@ class _Watched:
         lost: Callable[[str], None],
         seen: Callable[[events.StreamsSeen], None],
     ) -> None:
+        self.job = job
         self.first = dict(first)  # those included that were added while it ran
         self.control = Partition(control_topic(job), 0)
         self.lost = lost
@@ -119,6 +126,12 @@ class _Watched:
         leader_status = self._measuring.leader_status
         idle = figures is not None and not any(figures.lag.values())
         self.calm = leads and idle and leader_status is not None and not leader_status.live
+
+    @property
+    def lacks_workers(self) -> bool:
+        """True if records wait and no worker is alive."""
+        leader_status = self.leader_status
+        return not self.calm and leader_status is not None and not leader_status.live
 
     @property
     def leader_status(self) -> LeaderStatus | None:
@@ -262,7 +275,7 @@ class StreamWatch:
     """Looks at the ends of the logs of all jobs that are led, in one request: an actor of its own.
 
     Args:
-        roster: Where it is published what each job needs, in one packet.
+        boards: Its roster is where it is published what each job needs, in one packet.
         clock: Seconds that never go back.
         used: Processor seconds of the thread that calls.
     """
@@ -270,13 +283,16 @@ class StreamWatch:
     def __init__(
         self,
         log: Log,
-        roster: Roster,
+        boards: Boards,
         logger: EventLogger,
         clock: Callable[[], float] = monotonic,
         used: Callable[[], float] = thread_time,
     ) -> None:
         self._source = log
-        self._roster = roster
+        self._boards = boards
+        self._roster = boards.roster()
+        self._sightings = Sightings()
+        self._turns_at = -inf  # when to tell jobs again whose turn it is
         self._outage = Outage(logger, "streams")
         self._roster_outage = Outage(logger, "roster")
         self._clock = clock
@@ -314,10 +330,29 @@ class StreamWatch:
         demands = [each.demand(now) for each in watched]
         try:
             self._roster.put([demand for demand in demands if demand is not None])
+            self._tell_turns(watched, demands, now)
             self._roster_outage.over()
         except DollError as error:  # workers stay where they are
             self._roster_outage.met(error)
         return self._clock() + PUBLISH_S
+
+    def _tell_turns(
+        self, watched: list[_Watched], demands: list[JobDemand | None], now: float
+    ) -> None:
+        """Tell jobs that wait for a worker at which jobs the workers are."""
+        waiting = [
+            (each.job, demand)
+            for each, demand in zip(watched, demands, strict=True)
+            if demand is not None and demand.runs and each.lacks_workers
+        ]
+        if not waiting or now < self._turns_at:
+            return
+        self._turns_at = now + TURNS_S
+        seen = self._sightings.see(self._roster.read(), now)
+        for job, demand in waiting:
+            if where := elsewhere(seen, demand):
+                with closing(self._boards.board(job)) as board:
+                    board.put_unable(TURN, where, TURNS_TTL_S)
 
     def close(self) -> None:
         """There is nothing of its own."""

@@ -28,7 +28,7 @@ from common.wire import messages as wire
 from services.worker.time_lag import TimeLag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
     from common.core.commands import WorkerCommand
     from common.core.messages import TriggerStream, Unsettled, WorkerId
@@ -110,7 +110,6 @@ class Stream:
         self._measures = measures
         self._traces = traces
         self._time_lag = TimeLag(streams, logger, measures)
-        self._committed: Mapping[Partition, int] = {}
         self._truncated = dict[Partition, Truncated]()  # as told last
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "board", clock)
@@ -330,9 +329,7 @@ class Stream:
             case do.Forget(addresses):
                 self._cache.forget(addresses)
             case do.Commit(positions):
-                if positions != self._committed:
-                    self._committed = positions
-                    self._reader.commit(positions)
+                self._reader.commit(positions)
 
     def _beat(self, status: str) -> None:
         if status != LEAVING and self._schemas is not None:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer
+from confluent_kafka.admin import AdminClient
 
 from common.config.settings import Settings
+from common.core.spans import Partition
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore, encode_job
-from common.topics.names import JOBS, control_topic, updates_topic
+from common.topics.names import JOBS, control_topic, group_name, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka
 
 PATIENCE_S = 60.0
+COMMITTED_WITHIN_S = 10.0  # after a job has drained
 _numbers = count()
 COMMITTED, ABORTED, OPEN = range(100), range(100, 140), range(140, 200)
 
@@ -98,6 +101,52 @@ def test_a_job_on_the_streams_of_a_transactional_producer_drains(cluster: Cluste
     expected[ABORTED.start : ABORTED.stop] = 0
     np.testing.assert_array_equal(cluster.weights(), expected)
     assert cluster.ended() == []
+
+
+def test_committed_offsets_of_a_drained_job_are_the_last_stable_offsets(cluster: Cluster) -> None:
+    """Nothing above the commits waits for a record, a full batch or a checkpoint.
+
+    offset    0 ... 24   25      26 ... 35  36       37 ...
+    record    committed  marker  aborted    marker   open
+    stable    .......................................here
+    """
+    producer = transactional(cluster)
+    cluster.start("coordinator", "c1")
+    cluster.start("worker", "w1")
+    begin(cluster, producer, COMMITTED)
+    producer.commit_transaction(PATIENCE_S)
+    begin(cluster, producer, ABORTED)
+    producer.abort_transaction(PATIENCE_S)
+    await_condition(cluster.drained, "all is settled", PATIENCE_S)
+    await_commits(cluster)
+
+    begin(cluster, producer, OPEN)
+    await_commits(cluster)
+    producer.commit_transaction(PATIENCE_S)
+    await_condition(lambda: cluster.audit().trained == len(COMMITTED) + len(OPEN), "trained")
+    await_condition(cluster.drained, "all is settled", PATIENCE_S)
+    await_commits(cluster)
+    cluster.start("worker", "w2")
+    cluster.stop("w1")
+    cluster.produce(100)
+    await_condition(cluster.drained, "its successor drains the job", PATIENCE_S)
+    await_commits(cluster)
+
+
+def await_commits(cluster: Cluster) -> None:
+    """Wait until the consumer group's offsets are the last stable ones of all partitions."""
+    places = {place for stream in cluster.streams for place in cluster.log.partitions(stream)}
+    group = ConsumerGroupTopicPartitions(group_name(cluster.job))
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
+
+    def commits() -> dict[Partition, int]:
+        [answer] = admin.list_consumer_group_offsets([group]).values()
+        found = answer.result(PATIENCE_S).topic_partitions
+        return {Partition(each.topic, each.partition): each.offset for each in found}
+
+    await_condition(
+        lambda: commits() == cluster.log.ends(places), "all is committed", COMMITTED_WITHIN_S
+    )
 
 
 def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None:

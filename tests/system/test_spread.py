@@ -84,7 +84,16 @@ MUTANTS = (
         "if over > 0 and me.worker in rivals[-over:]:",
         "if False:",
     ),
-    mutant("paused jobs need nobody", "    if not demand.runs:\n        return 0.0\n", ""),
+    mutant(
+        "paused jobs need nobody",
+        "if not demand.runs or not records_per_s:",
+        "if not records_per_s:",
+    ),
+    mutant(
+        "drained jobs need nobody, whatever their owners ask for",
+        "if not demand.runs or not records_per_s:",
+        "if not demand.runs:",
+    ),
     mutant("what is not heard of is stale", "if at <= stale_since)", "if False)"),
 )
 

@@ -82,8 +82,9 @@ _BY_HAND = frozenset(  # why a cluster does not make a topic for us
     }
 )
 # Waits of the first questions: brokers that do not let us in say so within half a second or, where
-# all are busy, two.
-_FIRST_WAITS_S = (1.0, 2.0)
+# all are busy, two. Who has not answered by the end of the last one is not there: a command says so
+# within 10 s, its own start included.
+_FIRST_WAITS_S = (1.0, 2.0, 3.0)
 _CONTROLLER_MS = 2_000  # so long may questions wait for a broker that has died
 _OFFSETS_S = 0.5  # for a leader to be elected; who asks for many waits no longer for one of them
 
@@ -458,10 +459,19 @@ class KafkaLog:
     def _listed(self, topic: str | None, doing: str) -> dict[str, TopicMetadata]:
         """Ask about a topic or all; at first not for long, to hear early who does not let us in."""
         timeout_s = self._settings.request_timeout_s
-        for wait_s in () if self._let_in else _FIRST_WAITS_S:
+        if self._let_in:
+            return self._asked(topic, doing, timeout_s)
+        for wait_s in _FIRST_WAITS_S:
             with suppress(UnavailableError):
                 return self._asked(topic, doing, min(wait_s, timeout_s))
-        return self._asked(topic, doing, timeout_s)
+        raise UnavailableError(self._nobody())
+
+    def _nobody(self) -> str:
+        """Say that no broker was ever found, and where."""
+        address = f"no Kafka at {self._settings.bootstrap}"
+        if self._settings.named:
+            return f"{address} (DOLL_KAFKA): start it, or name another"
+        return f'{address} (DOLL_KAFKA is not set): start one with "doll up", or name yours'
 
     def _asked(self, topic: str | None, doing: str, timeout_s: float) -> dict[str, TopicMetadata]:
         try:

@@ -28,6 +28,7 @@ class KafkaSettings:
     """Where Kafka is and how patient to be with it."""
 
     bootstrap: str
+    named: bool = True  # False: nobody named an address, so it is the default one
     client_id: str = "doll"
     group_protocol: Literal["classic", "consumer"] = "classic"
     session_timeout_ms: int = 10_000  # classic groups; under "consumer" the broker decides

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from common.adapters.kafka.client import (
     AT_END,
@@ -88,6 +88,7 @@ class KafkaStreamReader:
         self._name = f"member {member} of group {group}"
         self._events: list[StreamEvent] = []  # what callbacks told during the current poll
         self._owned: set[Partition] = set()
+        self._committed: dict[Partition, int] = {}  # of those, as the broker answered
         self._cursors: dict[Partition, Cursor] = {}
         self._told: dict[Partition, int] = {}  # up to where each was given out; of those likewise
         self._unsought: set[Partition] = set()
@@ -117,6 +118,7 @@ class KafkaStreamReader:
             "fetch.message.max.bytes": _FETCH_BYTES,
             "queued.max.messages.kbytes": min(_AHEAD_KB, settings.prefetch_kb),
             "error_cb": self._complaints,
+            "on_commit": self._on_commit,
         }
         self._client = self._joined()
 
@@ -177,13 +179,17 @@ class KafkaStreamReader:
 
     def commit(self, positions: Mapping[Partition, int]) -> None:
         """See the port."""
-        offsets = [TopicPartition(*partition, at) for partition, at in positions.items()]
+        offsets = [
+            TopicPartition(*partition, at)
+            for partition, at in positions.items()
+            if partition in self._owned and self._committed.get(partition) != at
+        ]
         if not offsets:
             return
         try:
             self._client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as raised:
-            _LOGGER.info("commit_refused group_member=%r reason=%r", self._name, str(raised))
+            self._on_commit(cause_of(raised), offsets)
 
     def lag(self) -> dict[Partition, int]:
         """See the port; a partition appears with its first fetch, and stands still while paused."""
@@ -242,10 +248,20 @@ class KafkaStreamReader:
         if partitions:
             self._events.append(Assigned(partitions))
 
+    def _on_commit(self, refused: KafkaError | None, answers: list[TopicPartition]) -> None:
+        """Remember what the broker took; the next commit repeats what it did not take."""
+        for answer in answers:
+            partition, error = Partition(answer.topic, answer.partition), refused or answer.error
+            if error is None and partition in self._owned:
+                self._committed[partition] = answer.offset
+            elif error is not None:
+                _LOGGER.debug("commit_refused partition=%s reason=%r", partition, error.str())
+
     def _on_revoke(self, _client: Consumer, revoked: list[TopicPartition]) -> None:
         partitions = tuple(Partition(each.topic, each.partition) for each in revoked)
         for partition in partitions:
             self._owned.discard(partition)
+            self._committed.pop(partition, None)
             self._silence(partition)
             self._unmeasured.discard(partition)
             self._halted.discard(partition)

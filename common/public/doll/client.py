@@ -73,11 +73,17 @@ class Client:
         key = values.get("DOLL_API_KEY", "") if key is None else key
         self._connection = Connection(url, key, timeout_s=timeout_s, transport=transport)
 
-    def submit(self, job: str | Path | Mapping[str, Any] | Specification) -> Job:
+    def submit(
+        self, job: str | Path | Mapping[str, Any] | Specification, *, unchecked: bool = False
+    ) -> Job:
         """Submit a job; a coordinator takes it up from there.
+
+        Waits until the service has checked the job: a task of your own is built for that, for up to
+        60 s.
 
         Args:
             job: A job file's path; or what such a file says; or a `doll.JobSpec`.
+            unchecked: Submit the job without building its task at the service.
 
         Raises:
             UserError: Naming the field that makes no sense; `ConflictError` if the name is taken.
@@ -90,7 +96,11 @@ class Client:
         else:
             body = as_json(dict(job))
         answer = self._connection.ask(
-            "POST", "/v1/jobs", body.encode(), headers={"Idempotency-Key": token_hex(16)}
+            "POST",
+            "/v1/jobs",
+            body.encode(),
+            headers={"Idempotency-Key": token_hex(16)},
+            parameters={"unchecked": "true"} if unchecked else {},
         )
         return Job(self._connection, self._connection.decoded(answer.content, _ID).id)
 

@@ -17,6 +17,7 @@ from common.api.answers import (
     JobList,
     RemainsAnswer,
     StreamsAnswer,
+    SubmittedJob,
     UpdatesPage,
     WorkersAnswer,
 )
@@ -37,7 +38,7 @@ from common.config.synchronisation import (
 )
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import ConflictError, UnavailableError, UserError
-from common.jobs.check import check_submission
+from common.jobs.check import Unchecked, built_apart, check_submission, unasked
 from common.jobs.edit import BLOCKS, CHANGEABLE, Value, changed_spec, plain
 from common.jobs.progress import JobProgress
 from common.jobs.purge import purge, remains_of
@@ -165,7 +166,7 @@ class JobPatch(TypedDict, total=False):
 @router.post(
     "",
     status_code=201,
-    response_model=JobAnswer,
+    response_model=SubmittedJob,
     dependencies=[OPERATOR, Depends(job_file)],
     openapi_extra={"requestBody": {"content": {YAML_TYPE: {"schema": {"type": "string"}}}}},
     responses={
@@ -187,20 +188,32 @@ async def create_job(
             examples=["3f1c2b9e-6a55-4a63-9d3e-0f7a2b1c4d5e"],
         ),
     ] = None,
+    *,
+    unchecked: Annotated[
+        bool,
+        Query(description="Accept the job without building its task here."),
+    ] = False,
 ) -> Response:
-    """Submit a job, or a job file as it is; coordinators take it up from there."""
+    """Submit a job, or a job file as it is; coordinators take it up from there.
+
+    The answer comes once the job is checked: a task of your own is built for that, for up to 60 s.
+    """
     check_options(spec)  # before anybody waits for a turn
-    await _check(service, spec)
+    why_not = await _check(service, spec, unchecked=unchecked)
+    if why_not is not None:
+        why_not.refuse()
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
     record, new = await service.stores.write(lambda store: _submit(store, spec, asked))
     if new:
         now, job = service.clock(), JobProgress(record)
         answer = job_answer(record, job.state(now), progress_answer(job, now))
-        told = answer.model_dump_json().encode()
     else:
         told = (await service.followers.ready(spec.name)).told(record)
+        answer = JobAnswer.model_validate_json(told)
+    checks = {"checked": why_not is None, "unchecked": "" if why_not is None else why_not.why}
+    submitted = SubmittedJob.model_validate(dict(answer) | checks)
     location = {"Location": f"/v1/jobs/{spec.name}"}
-    return Response(told, 201, location, media_type="application/json")
+    return Response(submitted.model_dump_json(), 201, location, media_type="application/json")
 
 
 @router.get("")
@@ -338,19 +351,23 @@ async def get_curves(service: Answering, job: JobName) -> Response:
     return Response(told, media_type="application/json")
 
 
-async def _check(service: Service, spec: JobSpec) -> None:
+async def _check(service: Service, spec: JobSpec, *, unchecked: bool = False) -> Unchecked | None:
     """Refuse a job that could not run, in a turn of its own: that may take seconds.
+
+    Returns:
+        Why its task was not checked; None if it was.
 
     Raises:
         GivenError: By the field.
     """
     settings = service.settings
-    await service.tasks.run(
-        lambda: check_submission(
-            spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
-        )
+    limits = settings.max_model_mb, settings.coordinator_memory_mib
+    build = unasked if unchecked else built_apart
+    why_not = await service.tasks.run(
+        lambda: check_submission(spec, settings.tasks, *limits, build)
     )
     await service.tasks.run(lambda: check_market(spec, settings))
+    return why_not
 
 
 def _given(patch: JobPatch) -> dict[str, Value]:

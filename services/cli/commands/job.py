@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from datetime import UTC, datetime
 from enum import StrEnum
+from threading import Timer
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch, change, pause and stop jobs.")
 
+_PATIENCE_S = 2.0  # without an answer: then people hear what they wait for
+_CHECKING = "waiting for the check of the job: its task is built for that, for up to 60 s"
 _TOLD: dict[Wanted, str] = {
     "running": "is resumed",
     "paused": "is paused",
@@ -59,12 +62,27 @@ def submit(
             help="Begin with another job's checkpoint: the newest, @best, or one @NUMBER.",
         ),
     ] = "",
+    *,
+    unchecked: Annotated[
+        bool,
+        typer.Option("--unchecked", help="Do not build the job's own task to check it."),
+    ] = False,
 ) -> None:
     """Check a job and submit it; a coordinator starts to lead it.
 
+    For the check, a task of your own is built, which takes up to 60 s.
+
     Example: [bold]doll job submit digits.yaml --from letters@best[/]
     """
-    record, beginning, notes = system_of(context).submit(_read(file), source)
+    text = _read(file)
+    waiting = Timer(_PATIENCE_S, typer.echo, (_CHECKING,), {"err": True})
+    waiting.daemon = True
+    waiting.start()
+    try:
+        submitted = system_of(context).submit(text, source, unchecked=unchecked)
+    finally:
+        waiting.cancel()
+    record, beginning, notes, why_not = submitted
     spec = record.spec
     typer.echo(
         f"job {spec.name} submitted: {len(record.first)} partitions of"
@@ -72,6 +90,8 @@ def submit(
     )
     if beginning:
         typer.echo(beginning)
+    if why_not:
+        typer.echo(f"not checked: {why_not}", err=True)
     _tell(notes)
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from common.errors import UserError
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.render import tables
-from services.cli.system.outside import outside_of, system_of
+from services.cli.system.outside import settings_of, system_of
 
 app = typer.Typer(no_args_is_help=True, help="List and export trained models.")
 
@@ -33,6 +33,11 @@ def pull(
     """
     from common.checkpoints.find import wish_of
 
+    if output.suffix != ".safetensors":
+        raise UserError(
+            f"--output: must end with .safetensors, got {output};"
+            " `doll model export` writes .pt2 and .onnx"
+        )
     model = system_of(context).model(job, wish_of(version), partial(typer.echo, err=True))
     try:
         output.write_bytes(model.data)
@@ -65,7 +70,7 @@ def export(
     check_output(output)
     need_torch("doll model export")
     model = system_of(context).model(job, wish_of(version), partial(typer.echo, err=True))
-    export_apart(model.data, output, outside_of(context).settings.tasks)
+    export_apart(model.data, output, settings_of(context).tasks)
     typer.echo(f"{job} version {model.version} (made by leader {model.epoch}): {output}")
 
 

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from services.cli.system.keeper import Kept
 
 _REASON = 300  # characters of why there is no Apache Kafka: a line, not its whole log
-_SHOWN = ("DOLL_KAFKA", "DOLL_KAFKA_GROUP_PROTOCOL", "DOLL_REDIS", "DOLL_BLOBS")
+_SHOWN = (
+    *("DOLL_KAFKA", "DOLL_KAFKA_GROUP_PROTOCOL", "DOLL_REDIS", "DOLL_BLOBS"),
+    *("DOLL_API", "DOLL_API_KEY"),
+)
 
 
 def up(
@@ -65,8 +68,9 @@ def up(
 ) -> None:
     """Run everything on this machine until Ctrl-C; workers work on whatever job is submitted.
 
-    Prints the variables that other terminals need, and writes them to DIRECTORY/environment. The
-    API and the live page listen on this machine only; the key that is printed may do everything.
+    Prints the variables that other terminals need, the API's address and key among them, and writes
+    them to DIRECTORY/environment, which other users cannot read. The API and the live page listen
+    on this machine only; the key that is printed may do everything.
 
     Apache Kafka needs Java 17, and Maven to fetch it the first time. The built-in one needs nothing
     and is for a first try: it keeps 5 MB of each partition, and nothing when it ends.
@@ -97,15 +101,8 @@ def up(
             base = base.model_copy(update={"kafka_group_protocol": "consumer"})
         stack = EmbeddedStack(base, kafka=address, blobs=directory / "blobs")
         settings = parts.enter_context(stack).settings
-        environment = directory / "environment"
-        environment.write_text(exports(settings))
-        parts.callback(environment.unlink, missing_ok=True)  # it names what is about to be gone
-        console.print("Kafka, Redis and storage are up. In another terminal:\n")
-        console.print(exports(settings), style="bold", markup=False)
-        console.print(f"or: . {environment}")
         if not address:
             address = embedded_settings(settings.embedded_kafka).bootstrap
-        console.print(f"bootstrap address of Kafka, for any other client: {address}")
         if workers is None:
             workers = 2 if market is None else 0
         if market is not None:
@@ -116,6 +113,17 @@ def up(
         parts.callback(stop_all, services)
         page = open_page(settings, logs, f"up-{os.getpid()}", "operator", port)
         services.append(page.service)
+        page.await_ready(lambda: ending.asked)
+        found = exports(settings.model_copy(update={"api": page.url, "api_key": page.key}))
+        environment = directory / "environment"
+        parts.callback(environment.unlink, missing_ok=True)  # it names what is about to be gone
+        environment.unlink(missing_ok=True)
+        environment.touch(mode=0o600)  # it holds a key that may do everything
+        environment.write_text(found)
+        console.print("All is up. In another terminal:\n")
+        console.print(found, style="bold", markup=False)
+        console.print(f"or: . {environment}")
+        console.print(f"bootstrap address of Kafka, for any other client: {address}")
         servers: list[Kept] = [*([broker] if broker else []), *stack.servers, page.service]
         console.print(f"API and live page: {page}")
         evaluators = ", evaluators: 1" * evaluator

@@ -20,6 +20,7 @@ from common.api.answers import (
     QuarantineAnswer,
     RemainsAnswer,
     RequeueAnswer,
+    SubmittedJob,
     ToldPlan,
     UnreadableRecord,
     UpdatesPage,
@@ -71,18 +72,22 @@ class Api:
 
     # --- jobs ------------------------------------------------------------------------------------
 
-    def submit(self, text: str, source: str) -> Submitted:
+    def submit(self, text: str, source: str, *, unchecked: bool = False) -> Submitted:
         """See the protocol; the service's allow list of tasks counts, not ours."""
         if source:
             raise UserError(
                 f"--from {source}: checkpoints are copied by whoever reaches Kafka and storage"
-                " itself: leave out --api"
+                " itself: leave out --api (or unset DOLL_API)"
             )
         body = as_json(load_text(text))
         spec = job_from_json(body)  # what is wrong is told in the same words as without a service
         headers = {"Idempotency-Key": token_hex(16)}
-        answer = self._service.ask("POST", "/v1/jobs", body.encode(), headers=headers)
-        return Submitted(self._record(answer), notes=notes_on(spec))
+        parameters = {"unchecked": "true"} if unchecked else {}
+        told = self._service.ask(
+            "POST", "/v1/jobs", body.encode(), headers=headers, parameters=parameters
+        )
+        answer = _read(self._service, told, SubmittedJob)
+        return Submitted(record_of(answer), notes=notes_on(spec), unchecked=answer.unchecked)
 
     def jobs(self) -> JobList:
         jobs, unreadable, after = list[JobSummary](), list[UnreadableRecord](), ""

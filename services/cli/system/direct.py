@@ -31,7 +31,7 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.jobs.check import check_submission
+from common.jobs.check import Unchecked, built_apart, check_submission, unasked
 from common.jobs.edit import BLOCKS, Value, changed_spec
 from common.jobs.notes import notes_on
 from common.jobs.progress import JobProgress
@@ -100,15 +100,18 @@ class Direct:
 
     # --- jobs ------------------------------------------------------------------------------------
 
-    def submit(self, text: str, source: str) -> Submitted:
+    def submit(self, text: str, source: str, *, unchecked: bool = False) -> Submitted:
         spec = parse_job(text, self._outside.settings.tasks)
-        self._check(spec)
+        why_not = self._check(spec, unchecked=unchecked)
+        if why_not is not None:
+            why_not.refuse()
+        told = "" if why_not is None else why_not.why
         book = self._book()
         if not source:
-            return Submitted(book.submit(spec), notes=notes_on(spec))
+            return Submitted(book.submit(spec), notes=notes_on(spec), unchecked=told)
         to = job_id(spec.name, book.check_new(spec))  # before anything is put into its folder
         origin, beginning = begin_with(source, spec, to, book, self._outside)
-        return Submitted(book.submit(spec, origin), beginning, notes_on(spec))
+        return Submitted(book.submit(spec, origin), beginning, notes_on(spec), told)
 
     def jobs(self) -> JobList:
         log, now = self._outside.open_log(), time.time()
@@ -226,17 +229,18 @@ class Direct:
         found = by_pool(open_prices(settings, market).look())
         return prices_answer(market, found, time.time())
 
-    def _check(self, spec: JobSpec) -> None:
-        """Refuse a job that could not run.
+    def _check(self, spec: JobSpec, *, unchecked: bool = False) -> Unchecked | None:
+        """Refuse a job that could not run; return why its task was not checked, if it was not.
 
         Raises:
             GivenError: By the field.
         """
         settings = self._outside.settings
-        check_submission(
-            spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
-        )
+        limits = settings.max_model_mb, settings.coordinator_memory_mib
+        build = unasked if unchecked else built_apart
+        why_not = check_submission(spec, settings.tasks, *limits, build)
         check_market(spec, settings)
+        return why_not
 
     def _book(self) -> JobStore:
         return JobStore(self._outside.open_log())

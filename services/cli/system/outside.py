@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, cast
 
-from common.errors import UserError
+from common.errors import OutsideError, UnavailableError, UserError
 
 if TYPE_CHECKING:
     import httpx2
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from common.config.servers import Outside
     from common.config.settings import Settings
+    from common.ports.servers import Log
     from services.cli.system.api import Api
     from services.cli.system.system import System
 
@@ -49,21 +50,43 @@ class Reached:
         from common.config.settings import read_settings
 
         files = {f"{name}_FILE": "" for name in self.given}  # of the environment: not both
-        return self.ways.connect(read_settings({**os.environ, **files, **self.given}))
+        outside = self.ways.connect(read_settings({**os.environ, **files, **self.given}))
+        return replace(outside, open_log=cache(partial(_found, outside.open_log)))
+
+
+def _found(open_log: Callable[[], Log]) -> Log:
+    """Open Kafka and ask it something: whoever retries for a minute has a broker to wait for.
+
+    Raises:
+        UnavailableError: If there is no Kafka.
+    """
+    from common.topics.names import JOBS
+
+    log = open_log()
+    try:
+        log.partitions(JOBS)
+    except UnavailableError:
+        raise
+    except OutsideError:
+        pass  # A broker answered; the command says itself which right or topic it lacks.
+    return log
 
 
 def outside_of(context: typer.Context) -> Outside:
-    """The outside of the command that runs.
+    """The outside of the command that runs; DOLL_API in the environment is for other commands.
 
     Raises:
-        UserError: If the system is to be reached over its API, which does not offer this command.
+        UserError: If --api says to ask a service, which does not offer this command.
     """
-    outside = _reached(context).outside
-    if outside.settings.api:
-        raise UserError(
-            f"`{context.command_path}` needs Kafka itself: leave out --api (or DOLL_API)"
-        )
-    return outside
+    reached = _reached(context)
+    if "DOLL_API" in reached.given:
+        raise UserError(f"`{context.command_path}` needs Kafka itself: leave out --api")
+    return reached.outside
+
+
+def settings_of(context: typer.Context) -> Settings:
+    """The settings of a command, whichever way it reaches the system."""
+    return _reached(context).outside.settings
 
 
 def service_of(context: typer.Context) -> Api:

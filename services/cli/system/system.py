@@ -48,6 +48,7 @@ class Submitted(NamedTuple):
     record: JobRecord
     beginning: str = ""
     notes: tuple[str, ...] = ()
+    unchecked: str = ""  # why its task was not checked
 
 
 class PulledModel(NamedTuple):
@@ -85,12 +86,13 @@ class System(Protocol):
     `UnavailableError` where a server is unavailable.
     """
 
-    def submit(self, text: str, source: str) -> Submitted:
+    def submit(self, text: str, source: str, *, unchecked: bool = False) -> Submitted:
         """Check a job whole and post it.
 
         Args:
             text: The job file.
             source: JOB or JOB@VERSION whose checkpoint it begins with; empty: its own version 0.
+            unchecked: Do not build its task to check it.
         """
 
     def jobs(self) -> JobList:

@@ -13,6 +13,7 @@ from common.adapters.kafka import log as adapter
 from common.adapters.kafka.log import KafkaLog
 from common.adapters.kafka.settings import KafkaSettings
 from common.core.spans import LogPosition, Partition
+from common.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,3 +73,14 @@ def test_an_answer_that_came_before_a_loss_is_not_believed_after_it(
 def test_an_answer_after_the_interpreter_ended_does_not_end_the_process_by_a_signal() -> None:
     ended = subprocess.run([sys.executable, "-c", _ENDS], cwd=_ROOT, check=False, timeout=60)  # noqa: S603 -- our own
     assert ended.returncode == 0
+
+
+def test_who_named_no_address_reads_that_and_how_to_start_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(adapter, "_FIRST_WAITS_S", (0.01,))
+    with pytest.raises(UnavailableError) as told:
+        KafkaLog(KafkaSettings("127.0.0.1:1", named=False)).partitions("s")
+    assert str(told.value) == (
+        'no Kafka at 127.0.0.1:1 (DOLL_KAFKA is not set): start one with "doll up", or name yours'
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,16 +13,20 @@ import pytest
 from common.api.keys import KeyStore
 from common.core.snapshot_search import AWAITED
 from common.core.spans import Partition
+from common.jobs.check import PATIENCE_S, Report, Unchecked
 from common.jobs.edit import CHANGEABLE
 from common.jobs.spec import JobSpec
 from common.jobs.store import JobStore
 from common.topics.names import JOBS
+from services.admin.routes import jobs
 from services.admin.routes.jobs import JobPatch
 from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import World, problem
 from tests.unit.admin.live.helpers import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import httpx2
 
 SPEC = JOB
@@ -56,6 +62,7 @@ def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) ->
         "it has not been looked at yet",
     )
     shown, seen = world.get("/v1/jobs/digits"), {"progress": None, "why": ""}
+    assert (told.pop("checked"), told.pop("unchecked")) == (True, "")
     assert shown | seen == told | seen
     assert shown["why"] == "none leads digits yet: `doll coordinator` starts one"
     assert JobStore(world.log).get("digits").spec.task.name == "image-classifier"
@@ -163,7 +170,57 @@ def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
 
 def test_a_task_that_is_not_here_is_left_to_those_that_have_it(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
-    assert post(world, task={"entrypoint": "os:system"}).status_code == 201
+    for _ in range(2):  # the second answer is of the job that is there
+        answer = post(world, "k1", task={"entrypoint": "os:system"})
+        assert answer.status_code == 201
+        told = answer.json()
+        assert not told["checked"]
+        assert told["unchecked"] == "DOLL_TASKS does not list os:system here"
+
+
+OWN = "tests.unit.jobs.odd_tasks:Plain"
+
+
+@pytest.fixture
+def checking(world: World) -> World:
+    """A service that may build a task."""
+    world.settings = world.settings.model_copy(update={"tasks": (OWN,)})
+    world.streams("clinic-a", "clinic-b")
+    return world
+
+
+def test_check_that_does_not_end_refuses_the_job_unless_the_request_says_otherwise(
+    checking: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = Report(unended="the check of the task did not end within 60 s")
+    monkeypatch.setattr(jobs, "built_apart", lambda _spec, _allowed: stuck)
+    answer = post(checking, task={"entrypoint": OWN})
+    assert "did not end within 60 s" in problem(answer, 422)
+    assert [each["field"] for each in answer.json()["errors"]] == ["body.task"]
+    asked = SPEC | {"task": {"entrypoint": OWN}}
+    answer = checking.ask("POST", "/v1/jobs?unchecked=true", json=asked)
+    assert answer.status_code == 201
+    assert (answer.json()["checked"], answer.json()["unchecked"]) == (False, "the request says so")
+    # A change of a job that runs is judged as far as it can be.
+    answer = checking.ask("PATCH", "/v1/jobs/digits", json={"synchronisation": {"mode": "stale"}})
+    assert answer.status_code == 200
+
+
+def test_two_checks_run_side_by_side(checking: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Barrier(2)
+
+    def build(_spec: JobSpec, _allowed: Collection[str]) -> Report:
+        both.wait(PATIENCE_S)
+        return Report(model_mb=1.0)
+
+    monkeypatch.setattr(jobs, "built_apart", build)
+
+    async def ask() -> list[Unchecked | None]:
+        spec = JobSpec.model_validate_json(json.dumps(SPEC | {"task": {"entrypoint": OWN}}))
+        checks = (jobs._check(checking.service, spec) for _ in range(2))  # noqa: SLF001 -- two requests of one client come one after the other
+        return await asyncio.gather(*checks)
+
+    assert checking.runner.run(ask()) == [None, None]
 
 
 def test_a_model_that_is_too_large_is_refused_by_field(world: World) -> None:

@@ -30,6 +30,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition
+from common.jobs.check import Report
 from common.jobs.store import JobStore
 from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
@@ -246,7 +247,7 @@ def test_dead_letters_of_a_job_are_counted_as_directly(submitted: Both) -> None:
     told = submitted.same("dlq", "show", "--job", "digits").splitlines()
     assert told[1].split() == ["clinic-a", "digits", "1", "0", "0", "no", "label"]
     assert submitted.same("dlq", "show", "--job", "digits", "--json").startswith("[")
-    said = submitted.remote("dlq", "show", "clinic-a", code=exits.REFUSED).stderr
+    said = submitted.remote("--api", URL, "dlq", "show", "clinic-a", code=exits.REFUSED).stderr
     assert "needs Kafka itself: leave out --api" in said
 
 
@@ -444,7 +445,7 @@ def test_models_are_pulled_with_the_same_tensors(submitted: Both, tmp_path: Path
     assert "1" in submitted.same("model", "list", "digits")
     for run in submitted.ways:
         assert 'no job "letters"' in run("model", "list", "letters", code=exits.REFUSED).stderr
-    files = tmp_path / "remote", tmp_path / "direct"
+    files = tmp_path / "remote.safetensors", tmp_path / "direct.safetensors"
     for run, file in zip(submitted.ways, files, strict=True):
         said = run("model", "pull", "digits", "-o", str(file)).stdout
         assert said.startswith("digits version 1 (made by leader 0): ")
@@ -535,8 +536,30 @@ def test_a_key_that_is_not_valid_or_too_small_is_told_with_what_to_do(submitted:
 
 
 def test_commands_that_need_kafka_say_so(both: Both) -> None:
-    said = both.remote("audit", "digits", code=exits.REFUSED).stderr
+    said = both.remote("--api", URL, "audit", "digits", code=exits.REFUSED).stderr
     assert "needs Kafka itself: leave out --api" in said
+
+
+def test_commands_that_need_kafka_take_it_though_a_service_is_exported(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOLL_API", URL)
+    world.run("key", "create", "ada", "--role", "viewer")
+    assert "ada" in world.run("key", "list").output
+
+
+def test_services_start_though_a_service_is_exported(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[tuple[str, ...]]()
+    monkeypatch.setenv("DOLL_API", URL)
+    monkeypatch.setattr("os.execve", lambda _path, command, _environment: begun.append(command))
+    world.run("serve", "digits")
+    world.run("worker")
+    assert [command[-2:] for command in begun] == [
+        ("services.serve", "digits"),
+        ("-m", "services.worker"),
+    ]
 
 
 def test_a_broker_that_is_away_is_unavailable_both_ways(both: Both) -> None:
@@ -581,3 +604,29 @@ def test_answers_that_are_none_are_told_in_one_line(
     told = both.remote("job", "list", code=code, end=Answers(status, content)).stderr
     assert said in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("how", ["remote", "direct"])
+def test_job_that_was_not_checked_says_why(
+    how: str, both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = both.remote if how == "remote" else both.direct.run
+    own = JOB.replace("{name: image-classifier, classes: 10}", "{entrypoint: shop.tasks:Clicks}")
+    assert own != JOB
+    monkeypatch.setenv("DOLL_TASKS", "shop.tasks:Clicks")
+    stuck = Report(unended="the check of the task did not end within 60 s")
+    for module in ("services.admin.routes.jobs", "services.cli.system.direct"):
+        monkeypatch.setattr(f"{module}.built_apart", lambda *_: stuck)
+    monkeypatch.setattr(
+        "common.jobs.check._looked_at", lambda spec, tasks, build: build(spec, tasks)
+    )
+    said = run("job", "submit", "-", typed=own, code=exits.REFUSED).stderr
+    assert "did not end within 60 s; if the task is right" in said
+    assert "--unchecked" in said
+    said = run("job", "submit", "-", "--unchecked", typed=own).stderr
+    assert "not checked: the request says so" in said
+
+
+def test_who_waits_for_a_check_reads_that(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.cli.commands.job._PATIENCE_S", 0.0)
+    assert "waiting for the check of the job" in both.remote("job", "submit", "-", typed=JOB).stderr

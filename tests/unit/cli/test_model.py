@@ -110,7 +110,15 @@ def test_the_best_is_the_one_of_lowest_loss_that_counts(led: World, tmp_path: Pa
 
 
 def test_a_version_that_makes_no_sense_is_refused(led: World, tmp_path: Path) -> None:
-    arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m"), "--version", "-1")
+    arguments = (
+        "model",
+        "pull",
+        "digits",
+        "-o",
+        str(tmp_path / "m.safetensors"),
+        "--version",
+        "-1",
+    )
     result = led.run(*arguments, code=exits.REFUSED)
     assert 'a version is a number, "newest" or "best", got "-1"' in result.stderr
 
@@ -119,13 +127,13 @@ def test_a_version_that_is_not_kept_is_answered_with_those_that_are(
     led: World, tmp_path: Path
 ) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
-    arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m"), "--version", "7")
+    arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m.safetensors"), "--version", "7")
     result = led.run(*arguments, code=exits.REFUSED)
     assert "no version 7 is kept that counts by the audit; kept: 1" in result.stderr
 
 
 def test_before_there_is_a_model_that_is_said(led: World, tmp_path: Path) -> None:
-    arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m"))
+    arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m.safetensors"))
     result = led.run(*arguments, code=exits.REFUSED)
     assert "no model is kept that counts by the audit; kept: none yet" in result.stderr
 
@@ -147,7 +155,7 @@ def test_a_torn_checkpoint_is_passed_over(led: World, tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_named(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
-    output = str(tmp_path / "no" / "folder")
+    output = str(tmp_path / "no" / "folder.safetensors")
     result = led.run("model", "pull", "digits", "-o", output, code=exits.REFUSED)
     assert "cannot be written" in result.stderr
 
@@ -221,3 +229,14 @@ def test_what_cannot_be_exported_is_refused_in_a_line(led: World, tmp_path: Path
         keep(led, saved(0, ModelId(0, 1), 2, 1.0))
         arguments = ("model", "export", "digits", "-o", str(tmp_path / name))
         assert said in led.run(*arguments, code=exits.REFUSED).stderr
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.pt2", "x.onnx", "x"])
+def test_file_of_another_format_is_refused_before_anything_is_read(
+    world: World, name: str, tmp_path: Path
+) -> None:
+    output = tmp_path / name
+    said = world.run("model", "pull", "digits", "-o", str(output), code=exits.REFUSED).stderr
+    assert f"--output: must end with .safetensors, got {output}" in said
+    assert "doll model export" in said
+    assert not output.exists()

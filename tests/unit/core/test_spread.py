@@ -15,6 +15,7 @@ from common.core.spread import (
     Sightings,
     View,
     WorkerPlacement,
+    elsewhere,
     next_step,
     plan,
     with_jobs,
@@ -56,7 +57,9 @@ HUGE = job("huge", 50_000)  # needs 8.3 workers, and has 8 partitions
         (job("a", 6000), 1.0),  # gone in a minute
         (job("a", 6000, arrivals_per_s=50.0), 1.5),  # though more arrives
         (job("a", 6_000_000), 8.0),  # no more than partitions
-        (job("a", target=3), 3.0),  # what its owner asks for
+        (job("a", 1, target=3), 3.0),  # what its owner asks for
+        (job("a", arrivals_per_s=0.1, target=3), 3.0),  # likewise
+        (job("a", target=3), 0.0),  # drained: whatever its owner asks for
         (job("a", 6_000_000, target=3, runs=False), 0.0),  # paused
     ],
 )
@@ -66,7 +69,40 @@ def test_a_job_needs_who_keeps_up_and_has_its_backlog_gone_in_a_minute(
     assert workers_needed(demand, SPEED_PER_S) == pytest.approx(needed)
 
 
+@pytest.mark.parametrize(
+    ("workers", "told"),
+    [
+        ([], ""),
+        ([worker(1, "")], ""),  # about to come
+        ([worker(1, "other")], "the worker is at `other`"),
+        ([*four("a"), worker(5, "b")], "the 5 workers are at `a` and `b`"),
+        (
+            [worker(n, f"j{n}") for n in range(4)],
+            "the 4 workers are at `j0`, `j1`, `j2` and another job",
+        ),
+        (
+            [worker(n, f"j{n}") for n in range(9)],
+            "the 9 workers are at `j0`, `j1`, `j2` and 6 other jobs",
+        ),
+        ([worker(1, "other", pinned=True)], ""),  # which never comes
+        ([worker(1, "other", tasks=["another"])], ""),  # likewise
+        ([worker(1, "other", avoided=["mine"])], ""),  # which says why itself
+    ],
+)
+def test_workers_of_other_jobs_that_could_come_are_told_of(
+    workers: list[WorkerPlacement], told: str
+) -> None:
+    mine = job("mine", 10)
+    assert elsewhere(view([mine], workers), mine) == (told and f"it is another job's turn: {told}")
+
+
 # --- the plan, by example --------------------------------------------------------------------
+
+
+def test_drained_job_whose_owner_asks_for_workers_keeps_none_that_another_needs() -> None:
+    asked = job("asked", target=4)
+    assert plan(view([asked, job("busy", 10)], [worker(1, "asked")])) == {"w1": "busy"}
+    assert plan(view([asked], [worker(1, "asked")])) == {}  # nobody else needs it
 
 
 def test_workers_leave_a_drained_job_for_one_that_has_work() -> None:
@@ -293,7 +329,7 @@ def test_what_owners_ask_for_is_filled_before_anything_else(
 ) -> None:
     idle = tuple(msgspec.structs.replace(it, stay_s=1000.0) for it in workers)
     after = moved(View(jobs, idle))
-    targets = {it.job: it.target for it in jobs if it.runs}
+    targets = {it.job: it.target for it in jobs if it.runs and (it.backlog or it.arrivals_per_s)}
     bound = sum(it.job in targets for it in after.workers)
     if sum(targets.values()) <= bound:
         for name, target in targets.items():

@@ -14,10 +14,19 @@ from common.core import events
 from common.core.batching import Run
 from common.core.ledger import Ledger
 from common.core.liveness import ALIVE, TOO_FEW
-from common.core.messages import BatchReady, Claim, LeaderStatus, Opened, SpanExpired, Unsettled
+from common.core.messages import (
+    BatchReady,
+    Claim,
+    Failed,
+    LeaderStatus,
+    Opened,
+    SpanExpired,
+    Unsettled,
+)
 from common.core.settings import WorkerSettings
 from common.core.spans import LogPosition, Partition, Span
-from common.core.worker import LOST_S, UNDECIDED_S, Worker
+from common.core.worker import COMMIT_S, LOST_S, UNDECIDED_S, Worker
+from tests.unit.core.bench import Bench
 from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, of_kind, ready, span, the
 
 if TYPE_CHECKING:
@@ -54,11 +63,12 @@ class _Stream(Worker):
         live: int = 1,
         now: float = 0.0,
     ) -> tuple[WorkerCommand, ...]:
-        """See a leader's status that claims partition P up to `p`."""
+        """See a leader's status that claims partition P up to `p`; commits are tested apart."""
         leader_status = LeaderStatus(
             0, control_position, {P: p, Q: 0}, oldest_unsettled, waiting, live, {}
         )
-        return self.on(events.LeaderStatusSeen(leader_status), now)
+        commands = self.on(events.LeaderStatusSeen(leader_status), now)
+        return tuple(each for each in commands if not isinstance(each, do.Commit))
 
 
 def place(position: int, partition: Partition = P) -> do.Place:
@@ -365,7 +375,7 @@ def test_leaving_stops_reading_and_goes_on_beating() -> None:
     stream = _Stream()
     stream.stand(0)
     paused = do.SetReading(reading=False, reason="leaving")
-    assert stream.on(events.Leaving(), 0.0) == (do.Heartbeat("leaving"), paused)
+    assert stream.on(events.Leaving(), 0.0)[1:] == (do.Heartbeat("leaving"), paused)
     assert stream.on(events.Tick(), 0.0) == (do.Heartbeat("leaving"), do.ReadLeaderStatus())
 
 
@@ -377,12 +387,88 @@ def test_it_looks_often_while_it_waits_for_a_place_and_seldom_while_it_reads() -
     assert stream.due() == pytest.approx(1.0 + SETTINGS.leader_status_s)
 
 
-def test_what_a_checkpoint_covers_is_committed_for_the_partitions_that_it_owns() -> None:
-    stream = _Stream(Q)
-    leader_status = LeaderStatus(0, 9, {P: 50, Q: 70}, 9, 0, 1, settled={P: 30, Q: 60})
-    assert of_kind(stream.on(events.LeaderStatusSeen(leader_status), 0.0), do.Commit) == [
-        do.Commit({Q: 60})
-    ]
+# --- commits for lag tools -------------------------------------------------------------------
+
+
+def committed(
+    stream: Worker, now: float, control: int, p: int, oldest: int, epoch: int = 0
+) -> list[do.Commit]:
+    """Let a worker see a status that decided claims below `control`; return its commits."""
+    status = LeaderStatus(epoch, control, {P: p, Q: 70}, oldest, 0, 1, settled={})
+    return of_kind(stream.on(events.LeaderStatusSeen(status), now), do.Commit)
+
+
+def test_positions_are_committed_for_partitions_that_the_worker_owns_alone() -> None:
+    assert committed(_Stream(Q), 0.0, 9, 50, oldest=9) == [do.Commit({Q: 70})]
+
+
+def test_settled_frontier_is_committed_every_five_seconds() -> None:
+    stream = _Stream()
+    assert committed(stream, 0.0, 9, 50, oldest=9) == [do.Commit({P: 50})]
+    assert committed(stream, COMMIT_S - 0.1, 10, 60, oldest=10) == []
+    assert committed(stream, COMMIT_S, 10, 60, oldest=10) == [do.Commit({P: 60})]
+
+
+def test_position_is_committed_once_no_batch_claimed_below_it_waits() -> None:
+    # control  5        9        12       12
+    # claimed  50       90       120      120
+    # waits    from 3   from 5   from 6   nothing
+    # settled  -        50       50       120
+    stream, times = _Stream(), iter(range(0, 100, 5))
+    assert committed(stream, next(times), 5, 50, oldest=3) == []
+    assert committed(stream, next(times), 9, 90, oldest=5) == [do.Commit({P: 50})]
+    assert committed(stream, next(times), 12, 120, oldest=6) == [do.Commit({P: 50})]
+    assert committed(stream, next(times), 12, 120, oldest=12) == [do.Commit({P: 120})]
+
+
+def test_a_new_leader_may_take_a_commit_back() -> None:
+    stream = _Stream()
+    assert committed(stream, 0.0, 12, 120, oldest=12) == [do.Commit({P: 120})]
+    assert committed(stream, 5.0, 9, 90, oldest=9, epoch=1) == [do.Commit({P: 90})]
+
+
+def test_claims_that_an_earlier_leader_saw_are_not_settled_by_what_a_new_one_says() -> None:
+    # leader 0: 120 claimed below 12, some wait     leader 1: the control topic had lost a claim
+    stream = _Stream()
+    assert committed(stream, 0.0, 12, 120, oldest=3) == []
+    assert committed(stream, 5.0, 14, 110, oldest=13, epoch=1) == []
+    assert committed(stream, 10.0, 14, 110, oldest=14, epoch=1) == [do.Commit({P: 110})]
+
+
+@given(st.lists(st.sampled_from(["claim", "compute", "audit", "poison"]), max_size=30))
+def test_no_commit_is_above_a_batch_that_waits(steps: list[str]) -> None:
+    bench, stream = Bench(), _Stream()
+    bench.lead()
+    bench.see(A, B)
+    for number, step in enumerate(steps):
+        if step == "claim":
+            bench.announce(A, B)
+        elif step == "audit":
+            bench.read_updates()
+        elif not of_kind(bench.said, do.PostTrigger):
+            continue
+        elif step == "poison":
+            model, orders = bench.model, bench.orders
+            failed = Failed(
+                orders[0].worker, model, tuple(b.offset for b in orders[0].batches), "raised"
+            )
+            bench.feed(events.RepliesRead((failed,)))
+        else:
+            bench.compute()
+        leader = bench.machine.leader
+        if leader is None:
+            return  # too much poison: the job is held
+        seen = events.LeaderStatusSeen(bench.leader_status)
+        waiting = [s.start for batch in leader.batches for s in batch.address]
+        for commit in of_kind(stream.on(seen, COMMIT_S * number), do.Commit):
+            assert commit.positions[P] <= min([*waiting, bench.leader_status.claimed[P]])
+
+
+def test_leaving_worker_commits_what_is_settled_by_then() -> None:
+    stream = _Stream()
+    committed(stream, 0.0, 9, 50, oldest=9)
+    committed(stream, 1.0, 12, 80, oldest=12)
+    assert of_kind(stream.on(events.Leaving(), 1.1), do.Commit) == [do.Commit({P: 80})]
 
 
 # --- a job that is changed -------------------------------------------------------------------
@@ -462,7 +548,8 @@ def test_a_partition_is_read_once_the_job_has_it() -> None:
     opened = Opened(added, None, 9, "id", 0, -1)
     claimed = {**FIRST, added: 0}
     leader_status = LeaderStatus(0, 1, claimed, 1, 0, 1, {}, opened={added: (opened,)})
-    assert stream.on(events.LeaderStatusSeen(leader_status), 0.0) == (place(0, added),)
+    said = stream.on(events.LeaderStatusSeen(leader_status), 0.0)
+    assert said == (place(0, added), do.Commit({added: 0}))
 
 
 # --- logs that turn out to be others --------------------------------------------------------------

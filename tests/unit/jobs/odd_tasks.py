@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,3 +70,12 @@ class Dying(Plain):
     def build(self) -> nn.Module:
         """End it all."""
         raise SystemExit(3)
+
+
+class Killed(Plain):
+    """Ends its process as the kernel does if memory lacks."""
+
+    def build(self) -> nn.Module:
+        """End it all."""
+        signal.raise_signal(signal.SIGKILL)
+        return super().build()

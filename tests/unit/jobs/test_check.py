@@ -9,7 +9,15 @@ import msgspec
 import pytest
 
 from common.errors import GivenError
-from common.jobs.check import Order, Report, built, built_apart, check_submission
+from common.jobs.check import (
+    Order,
+    Report,
+    Unchecked,
+    built,
+    built_apart,
+    check_submission,
+    unasked,
+)
 from common.jobs.spec import JobSpec
 from doll.yaml_file import as_json, load_text
 from tests.unit.admin.live.helpers import SPEC
@@ -139,16 +147,50 @@ def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
     assert "build() of the task raised KeyError: 'no such layer' (odd_tasks.py, line" in raised
 
 
-def test_a_task_that_is_not_installed_here_is_no_reason_to_refuse() -> None:
-    elsewhere = spec(entrypoint="shop.tasks:Clicks")
-    check_submission(elsewhere, ["shop.tasks:Clicks"], MAX_MB, MEMORY_MIB, built_here)
+def unchecked(made: JobSpec, build: Build, *allowed: str) -> Unchecked:
+    """Why a task was not checked."""
+    found = check_submission(made, allowed, MAX_MB, MEMORY_MIB, build)
+    assert found is not None
+    return found
 
 
-def test_what_cannot_be_told_here_is_no_reason_to_refuse() -> None:
-    elsewhere = spec(entrypoint="shop.tasks:Clicks")
-    check_submission(elsewhere, (), MAX_MB, MEMORY_MIB)  # not allowed here
-    check_submission(own("Dying"), [f"{OWN}:Dying"], MAX_MB, MEMORY_MIB, patient)
-    large = own("LooksAtValues", inputs=2**31)
-    check_submission(large, [f"{OWN}:LooksAtValues"], MAX_MB, MEMORY_MIB, patient)
-    hasty = partial(built_apart, patience_s=0.01)
-    check_submission(own("Raising"), [f"{OWN}:Raising"], MAX_MB, MEMORY_MIB, hasty)
+def test_task_that_this_service_cannot_check_by_design_is_no_reason_to_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = "shop.tasks:Clicks"
+    found = unchecked(spec(entrypoint=task), built_here, task)
+    assert "shop" in found.why
+    found.refuse()
+    found = unchecked(spec(entrypoint=task), built_here)
+    assert found == Unchecked("DOLL_TASKS does not list shop.tasks:Clicks here")
+    found.refuse()
+    monkeypatch.setattr("common.jobs.check.find_spec", lambda _: None)
+    found = unchecked(spec(entrypoint=task), built_here, task)
+    assert found == Unchecked("PyTorch is not installed here")
+    found.refuse()
+
+
+@pytest.mark.parametrize(
+    ("made", "build", "why"),
+    [
+        (own("Dying"), patient, "the check of the task ended early, with status 3"),
+        (own("Killed"), patient, "the check of the task was ended by signal 9 (Killed)"),
+        (own("LooksAtValues", inputs=2**31), patient, "the model needs more than the 4,096 MiB"),
+        (
+            own("Plain"),
+            partial(built_apart, patience_s=0.01),
+            "the check of the task did not end within 0.01 s",
+        ),
+    ],
+)
+def test_check_that_began_and_did_not_end_refuses_the_job(
+    made: JobSpec, build: Build, why: str
+) -> None:
+    task = made.task.entrypoint or ""
+    found = unchecked(made, build, task)
+    assert found.begun
+    with pytest.raises(GivenError, match="--unchecked") as refused:
+        found.refuse()
+    assert refused.value.fields == ("task",)
+    assert refused.value.problem.startswith(why)
+    unchecked(made, unasked, task).refuse()  # which does nothing

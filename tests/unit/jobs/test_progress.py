@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from common.core.audit import audit
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.liveness import REGISTRY_LATE, REGISTRY_UNREACHABLE
+from common.core.liveness import REGISTRY_LATE, REGISTRY_UNREACHABLE, TURN
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -354,6 +354,20 @@ def test_where_no_worker_can_join_it_waits_for_one_that_can() -> None:
     view.look(Look(NOW, {}, leader_status(), led=True, ends={PLACES[0]: 900}, unable=unable))
     assert view.state(NOW).word == "waiting for workers"
     assert view.state(NOW).why.endswith("wait and worker w3: no room")
+
+
+def test_job_without_workers_says_at_which_jobs_they_are_until_one_comes() -> None:
+    view = running(rows(4), 1, 200)
+    turn = "it is another job's turn: the 3 workers are at `a` and `b`"
+    seen = Look(NOW, {}, leader_status(), led=True, ends={PLACES[0]: 900}, unable={TURN: turn})
+    view.look(seen)
+    assert view.state(NOW) == ("waiting for workers", f"780 records wait and {turn}")
+    view.look(seen._replace(unable={TURN: turn, "worker w3": "no room"}))
+    assert view.state(NOW).why.endswith("wait and worker w3: no room")
+    view.look(seen._replace(statuses={"w1": "alive"}))
+    assert view.state(NOW).word == "running"
+    view.look(seen._replace(led=False))
+    assert "turn" not in view.state(NOW).why
 
 
 def test_where_redis_is_away_and_updates_come_it_runs() -> None:

@@ -306,3 +306,11 @@ def test_who_we_are_in_mlflow_is_shown_to_the_server_of_the_settings() -> None:
     basic = base64.b64encode(b"a:b").decode()
     assert Asked.shown == ["Bearer a", f"Basic {basic}", None]
     assert open_tracking(Settings()) is None
+
+
+def test_address_of_kafka_that_somebody_named_is_known_as_such_in_child_processes() -> None:
+    default = Settings()
+    named = Settings(kafka=default.kafka)
+    assert [kafka_settings(each, "w1").named for each in (default, named)] == [False, True]
+    assert kafka_settings(read_settings(named.environ()), "w1").named
+    assert not kafka_settings(read_settings(default.environ()), "w1").named

@@ -64,7 +64,7 @@ class MemoryReplica:
         self.looks = Supervisor(None, self.watchdogs, logger, threads=2)
         boards = MemoryBoards(redis)
         self.book = book or JobStore(log)
-        self.streams = StreamWatch(log, boards.roster(), logger, used=lambda: 0.0)
+        self.streams = StreamWatch(log, boards, logger, used=lambda: 0.0)
         self.replica = Replica(
             name=name,
             settings=settings or Settings(),

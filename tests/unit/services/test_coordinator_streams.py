@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,11 +11,12 @@ from hypothesis import strategies as st
 
 from common.core import commands as do
 from common.core import events
+from common.core.liveness import TURN
 from common.core.losses import Parted
 from common.core.messages import LeaderStatus, UpdateApplied
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
-from common.core.spread import JobDemand
+from common.core.spread import JobDemand, WorkerPlacement
 from common.jobs.spec import parse_job
 from common.ports.servers import FoundTopic, NewTopic
 from common.telemetry.logging import event_logger
@@ -30,6 +33,7 @@ from services.coordinator.streams import (
     PUBLISH_S,
     SHARE,
     SURE_S,
+    TURNS_TTL_S,
     StreamWatch,
     by_stream,
     ratios,
@@ -109,10 +113,11 @@ class Bench:
             parse_job(JOB), self.metrics.follow(NAME, lambda: None), NoTracer()
         )
         self.redis = MemoryRedis(self.clock)
-        self.roster = MemoryBoards(self.redis).roster()
+        self.boards = MemoryBoards(self.redis)
+        self.roster = self.boards.roster()
         self.used_s = 0.0
         self.watch = StreamWatch(
-            self.log, self.roster, event_logger("test"), self.clock, lambda: self.used_s
+            self.log, self.boards, event_logger("test"), self.clock, lambda: self.used_s
         )
         self.lost = list[str]()
         self.seen = list[events.StreamsSeen]()
@@ -377,6 +382,36 @@ def test_a_paused_job_says_that_it_does_not_run(bench: Bench) -> None:
 
     assert isinstance(demand, JobDemand)
     assert not demand.runs
+
+
+def test_job_without_workers_hears_at_which_jobs_they_are(bench: Bench) -> None:
+    # worker       at b   says nothing any more
+    # told         at b   that it is there      nothing
+    bench.lead()
+    bench.stand(claimed=3, live=0)
+    bench.produce(10)
+    task = bench.measuring.spec.task.name
+    assert task is not None
+    bench.roster.put([WorkerPlacement("w1", job="b", tasks=(task,))])
+    bench.watch.turn()
+    with closing(bench.boards.board(NAME)) as board:
+        assert board.unable() == {TURN: "it is another job's turn: the worker is at `b`"}
+        for _ in range(round(2 * TURNS_TTL_S)):
+            bench.clock.advance(PUBLISH_S)
+            bench.watch.turn()
+        assert board.unable() == {}
+
+
+def test_job_with_workers_or_without_records_hears_of_no_turn(bench: Bench) -> None:
+    bench.lead()
+    bench.roster.put([WorkerPlacement("w1", job="b")])
+    for claimed, live in ((10, 0), (3, 1)):
+        bench.stand(claimed, live)
+        bench.produce(10 * live)
+        bench.clock.advance(PUBLISH_S)
+        bench.watch.turn()
+    with closing(bench.boards.board(NAME)) as board:
+        assert board.unable() == {}
 
 
 def test_while_redis_is_away_the_watch_goes_on(bench: Bench) -> None:
