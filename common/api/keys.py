@@ -17,11 +17,13 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import ConflictError, NotFoundError, UserError, WireError
+from common.jobs.changes import Change, audit, change_by
 from common.jobs.names import check_name
 from common.topics import names as topics
 from common.topics.table import CompactedTable
 
 if TYPE_CHECKING:
+    from common.jobs.changes import Actor
     from common.ports.servers import Log
 
 Role: TypeAlias = Literal["viewer", "operator"]  # an operator may do what a viewer may
@@ -29,17 +31,19 @@ Role: TypeAlias = Literal["viewer", "operator"]  # an operator may do what a vie
 _PREFIX = "doll_"  # so that scanners for lost secrets, and people, know one when they see it
 _RANDOM_BYTES = 32  # 43 characters
 _LONGEST_NOTE = 200
+_CHANGES_KEPT = 10  # of keys of one name
 _YEAR_9999_S = 253_370_764_800  # dates end there
 
 
 class KeyRecord(msgspec.Struct, frozen=True):
-    """One key as the topic has it."""
+    """One key as the topic has it; a key that is revoked keeps its record, without a hash."""
 
     name: str
     role: Role
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the key
+    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]  # of the key; empty: it is revoked
     created_s: Annotated[float, Meta(ge=0, le=_YEAR_9999_S)]  # since 1970
     note: str = ""
+    changes: tuple[Change, ...] = ()  # who created and revoked keys of this name, newest last
 
     def may(self, needed: Role) -> bool:
         """Whether it may do what needs a role."""
@@ -56,8 +60,16 @@ class KeyStore(CompactedTable[KeyRecord]):
         # Closed: whatever a newer program says of a key, what it replaced must not let anybody in.
         super().__init__(log, topics.KEYS, decode_key, "key", closed=True, clock=clock)
 
-    def create(self, name: str, role: Role, note: str = "") -> tuple[str, KeyRecord]:
+    def create(
+        self, name: str, role: Role, note: str = "", by: Actor | None = None
+    ) -> tuple[str, KeyRecord]:
         """Make a key; it is returned here and nowhere else, ever.
+
+        Args:
+            name: Name of the key.
+            role: Role of whoever presents the key.
+            note: Who holds the key and why.
+            by: Optional. If unset, the user of this process.
 
         Raises:
             UserError: If the name or the note is not a legal one.
@@ -75,43 +87,60 @@ class KeyStore(CompactedTable[KeyRecord]):
         key = new_key()
 
         def created(taken: KeyRecord | None) -> KeyRecord:
-            if taken is not None:
+            if taken is not None and taken.sha256:
                 raise ConflictError(
                     f'there is a key "{name}" already: choose another name, or make this one'
                     f" invalid with `doll key revoke {name}`"
                 )
-            return KeyRecord(name, role, fingerprint(key), self._clock(), note)
+            now_s, before = self._clock(), () if taken is None else taken.changes
+            changes = (
+                *before,
+                change_by(by, now_s, "created", f"{role}, {note}" if note else role),
+            )[-_CHANGES_KEPT:]
+            return KeyRecord(name, role, fingerprint(key), now_s, note, changes)
 
-        return key, self.update(name, created, msgspec.json.encode)
+        return key, self._write(name, created)
 
-    def revoke(self, name: str) -> None:
+    def revoke(self, name: str, by: Actor | None = None) -> None:
         """Make a key invalid for good.
+
+        Args:
+            name: Name of the key.
+            by: Optional. If unset, the user of this process.
 
         Raises:
             NotFoundError: If there is none of this name.
             UnavailableError: If Kafka is unavailable for long.
         """
 
-        def revoked(key: KeyRecord | None) -> None:
-            if key is None:
-                known = ", ".join(sorted(self.read())) or (
-                    "none yet, make one with `doll key create NAME`"
-                )
+        def revoked(key: KeyRecord | None) -> KeyRecord:
+            if key is None or not key.sha256:
+                valid = sorted(each.name for each in self.read().values() if each.sha256)
+                known = ", ".join(valid) or "none yet, make one with `doll key create NAME`"
                 raise NotFoundError(f'there is no key "{name}"; keys: {known}')
+            changes = (*key.changes, change_by(by, self._clock(), "revoked"))[-_CHANGES_KEPT:]
+            return msgspec.structs.replace(key, sha256="", changes=changes)
 
-        self.update(name, revoked, lambda _: None)
+        self._write(name, revoked)
+
+    def _write(self, name: str, change: Callable[[KeyRecord | None], KeyRecord]) -> KeyRecord:
+        """Change a key's record, and log who did it."""
+        record: KeyRecord = self.update(name, change, msgspec.json.encode)
+        audit(record.changes[-1], key=name)
+        return record
 
 
 class Keys:
     """Who may come in, as of some records."""
 
     def __init__(self, records: Iterable[KeyRecord]) -> None:
-        self._known = tuple((record.sha256.encode(), record) for record in records)
-        self._records = frozenset(record for _, record in self._known)
+        valid = [record for record in records if record.sha256]
+        self._known = tuple((record.sha256.encode(), record) for record in valid)
+        self._records = {record.name: record for record in valid}
 
     def __contains__(self, record: KeyRecord) -> bool:
         """Whether whoever came in with this record would still get in so."""
-        return record in self._records
+        return self._records.get(record.name) == record
 
     def role_of(self, presented: str) -> KeyRecord | None:
         """The record of a key that somebody presents, None if it is not valid.

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from time import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, OutsideError, UnknownTopicError
+from common.jobs.changes import audit, change_by
 from common.topics.names import group_name, own_topics, provisioning_board
 
 if TYPE_CHECKING:
     from common.config.servers import Outside
+    from common.jobs.changes import Actor
     from common.jobs.store import JobStore
 
 
@@ -52,8 +55,14 @@ def remains_of(name: str, book: JobStore, outside: Outside) -> Remains:
     return found
 
 
-def purge(name: str, book: JobStore, outside: Outside) -> Remains:
+def purge(name: str, book: JobStore, outside: Outside, by: Actor | None = None) -> Remains:
     """Make a name free, and remove what all of its jobs have left; may be done again at any time.
+
+    Args:
+        name: Name of the jobs.
+        book: Jobs topic.
+        outside: Servers that hold what is left.
+        by: Optional. If unset, the user of this process.
 
     Returns:
         What was removed, and what was not.
@@ -67,9 +76,11 @@ def purge(name: str, book: JobStore, outside: Outside) -> Remains:
     last = book.id_of(name)
     if name in book.read():
         _check_led_no_more(name, last, outside)
-        book.free(name)
+        book.free(name, by)
     elif _remains([last], outside):  # of a job that was deleted alone
-        book.free(name)
+        book.free(name, by)
+    else:  # the name is free: an earlier purge did not remove everything
+        audit(change_by(by, time(), "purged"), job=name)
     jobs = book.past_ids(name)
     found, log = _remains(jobs, outside), outside.open_log()
     # A model server's group is called like its topic.

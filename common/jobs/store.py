@@ -20,11 +20,13 @@ from common.core.losses import ReadFrom  # noqa: TC001 -- likewise
 from common.core.spans import LogPosition, Partition
 from common.errors import (
     ConflictError,
+    DollError,
     NotFoundError,
     UnavailableError,
     UserError,
     WireError,
 )
+from common.jobs.changes import COORDINATOR, Change, audit, change_by
 from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
 from common.ports.servers import Log, NewTopic
@@ -33,15 +35,19 @@ from common.topics.table import CompactedTable, Unreadable, table_topic
 
 if TYPE_CHECKING:
     from common.core.messages import LogPositions, Positions
+    from common.jobs.changes import Actor, Outcome
 
 T = TypeVar("T")
+E = TypeVar("E", bound="JobRecord | FreeName")
 REASON_CHARACTERS = 2_000  # of what is wanted: one line
 DETAIL_CHARACTERS = 8_000  # of a hold: a long traceback, far below what one record may be
 # Of a job's first record. All that is added later, changes and a hold, is 200,000 at most, and
 # Kafka's producers write 1,000,000: so who holds a job or changes it finds room.
 SUBMITTED_BYTES = 700_000
 CHANGES_KEPT = 50  # of a job, in its record: a record stays small, its topic is compacted
-CHANGE_CHARACTERS = 500  # of the reason of each
+CHANGES_BYTES = 130_000  # of these: a reason may be of characters that take six bytes each
+EARLIER_KEPT = 10  # changes that made or deleted earlier jobs of a name
+_LASTING = frozenset({"submitted", "deleted", "purged"})  # changes that no later one displaces
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -56,15 +62,6 @@ class Origin(msgspec.Struct, frozen=True):
         return f"{self.job}@{self.version}"
 
 
-class Change(msgspec.Struct, frozen=True):
-    """One change of a job's settings by a person."""
-
-    revision: Annotated[int, Meta(ge=1)]  # that it made
-    at_s: float  # since 1970
-    changed: dict[str, Value]  # what differs from the revision before, as it is now
-    reason: str = ""
-
-
 class JobRecord(NamedTuple):
     """One job as the topic has it."""
 
@@ -75,7 +72,8 @@ class JobRecord(NamedTuple):
     submitted_s: float  # since 1970; its deadline counts from here
     origin: Origin | None = None  # without one, it begins with what the specification makes
     revision: int = 0  # of the specification: changes made so far
-    changes: tuple[Change, ...] = ()  # the last of them, newest last
+    # The last changes, newest last, after those that made and deleted earlier jobs of the name.
+    changes: tuple[Change, ...] = ()
     request: str = ""  # who submitted it recognises a request that comes twice by this
     held: bool = False  # paused by a machine that may not decide alone, not by a person
     detail: str = ""  # of what it is held for: a traceback, many lines; empty where there is none
@@ -103,7 +101,8 @@ class JobRecord(NamedTuple):
 class FreeName(msgspec.Struct, frozen=True):
     """A name that a deleted job had; without one, the next job of a name is its first."""
 
-    next_incarnation: Annotated[int, Meta(ge=2)]
+    next_incarnation: Annotated[int, Meta(ge=1)]
+    changes: tuple[Change, ...] = ()  # who made and deleted the name's jobs, newest last
     format: int = 3
 
 
@@ -237,13 +236,20 @@ class JobStore:
         """
         return self._check_new(spec, self._book.read().get(spec.name))
 
-    def submit(self, spec: JobSpec, origin: Origin | None = None, request: str = "") -> JobRecord:
+    def submit(
+        self,
+        spec: JobSpec,
+        origin: Origin | None = None,
+        request: str = "",
+        by: Actor | None = None,
+    ) -> JobRecord:
         """Make a job: its topics, its first positions, its record.
 
         Args:
             spec: Specification of the job.
             origin: Checkpoint that the job begins with, stored in its folder already.
             request: Fingerprint of the request, kept as it is.
+            by: Optional. If unset, the user of this process; so in each method here.
 
         Raises:
             ConflictError: If the name belongs to a job, or to the history of an earlier one.
@@ -255,8 +261,10 @@ class JobStore:
             incarnation = self._check_new(spec, taken)
             known = first_positions(spec, self._log)
             first = {place: position.offset for place, position in known.items()}
-            reason = "submitted" if origin is None else f"submitted, begins with {origin}"
+            beginning = "" if origin is None else f"begins with {origin}"
+            reason = f"submitted, {beginning}" if beginning else "submitted"
             now_s = self._clock()
+            earlier = () if taken is None else _earlier(taken.changes)
             record = JobRecord(
                 spec,
                 "running",
@@ -264,6 +272,7 @@ class JobStore:
                 reason,
                 now_s,
                 origin,
+                changes=(*earlier, change_by(by, now_s, "submitted", beginning)),
                 request=request,
                 incarnation=incarnation,
                 known=known,
@@ -275,9 +284,9 @@ class JobStore:
 
         # This writer makes the log find its brokers while the topics are created.
         with closing(self._log.writer()):
-            return self._book.update(spec.name, made, encode_job)
+            return self._write(spec.name, made)
 
-    def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
+    def want(self, job: str, wanted: Wanted, reason: str, by: Actor | None = None) -> JobRecord:
         """Change what is wanted of a job. A stopped job can be resumed where it was.
 
         A finished job that is to stop stays as it is.
@@ -286,7 +295,7 @@ class JobStore:
             NotFoundError: If there is no such job.
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._update(job, lambda record: _wanted(record, wanted, reason))
+        return self._update(job, lambda record: self._wanted(record, wanted, reason, by))
 
     def resume_after_loss(
         self,
@@ -296,6 +305,7 @@ class JobStore:
         from_start: bool = False,
         read_from: ReadFrom = "",
         waits: bool = False,
+        by: Actor | None = None,
     ) -> JobRecord:
         """Resume a job that is held after a loss, or waits for a checkpoint, with what is left.
 
@@ -307,6 +317,7 @@ class JobStore:
             from_start: True to accept version 0 if no other version is left.
             read_from: Where to begin with streams' topics that were created anew.
             waits: True if a coordinator said lately that the job waits for a checkpoint.
+            by: See `submit`.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -315,7 +326,7 @@ class JobStore:
             UnavailableError: If Kafka is unavailable for long.
         """
         after_loss = AfterLoss(from_start, read_from, waits)
-        return self._update(job, lambda record: self._resumed(record, reason, after_loss))
+        return self._update(job, lambda record: self._resumed(record, reason, after_loss, by))
 
     def finish(self, job: str, reason: str, revision: int) -> JobRecord:
         """End a job that has reached its stop rule. A stopped job stays as it is.
@@ -337,6 +348,7 @@ class JobStore:
             if record.wanted == "stopped":
                 return record
             _check_revision(record, revision)
+            record = self._noted(record, "finished", reason, COORDINATOR)
             return record._replace(
                 wanted="stopped", reason=reason, held=False, detail="", finished=True
             )
@@ -362,6 +374,7 @@ class JobStore:
         def held(record: JobRecord) -> JobRecord:
             if record.wanted != "running":
                 return record
+            record = self._noted(record, "held", reason, COORDINATOR)
             return record._replace(
                 wanted="paused",
                 reason=reason[:REASON_CHARACTERS],
@@ -372,7 +385,9 @@ class JobStore:
 
         return self._update(topics.job_name(job), held, job)
 
-    def change(self, job: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
+    def change(
+        self, job: str, changed: Mapping[str, Value], reason: str, by: Actor | None = None
+    ) -> JobRecord:
         """Change settings of a job, which may be stopped. Equal settings change nothing.
 
         Args:
@@ -380,14 +395,15 @@ class JobStore:
             changed: Settings by name, as in `common.jobs.edit`: `deadline_s` (None for none,
                 otherwise counted from the submission), `group_size`, `batch_size`,
                 `learning_rate`, and whole blocks.
-            reason: Reason of the person, cut off after `CHANGE_CHARACTERS`.
+            reason: Reason of the person, cut off after `changes.REASON_CHARACTERS`.
+            by: See `submit`.
 
         Raises:
             NotFoundError: If there is no such job.
             UserError: Naming the field that cannot be changed so.
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._update(job, lambda record: self._changed(record, changed, reason))
+        return self._update(job, lambda record: self._changed(record, changed, reason, by))
 
     def patch(
         self,
@@ -398,6 +414,7 @@ class JobStore:
         wanted: Wanted | None = None,
         after_loss: AfterLoss | None = None,
         revision: int | None = None,
+        by: Actor | None = None,
     ) -> JobRecord:
         """Do several of `change`, `want` and `resume_after_loss` as one change, or nothing.
 
@@ -408,6 +425,7 @@ class JobStore:
             wanted: Optional. If unset, or wanted already, it stays.
             after_loss: Optional. If set, resume the job, see `resume_after_loss`.
             revision: Optional. If set, refuse to change another revision.
+            by: See `submit`.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -421,16 +439,32 @@ class JobStore:
         def patched(record: JobRecord) -> JobRecord:
             if revision is not None:
                 _check_revision(record, revision)
-            record = self._changed(record, changed, reason)
+            record = self._changed(record, changed, reason, by)
             if after_loss is not None:
-                return self._resumed(record, reason, after_loss)
+                return self._resumed(record, reason, after_loss, by)
             if wanted in (None, record.wanted):
                 return record
-            return _wanted(record, wanted, reason)
+            return self._wanted(record, wanted, reason, by)
 
         return self._update(job, patched)
 
-    def delete(self, job: str) -> None:
+    def note(self, job: str, action: str, reason: str, by: Actor | None = None) -> None:
+        """Write down what somebody did to a job elsewhere, as to its quarantined batches.
+
+        Args:
+            job: Id of the job.
+            action: Past participle, such as "requeued".
+            reason: What exactly, cut off after `changes.REASON_CHARACTERS`.
+            by: See `submit`.
+
+        Raises:
+            NotFoundError: If there is no such job; its name may be another one's.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        name = topics.job_name(job)
+        self._update(name, lambda record: self._noted(record, action, reason, by), job)
+
+    def delete(self, job: str, by: Actor | None = None) -> None:
         """Take a stopped job out of the list; its history and its checkpoints keep the name.
 
         Raises:
@@ -439,13 +473,14 @@ class JobStore:
             UnavailableError: If Kafka is unavailable for long.
         """
 
-        def deleted(entry: JobRecord | FreeName | None) -> FreeName | None:
-            incarnation = _stopped(self._job(job, entry)).incarnation
-            return FreeName(incarnation) if incarnation > 1 else None
+        def deleted(entry: JobRecord | FreeName | None) -> FreeName:
+            record = _stopped(self._job(job, entry))
+            last = change_by(by, self._clock(), "deleted", revision=record.revision)
+            return FreeName(record.incarnation, _earlier((*record.changes, last)))
 
-        self._book.update(job, deleted, _encode)
+        self._write(job, deleted)
 
-    def free(self, job: str) -> None:
+    def free(self, job: str, by: Actor | None = None) -> None:
         """Take a stopped job out of the list, if it is there, and make its name free.
 
         Raises:
@@ -454,15 +489,17 @@ class JobStore:
         """
         incarnation = 1 + _incarnation(self._book.read().get(job))
 
-        def freed(entry: JobRecord | FreeName | None) -> JobRecord | FreeName | None:
-            if _incarnation(entry) >= incarnation:
+        def freed(entry: JobRecord | FreeName | None) -> JobRecord | FreeName:
+            if entry is not None and _incarnation(entry) >= incarnation:
                 # Somebody else has freed the name meanwhile.
                 return entry
             if isinstance(entry, JobRecord):
                 _stopped(entry)
-            return FreeName(incarnation)
+            earlier = () if entry is None else entry.changes
+            last = change_by(by, self._clock(), "purged")
+            return FreeName(incarnation, _earlier((*earlier, last)))
 
-        self._book.update(job, freed, _encode)
+        self._write(job, freed)
 
     def stopped(self, job: str) -> JobRecord:
         """Return a job that may be deleted.
@@ -493,7 +530,30 @@ class JobStore:
                 raise NotFoundError(f'the job "{name}" was purged: this one is another of its name')
             return change(record)
 
-        return self._book.update(name, changed, encode_job)
+        return self._write(name, changed)
+
+    def _write(self, name: str, change: Callable[[JobRecord | FreeName | None], E]) -> E:
+        """Change the entry of a name, and log who did it; see `CompactedTable.update`."""
+        new = list[Change]()
+
+        def changed(entry: JobRecord | FreeName | None) -> E:
+            new.clear()
+            made = change(entry)
+            before = set[int]() if entry is None else set(map(id, entry.changes))
+            new.extend(each for each in made.changes if id(each) not in before)
+            return made
+
+        outcome: Outcome = "done"
+        try:
+            return self._book.update(name, changed, _encode)
+        except DollError as error:
+            if not isinstance(error, UnavailableError):
+                new.clear()
+            outcome = "unknown"
+            raise
+        finally:
+            for each in new:
+                audit(each, outcome, job=name)
 
     def _job(self, name: str, entry: JobRecord | FreeName | None) -> JobRecord:
         if isinstance(entry, JobRecord):
@@ -511,18 +571,43 @@ class JobStore:
         _check_group(spec)
         return _incarnation(taken)
 
-    def _changed(self, record: JobRecord, changed: Mapping[str, Value], reason: str) -> JobRecord:
+    def _noted(
+        self,
+        record: JobRecord,
+        action: str,
+        reason: str,
+        by: Actor | None,
+        changed: dict[str, Value] | None = None,
+    ) -> JobRecord:
+        """Return a record that says in addition who did something."""
+        now_s, revision = self._clock(), record.revision
+        change = change_by(by, now_s, action, reason, revision=revision, changed=changed)
+        return record._replace(changes=_kept((*record.changes, change)))
+
+    def _wanted(
+        self, record: JobRecord, wanted: Wanted, reason: str, by: Actor | None
+    ) -> JobRecord:
+        if wanted == "stopped" and record.finished:
+            return record
+        action = "resumed" if wanted == "running" else wanted
+        record = self._noted(record, action, reason, by)
+        reason = _reason(record, reason)
+        return record._replace(wanted=wanted, reason=reason, held=False, detail="", finished=False)
+
+    def _changed(
+        self, record: JobRecord, changed: Mapping[str, Value], reason: str, by: Actor | None
+    ) -> JobRecord:
         spec = changed_spec(record.spec, changed)
         differs = differences(record.spec, spec)
         if not differs:
             return record
         _check_group(spec)
-        reason = reason[:CHANGE_CHARACTERS]
-        change = Change(record.revision + 1, self._clock(), differs, reason)
-        changes = (*record.changes, change)[-CHANGES_KEPT:]
-        return record._replace(spec=spec, revision=change.revision, changes=changes)
+        record = record._replace(spec=spec, revision=record.revision + 1)
+        return self._noted(record, "changed", reason, by, differs)
 
-    def _resumed(self, record: JobRecord, reason: str, after_loss: AfterLoss) -> JobRecord:
+    def _resumed(
+        self, record: JobRecord, reason: str, after_loss: AfterLoss, by: Actor | None
+    ) -> JobRecord:
         if not record.held and not (after_loss.waits and record.wanted == "running"):
             # Otherwise the acceptance would apply to the next loss.
             name = record.spec.name
@@ -531,9 +616,10 @@ class JobStore:
                 f" with `doll job resume {name}`"
             )
         self._log.create_topics(_own_topics(record.id))
+        record = self._noted(record, "resumed after loss", reason, by)
         return record._replace(
             wanted="running",
-            reason=reason[:REASON_CHARACTERS],
+            reason=_reason(record, reason),
             held=False,
             detail="",
             after_loss=record.after_loss + 1,
@@ -574,11 +660,24 @@ def _incarnation(entry: JobRecord | FreeName | None) -> int:
     return entry.next_incarnation if isinstance(entry, FreeName) else 1
 
 
-def _wanted(record: JobRecord, wanted: Wanted, reason: str) -> JobRecord:
-    if wanted == "stopped" and record.finished:
-        return record
-    reason = reason[:REASON_CHARACTERS]
-    return record._replace(wanted=wanted, reason=reason, held=False, detail="", finished=False)
+def _reason(record: JobRecord, given: str) -> str:
+    """Return the reason of a record: that which was given, or its last change in words."""
+    last = record.changes[-1]
+    return given[:REASON_CHARACTERS] or f"{last.action} by {last.by}"
+
+
+def _kept(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Drop the oldest changes that do not fit, but none that lasts."""
+    while len(changes) > CHANGES_KEPT or len(msgspec.json.encode(changes)) > CHANGES_BYTES:
+        passing = (at for at, each in enumerate(changes) if each.action not in _LASTING)
+        drop = next(passing, 0)
+        changes = changes[:drop] + changes[drop + 1 :]
+    return changes
+
+
+def _earlier(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Return what the next job of a name says of those before."""
+    return tuple(each for each in changes if each.action in _LASTING)[-EARLIER_KEPT:]
 
 
 def _stopped(record: JobRecord) -> JobRecord:
@@ -679,11 +778,9 @@ def _check_size(record: JobRecord) -> None:
         )
 
 
-def _encode(entry: JobRecord | FreeName | None) -> bytes | None:
-    """Write what stands under a name; None if nothing does."""
-    if isinstance(entry, JobRecord):
-        return encode_job(entry)
-    return None if entry is None else msgspec.json.encode(entry)
+def _encode(entry: JobRecord | FreeName) -> bytes:
+    """Write what stands under a name."""
+    return encode_job(entry) if isinstance(entry, JobRecord) else msgspec.json.encode(entry)
 
 
 def encode_job(record: JobRecord) -> bytes:

@@ -27,7 +27,7 @@ from common.api.jobs import (
     remains_answer,
     unreadable_records,
 )
-from common.api.keys import KeyRecord, fingerprint
+from common.api.keys import fingerprint
 from common.api.provisioning import check_market
 from common.config.aggregation import (
     AggregationSpec,  # noqa: TC001 -- FastAPI reads it when run
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from common.api.answers import JobSummary
     from common.ports.servers import Board, Log
     from services.admin.live.follower import JobFollower
+    from services.admin.middleware.access import Caller
     from services.admin.service import Service
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -192,7 +193,7 @@ async def create_job(
     check_options(spec)  # before anybody waits for a turn
     await _check(service, spec)
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
-    record, new = await service.stores.write(lambda store: _submit(store, spec, asked))
+    record, new = await service.stores.write(lambda store: _submit(store, spec, asked, caller))
     if new:
         now, job = service.clock(), JobProgress(record)
         answer = job_answer(record, job.state(now), progress_answer(job, now))
@@ -242,15 +243,12 @@ async def change_job(
     patch: Annotated[JobPatch, strictly(JobPatch), Body()],
 ) -> Response:
     """Pause, resume or stop a job, or change its settings: at the next boundary of an update."""
-    reason = patch.get("reason", "") or (
-        f"by the API key {caller.name}" if isinstance(caller, KeyRecord) else f"by {caller.name}"
-    )
     given = _given(patch)
     if not given.keys().isdisjoint(BLOCKS):  # another memory may be needed
         await _check(service, changed_spec(service.job(job).spec, given))
     open_board = service.outside.open_board
     record = await service.stores.write(
-        lambda store: _change(store, job, patch, reason, open_board)
+        lambda store: _change(store, job, patch, caller, open_board)
     )
     try:
         follower = await service.followers.ready(job)
@@ -263,10 +261,10 @@ async def change_job(
     "/{job}",
     status_code=204,
     responses={**documented(404, 409, 502), 200: {"model": RemainsAnswer}},
-    dependencies=[OPERATOR],
 )
 async def delete_job(
     service: Answering,
+    caller: Operator,
     job: JobName,
     *,
     purges: Annotated[
@@ -280,9 +278,9 @@ async def delete_job(
 ) -> Response:
     """Take a stopped job out of the list; its history and its files stay, unless `purge` is set."""
     if not purges:
-        await service.stores.write(lambda store: _delete(store, service.log(), job))
+        await service.stores.write(lambda store: _delete(store, service.log(), job, caller))
         return Response(status_code=204)
-    removed = await service.histories.run(lambda: _purge(service, job))
+    removed = await service.histories.run(lambda: _purge(service, job, caller))
     await service.stores.write(lambda store: store.read())  # whoever asks next is told without it
     return Response(removed.model_dump_json(), media_type="application/json")
 
@@ -364,7 +362,7 @@ def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
     return f"{fingerprint(f'{caller} {key}')}:{fingerprint(spec.model_dump_json())}"
 
 
-def _submit(store: JobStore, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
+def _submit(store: JobStore, spec: JobSpec, asked: str, caller: Caller) -> tuple[JobRecord, bool]:
     """Submit a job, unless this very request has done so; True where it had not.
 
     Raises:
@@ -376,7 +374,7 @@ def _submit(store: JobStore, spec: JobSpec, asked: str) -> tuple[JobRecord, bool
     if before is not None:
         return before, False
     try:
-        return store.submit(spec, request=asked), True
+        return store.submit(spec, request=asked, by=caller), True
     except ConflictError:
         meanwhile = _made_by(store, asked)  # by another replica, for the same client
         if meanwhile is None:
@@ -409,7 +407,7 @@ def _change(
     store: JobStore,
     job: str,
     patch: JobPatch,
-    reason: str,
+    caller: Caller,
     open_board: Callable[[str], Board],
 ) -> JobRecord:
     """Change settings and what is wanted, both or nothing.
@@ -434,15 +432,16 @@ def _change(
         raise UserError(f'{alone[0]}: goes with "after_loss": true')
     return store.patch(
         job,
-        reason,
+        patch.get("reason", ""),
         changed=_given(patch),
         wanted=patch.get("wanted"),
         after_loss=after_loss,
         revision=patch.get("revision"),
+        by=caller,
     )
 
 
-def _delete(store: JobStore, log: Log, job: str) -> None:
+def _delete(store: JobStore, log: Log, job: str, caller: Caller) -> None:
     """Delete a job that runs no more, nor its machines.
 
     Raises:
@@ -451,10 +450,10 @@ def _delete(store: JobStore, log: Log, job: str) -> None:
         UnavailableError: If Kafka is unavailable for long.
     """
     check_given_back(store.get(job), log)
-    store.delete(job)
+    store.delete(job, caller)
 
 
-def _purge(service: Service, job: str) -> RemainsAnswer:
+def _purge(service: Service, job: str, caller: Caller) -> RemainsAnswer:
     """Make a name free, and remove what is left of its jobs.
 
     Raises:
@@ -466,7 +465,7 @@ def _purge(service: Service, job: str) -> RemainsAnswer:
         record = store.read().get(job)
         if record is not None:
             check_given_back(record, service.log())
-        return remains_answer(purge(job, store, service.outside))
+        return remains_answer(purge(job, store, service.outside, caller))
 
 
 def _summary(record: JobRecord, follower: JobFollower | None, now: float) -> JobSummary:

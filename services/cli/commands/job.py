@@ -150,7 +150,7 @@ def show(context: typer.Context, job: JobName) -> None:
 
 
 @app.command()
-def pause(context: typer.Context, job: JobName, reason: Reason = "paused by a person") -> None:
+def pause(context: typer.Context, job: JobName, reason: Reason = "") -> None:
     """Pause a job: its streams wait in Kafka, `resume` continues where it stopped.
 
     Example: [bold]doll job pause digits --reason "prices are high"[/]
@@ -183,7 +183,7 @@ def resume(
             " beginning, or only what comes from now on. Implies --after-loss.",
         ),
     ] = None,
-    reason: Reason = "resumed by a person",
+    reason: Reason = "",
 ) -> None:
     """Resume a job that was paused or stopped, exactly where it was.
 
@@ -195,7 +195,7 @@ def resume(
         system_of(context).resume_after_loss(
             job, reason, from_start=from_start, read_from=read_from.value if read_from else ""
         )
-        typer.echo(f"job {job} {_TOLD['running']} after a loss: {reason}")
+        typer.echo(f"job {job} {_TOLD['running']} after a loss" + (reason and f": {reason}"))
         return
     if from_start:
         raise UserError("--from-start goes with --after-loss")
@@ -203,7 +203,7 @@ def resume(
 
 
 @app.command()
-def stop(context: typer.Context, job: JobName, reason: Reason = "stopped by a person") -> None:
+def stop(context: typer.Context, job: JobName, reason: Reason = "") -> None:
     """Stop a job with a last checkpoint; its workers are freed, its model and its audit stay.
 
     A job that has finished stays as it is.
@@ -248,7 +248,7 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
             help='A mode, or the block as in a job file: "{mode: group, layout: slices}".',
         ),
     ] = None,
-    reason: Reason = "changed by a person",
+    reason: Reason = "",
 ) -> None:
     """Change a job, running or not, from its next update on: K, deadline, synchronisation, ...
 
@@ -293,7 +293,8 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         return
     differs = record.changes[-1].changed
     told = ", ".join(f"{name} {_value(value)}" for name, value in differs.items())
-    typer.echo(f"job {job} changed: {told} (revision {record.revision}): {reason}")
+    because = reason and f": {reason}"
+    typer.echo(f"job {job} changed: {told} (revision {record.revision}){because}")
     _tell(notes_on(record.spec))
 
 
@@ -457,7 +458,7 @@ def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None
     if wanted == "stopped" and record.finished:
         typer.echo(f"job {job} has finished and stays as it is: {record.reason}")
     else:
-        typer.echo(f"job {job} {_TOLD[wanted]}: {reason}")
+        typer.echo(f"job {job} {_TOLD[wanted]}: {record.reason}")
 
 
 def _tell(notes: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from common.api.keys import KeyRecord, Keys, KeyStore, decode_key, fingerprint, new_key
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, UserError
+from common.jobs.changes import Change, local_user
 from common.testing.log import MemoryLog
 from common.topics import names as topics
 from common.topics.table import NUMBER
@@ -58,7 +59,9 @@ def test_a_fingerprint_is_the_sha_256_of_the_key() -> None:
 
 def test_a_created_key_is_known_to_everybody_by_its_fingerprint_alone(log: MemoryLog) -> None:
     key, record = KeyStore(log, clock=lambda: 1000.0).create("ci", "operator", "for the pipeline")
-    assert record == KeyRecord("ci", "operator", fingerprint(key), 1000.0, "for the pipeline")
+    made = Change(1000.0, "created", local_user().name, "cli", reason="operator, for the pipeline")
+    note = "for the pipeline"
+    assert record == KeyRecord("ci", "operator", fingerprint(key), 1000.0, note, (made,))
     assert KeyStore(log).read() == {"ci": record}
     assert key.encode() not in stored(log)
     assert key not in repr(record)

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import yaml
 
@@ -18,11 +19,13 @@ from common.errors import (
     UserError,
     WireError,
 )
+from common.jobs.changes import Change, NamedActor, local_user
 from common.jobs.spec import parse_job
 from common.jobs.store import (
+    CHANGES_BYTES,
     CHANGES_KEPT,
+    EARLIER_KEPT,
     AfterLoss,
-    Change,
     JobRecord,
     JobStore,
     Origin,
@@ -47,6 +50,17 @@ JOBS = Partition(topics.JOBS, 0)
 ORIGIN = Origin("letters", 12, 400, "a1" * 32)
 LONGEST = "t" * 245  # name of a stream
 A, B = Partition("clinic-a", 0), Partition("clinic-b", 0)
+
+
+def by_me(
+    at_s: float,
+    action: str,
+    revision: int = 0,
+    changed: dict[str, Value] | None = None,
+    reason: str = "",
+) -> Change:
+    """Return a change by the user of this process."""
+    return Change(at_s, action, local_user().name, "cli", revision, changed or {}, reason)
 
 
 @pytest.fixture
@@ -75,7 +89,7 @@ def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
     record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0, known=known)
     submitted = JobStore(log, clock=lambda: 1000.0).submit(spec)
     assert len(submitted.seal) == 32
-    record = record._replace(seal=submitted.seal)
+    record = record._replace(seal=submitted.seal, changes=(by_me(1000.0, "submitted"),))
     assert submitted == record
     assert JobStore(log).read() == {"digits": record}
 
@@ -122,7 +136,9 @@ def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
     for number in range(CHANGES_KEPT + 1):
         book.change("digits", {"batch_size": 300 + number}, endless)
     assert book.hold("digits", endless, endless).held
-    assert len(book.get("digits").changes) == CHANGES_KEPT
+    changes = book.get("digits").changes
+    assert len(msgspec.json.encode(changes)) <= CHANGES_BYTES
+    assert [changes[0].action, changes[-1].action] == ["submitted", "held"]
 
 
 def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
@@ -188,7 +204,8 @@ def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
     book = JobStore(log)
     submitted = book.submit(parse_job(TEXT))
     book.want("digits", "stopped", "enough")
-    assert book.want("digits", "running", "submitted") == submitted
+    resumed = book.want("digits", "running", "submitted")
+    assert resumed._replace(changes=submitted.changes) == submitted
 
 
 def test_what_a_job_begins_with_stays_with_it(log: MemoryLog) -> None:
@@ -533,7 +550,10 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
     record = book.change("digits", changed, "the price has doubled")
     assert record == JobStore(log).get("digits")
     assert (record.revision, record.wanted, record.reason) == (1, "running", "submitted")
-    assert record.changes == (Change(1, 1005.0, changed, "the price has doubled"),)
+    assert record.changes == (
+        by_me(1000.0, "submitted"),
+        by_me(1005.0, "changed", 1, changed, "the price has doubled"),
+    )
     spec = record.spec
     assert (spec.stop.deadline_s, spec.group_size, spec.batch_size) == (60.0, 4, 16)
     assert spec.optimizer.learning_rate == 0.5
@@ -638,7 +658,9 @@ def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
     for size in range(1, CHANGES_KEPT + 3):
         book.change("digits", {"batch_size": size}, "")
     record = JobStore(log).get("digits")
-    assert [change.revision for change in record.changes] == list(range(3, CHANGES_KEPT + 3))
+    revisions = [change.revision for change in record.changes]
+    assert revisions == [0, *range(4, CHANGES_KEPT + 3)]
+    assert record.changes[0].action == "submitted"
 
 
 def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog) -> None:
@@ -765,7 +787,8 @@ def test_a_record_survives_the_wire() -> None:
     assert decode_job(b"digits", encode_job(record)) == record
     assert b"origin" not in encode_job(record)
     assert b"revision" not in encode_job(record)
-    change = Change(3, 1001.0, {"group_size": 4, "deadline_s": None, "learning_rate": 0.5}, "why")
+    changed: dict[str, Value] = {"group_size": 4, "deadline_s": None, "learning_rate": 0.5}
+    change = by_me(1001.0, "changed", 3, changed, "why")
     record = record._replace(origin=ORIGIN, revision=3, changes=(change,), request="4f21")
     record = record._replace(known={A: LogPosition(5, "an id", 3), B: LogPosition(7)})
     assert decode_job(b"digits", encode_job(record)) == record
@@ -801,7 +824,7 @@ def test_a_record_that_contradicts_itself_is_refused(
 
 def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
     record = JobRecord(parse_job(TEXT), "running", {A: 0, B: 0}, "", 0.0)
-    record = record._replace(revision=2, changes=(Change(1, 0.0, {"group_size": 4}),))
+    record = record._replace(revision=2, changes=(by_me(0.0, "changed", 1, {"group_size": 4}),))
     with pytest.raises(WireError, match="revision 2 is not that of its last change"):
         decode_job(b"digits", encode_job(record))
 

@@ -1,0 +1,103 @@
+"""Who changes jobs and keys: what their records keep of a change, and the log line that says it.
+
+    audit by=olga role=operator action=paused job=digits reason="prices are high" outcome=done
+
+The name and the role are those of whoever came in, never a text that they sent.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from common.telemetry.logging import event_logger
+
+Outcome: TypeAlias = Literal["done", "refused", "unknown"]
+
+NAME_CHARACTERS = 100  # the longest name of a key, and of somebody who signed in
+REASON_CHARACTERS = 500
+
+_log = event_logger(__name__)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One change of a job or a key, as its record keeps it."""
+
+    at_s: float  # since 1970
+    action: str
+    by: str  # name of a key, a person, a local user, or a service
+    role: str  # of the key or the person; "cli" without a service; a service's own name
+    revision: Annotated[int, Meta(ge=0)] = 0  # of a job's specification, after the change
+    changed: dict[str, Any] = {}  # settings that differ from the revision before, as they are now
+    reason: str = ""
+
+
+class Actor(Protocol):
+    """Somebody who changes something: a key, a person who signed in, a local user, a service."""
+
+    @property
+    def name(self) -> str:
+        """Name, which a caller cannot choose for a request."""
+
+    @property
+    def role(self) -> str:
+        """Role by which the change is allowed."""
+
+
+class NamedActor(NamedTuple):
+    """An actor that is neither a key nor a person who signed in."""
+
+    name: str
+    role: str
+
+
+COORDINATOR = NamedActor("coordinator", "coordinator")
+
+
+def local_user() -> NamedActor:
+    """Return the user of this process, by the operating system's word: any variable may lie."""
+    try:
+        return NamedActor(pwd.getpwuid(os.getuid()).pw_name, "cli")
+    except KeyError:
+        return NamedActor(f"uid {os.getuid()}", "cli")
+
+
+def change_by(
+    by: Actor | None,
+    at_s: float,
+    action: str,
+    reason: str = "",
+    *,
+    revision: int = 0,
+    changed: dict[str, Any] | None = None,
+) -> Change:
+    """Return a change, its texts cut off at their limits.
+
+    Args:
+        by: Optional. If unset, the user of this process.
+        at_s: Seconds since 1970.
+        action: Past participle, such as "paused".
+        reason: Reason that somebody gave; empty for none.
+        revision: Revision of the job's specification after the change.
+        changed: Optional. Settings that changed, with their new values.
+    """
+    by = by or local_user()
+    name, why = by.name[:NAME_CHARACTERS], reason[:REASON_CHARACTERS]
+    return Change(at_s, action, name, by.role, revision, changed or {}, why)
+
+
+def audit(change: Change, outcome: Outcome = "done", **subject: str) -> None:
+    """Log a change, or an attempt at one.
+
+    Args:
+        change: The change.
+        outcome: "unknown" if Kafka did not confirm the change, which may have been made.
+        **subject: `job` or `key`, by name.
+    """
+    tell = _log.warning if outcome == "refused" else _log.info
+    who = {"by": change.by, "role": change.role, "action": change.action}
+    tell("audit", **who, **subject, reason=change.reason, outcome=outcome)
