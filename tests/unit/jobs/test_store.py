@@ -34,8 +34,9 @@ from common.jobs.store import (
     first_positions,
 )
 from common.ports.servers import NewTopic
+from common.telemetry.logging import fields_of
 from common.testing.clock import ManualClock
-from common.testing.log import MemoryLog
+from common.testing.log import MemoryLog, MemoryWriter
 from common.topics import names as topics
 from common.topics.table import NUMBER, REMOVED
 from tests.unit.jobs.test_spec import TEXT
@@ -856,3 +857,168 @@ def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog
         book.refresh(0.0)
 
     assert book.read() == known
+
+
+# --- who changed what ----------------------------------------------------------------------------
+
+OLGA, MIA = NamedActor("olga", "operator"), NamedActor("oidc:mia", "operator")
+
+
+def actions(record: JobRecord) -> list[tuple[str, str, str]]:
+    """Return what was done to a job, by whom and in which role."""
+    return [(each.action, each.by, each.role) for each in record.changes]
+
+
+def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> None:
+    clock = ManualClock(1000.0)
+    book = JobStore(log, clock=clock)
+    book.submit(parse_job(TEXT), by=OLGA)
+    clock.advance(5.0)
+    book.want("digits", "paused", "prices are high", MIA)
+    book.change("digits", {"group_size": 4}, "by oidc:eve", OLGA)
+    book.patch("digits", "", changed={"batch_size": 8}, wanted="running", by=MIA)
+    book.hold("digits", "the task raises", "Traceback")
+    book.resume_after_loss("digits", "go on", by=OLGA)
+    book.note("digits", "requeued", "1 batches: 7", MIA)
+    book.finish("digits", "400 updates applied", 2)
+    record = JobStore(log).get("digits")
+    assert actions(record) == [
+        ("submitted", "olga", "operator"),
+        ("paused", "oidc:mia", "operator"),
+        ("changed", "olga", "operator"),
+        ("changed", "oidc:mia", "operator"),
+        ("resumed", "oidc:mia", "operator"),
+        ("held", "coordinator", "coordinator"),
+        ("resumed after loss", "olga", "operator"),
+        ("requeued", "oidc:mia", "operator"),
+        ("finished", "coordinator", "coordinator"),
+    ]
+    assert [each.at_s for each in record.changes] == [1000.0] + [1005.0] * 8
+    assert [each.reason for each in record.changes[1:6]] == [
+        "prices are high",
+        "by oidc:eve",
+        "",
+        "",
+        "the task raises",
+    ]
+
+
+def test_change_without_a_reason_is_the_reason_of_the_record_in_words(log: MemoryLog) -> None:
+    book = JobStore(log)
+    book.submit(parse_job(TEXT), by=OLGA)
+    assert book.want("digits", "paused", "", MIA).reason == "paused by oidc:mia"
+    assert book.want("digits", "running", "", OLGA).reason == "resumed by olga"
+    assert book.want("digits", "stopped", "enough", OLGA).reason == "enough"
+
+
+def test_nothing_that_changes_nothing_leaves_a_change(log: MemoryLog) -> None:
+    book = JobStore(log)
+    submitted = book.submit(parse_job(TEXT), by=OLGA)
+    book.patch("digits", "again", changed={"group_size": 20}, wanted="running", by=MIA)
+    with pytest.raises(ConflictError):
+        book.resume_after_loss("digits", "", by=MIA)
+    with pytest.raises(ConflictError):
+        book.delete("digits", MIA)
+    book.want("digits", "paused", "", OLGA)
+    book.hold("digits", "it is paused already")
+    assert len(book.get("digits").changes) == len(submitted.changes) + 1
+
+
+def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: MemoryLog) -> None:
+    book = JobStore(log)
+    book.submit(parse_job(TEXT), by=OLGA)
+    book.want("digits", "stopped", "enough", OLGA)
+    book.delete("digits", MIA)
+    assert JobStore(log).read() == {}
+    again = book.submit(parse_job(TEXT), by=OLGA)
+    assert again.incarnation == 1
+    book.want("digits", "stopped", "enough", OLGA)
+    book.delete("digits", OLGA)
+    book.free("digits", MIA)
+    again = JobStore(log).submit(parse_job(TEXT), by=MIA)
+    assert again.incarnation == 2
+    assert actions(JobStore(log).get("digits")) == [
+        ("submitted", "olga", "operator"),
+        ("deleted", "oidc:mia", "operator"),
+        ("submitted", "olga", "operator"),
+        ("deleted", "olga", "operator"),
+        ("purged", "oidc:mia", "operator"),
+        ("submitted", "oidc:mia", "operator"),
+    ]
+
+
+def test_record_of_a_name_that_is_used_again_and_again_stays_small(log: MemoryLog) -> None:
+    book = JobStore(log)
+    for _ in range(EARLIER_KEPT):
+        book.submit(parse_job(TEXT), by=OLGA)
+        book.want("digits", "stopped", "enough", OLGA)
+        book.free("digits", MIA)
+    record = book.submit(parse_job(TEXT), by=OLGA)
+    assert len(record.changes) == EARLIER_KEPT + 1
+    for number in range(CHANGES_KEPT):
+        record = book.want("digits", "paused", str(number), OLGA)
+    assert len(record.changes) == CHANGES_KEPT
+    assert record.changes[-1].reason == str(CHANGES_KEPT - 1)
+    assert record.changes[EARLIER_KEPT].action == "submitted"
+
+
+def test_of_two_who_change_a_job_at_once_both_names_stand(log: MemoryLog) -> None:
+    JobStore(log).submit(parse_job(TEXT), by=OLGA)
+    actors = [NamedActor(f"key-{number}", "operator") for number in range(4)]
+
+    def pause(actor: NamedActor) -> None:
+        JobStore(log).want("digits", "paused", "", actor)
+
+    threads = [threading.Thread(target=pause, args=(each,)) for each in actors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    paused = {each.by for each in JobStore(log).get("digits").changes if each.action == "paused"}
+    assert paused == {each.name for each in actors}
+
+
+def test_text_of_any_length_in_a_name_or_a_reason_is_cut_off(log: MemoryLog) -> None:
+    book = JobStore(log)
+    change = book.submit(parse_job(TEXT), by=NamedActor("n" * 10**6, "operator")).changes[-1]
+    assert len(change.by) == 100
+    change = book.want("digits", "paused", "r" * 10**6, OLGA).changes[-1]
+    assert len(change.reason) == 500
+
+
+def test_each_change_is_one_line_of_the_log(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    book = JobStore(log)
+    book.submit(parse_job(TEXT), by=OLGA)
+    book.patch("digits", "late", changed={"batch_size": 8}, wanted="stopped", by=MIA)
+    book.want("digits", "stopped", "late", MIA)
+    book.delete("digits", OLGA)
+    book.free("digits", MIA)
+    lines = [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
+    shown = [(each["by"], each["role"], each["action"], each["job"]) for each in lines]
+    assert shown == [
+        ("olga", "operator", "submitted", "digits"),
+        ("oidc:mia", "operator", "changed", "digits"),
+        ("oidc:mia", "operator", "stopped", "digits"),
+        ("oidc:mia", "operator", "stopped", "digits"),
+        ("olga", "operator", "deleted", "digits"),
+        ("oidc:mia", "operator", "purged", "digits"),
+    ]
+    assert [each["outcome"] for each in lines] == ["done"] * 6
+    assert lines[1]["reason"] == "late"
+
+
+def test_change_that_kafka_does_not_confirm_is_logged_as_unknown(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    book = JobStore(log)
+    book.submit(parse_job(TEXT), by=OLGA)
+    caplog.clear()
+    monkeypatch.setattr(MemoryWriter, "flush", lambda *_: False)
+    with pytest.raises(UnavailableError):
+        book.want("digits", "paused", "", MIA)
+    [line] = [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
+    assert (line["by"], line["action"], line["outcome"]) == ("oidc:mia", "paused", "unknown")
