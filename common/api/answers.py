@@ -131,24 +131,13 @@ class Change(Answer):
 
     at_s: Time
     action: str = Field(
-        description="What was done: submitted, changed, paused, resumed, held, finished, stopped,"
-        " resumed after loss, requeued, replayed; of earlier jobs of this name submitted, deleted"
-        " and purged.",
+        description="What was done; `submitted`, `deleted`, `purged` also of earlier jobs of the"
+        " name.",
         examples=["paused"],
     )
-    by: str = Field(
-        description="Name of the API key, `oidc:` and the name of somebody who signed in, a local"
-        " user of the command line, or `coordinator`.",
-        examples=["laptop"],
-    )
-    role: str = Field(
-        description="Role of the key or the person; `cli` without a service; `coordinator`.",
-        examples=["operator"],
-    )
-    revision: Count = Field(
-        description="Revision of the settings after the change; updates carry the one that they"
-        " were made under."
-    )
+    by: str = Field(description="An API key, a person, a local user, or `coordinator`.")
+    role: str = Field(description="Of the key or the person; `cli` without a service.")
+    revision: Count = Field(description="Of the settings after the change; updates carry theirs.")
     changed: dict[str, float | int | dict[str, Any] | None] = Field(
         description="The new value of each setting, or block of settings, that changed.",
         examples=[{"group_size": 10, "synchronisation": {"mode": "stale"}}],
@@ -177,9 +166,7 @@ class JobAnswer(Answer):
     submitted_s: float = Field(description="When it was submitted, since 1970.")
     deadline_s: float | None = Field(description="When it must be done, since 1970.")
     revision: Revision
-    changes: tuple[Change, ...] = Field(
-        description="Who did what to it, oldest first: at most 50, the last ones."
-    )
+    changes: tuple[Change, ...] = Field(description="Who did what to it, oldest first.")
     spec: JobSpec = Field(description="As it was submitted, with all defaults and changes.")
     first: tuple[tuple[str, Count, Count], ...] = Field(
         default=(), description="Where it began: topic, partition, position."

@@ -17,13 +17,12 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import ConflictError, NotFoundError, UserError, WireError
-from common.jobs.changes import Change, audit, change_by
+from common.jobs.changes import Change, change_by, local_user
 from common.jobs.names import check_name
 from common.topics import names as topics
 from common.topics.table import CompactedTable
 
 if TYPE_CHECKING:
-    from common.jobs.changes import Actor
     from common.ports.servers import Log
 
 Role: TypeAlias = Literal["viewer", "operator"]  # an operator may do what a viewer may
@@ -60,16 +59,8 @@ class KeyStore(CompactedTable[KeyRecord]):
         # Closed: whatever a newer program says of a key, what it replaced must not let anybody in.
         super().__init__(log, topics.KEYS, decode_key, "key", closed=True, clock=clock)
 
-    def create(
-        self, name: str, role: Role, note: str = "", by: Actor | None = None
-    ) -> tuple[str, KeyRecord]:
+    def create(self, name: str, role: Role, note: str = "") -> tuple[str, KeyRecord]:
         """Make a key; it is returned here and nowhere else, ever.
-
-        Args:
-            name: Name of the key.
-            role: Role of whoever presents the key.
-            note: Who holds the key and why.
-            by: Optional. If unset, the user of this process.
 
         Raises:
             UserError: If the name or the note is not a legal one.
@@ -95,18 +86,14 @@ class KeyStore(CompactedTable[KeyRecord]):
             now_s, before = self._clock(), () if taken is None else taken.changes
             changes = (
                 *before,
-                change_by(by, now_s, "created", f"{role}, {note}" if note else role),
+                change_by(local_user(), now_s, "created", f"{role}, {note}" if note else role),
             )[-_CHANGES_KEPT:]
             return KeyRecord(name, role, fingerprint(key), now_s, note, changes)
 
-        return key, self._write(name, created)
+        return key, self.update(name, created, msgspec.json.encode)
 
-    def revoke(self, name: str, by: Actor | None = None) -> None:
+    def revoke(self, name: str) -> None:
         """Make a key invalid for good.
-
-        Args:
-            name: Name of the key.
-            by: Optional. If unset, the user of this process.
 
         Raises:
             NotFoundError: If there is none of this name.
@@ -118,16 +105,12 @@ class KeyStore(CompactedTable[KeyRecord]):
                 valid = sorted(each.name for each in self.read().values() if each.sha256)
                 known = ", ".join(valid) or "none yet, make one with `doll key create NAME`"
                 raise NotFoundError(f'there is no key "{name}"; keys: {known}')
-            changes = (*key.changes, change_by(by, self._clock(), "revoked"))[-_CHANGES_KEPT:]
+            changes = (*key.changes, change_by(local_user(), self._clock(), "revoked"))[
+                -_CHANGES_KEPT:
+            ]
             return msgspec.structs.replace(key, sha256="", changes=changes)
 
-        self._write(name, revoked)
-
-    def _write(self, name: str, change: Callable[[KeyRecord | None], KeyRecord]) -> KeyRecord:
-        """Change a key's record, and log who did it."""
-        record: KeyRecord = self.update(name, change, msgspec.json.encode)
-        audit(record.changes[-1], key=name)
-        return record
+        self.update(name, revoked, msgspec.json.encode)
 
 
 class Keys:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -66,38 +67,29 @@ def local_user() -> NamedActor:
         return NamedActor(f"uid {os.getuid()}", "cli")
 
 
-def change_by(
-    by: Actor | None,
-    at_s: float,
-    action: str,
-    reason: str = "",
-    *,
-    revision: int = 0,
-    changed: dict[str, Any] | None = None,
-) -> Change:
+def change_by(by: Actor, at_s: float, action: str, reason: str = "", **more: Any) -> Change:  # noqa: ANN401 -- fields of all kinds
     """Return a change, its texts cut off at their limits.
 
     Args:
-        by: Optional. If unset, the user of this process.
+        by: Who makes it.
         at_s: Seconds since 1970.
         action: Past participle, such as "paused".
         reason: Reason that somebody gave; empty for none.
-        revision: Revision of the job's specification after the change.
-        changed: Optional. Settings that changed, with their new values.
+        **more: Further fields of the change.
     """
-    by = by or local_user()
     name, why = by.name[:NAME_CHARACTERS], reason[:REASON_CHARACTERS]
-    return Change(at_s, action, name, by.role, revision, changed or {}, why)
+    return Change(at_s, action, name, by.role, reason=why, **more)
 
 
-def audit(change: Change, outcome: Outcome = "done", **subject: str) -> None:
-    """Log a change, or an attempt at one.
+def audit(changes: Iterable[Change], outcome: Outcome = "done", **subject: str) -> None:
+    """Log changes, or attempts at them.
 
     Args:
-        change: The change.
-        outcome: "unknown" if Kafka did not confirm the change, which may have been made.
+        changes: Changes, in order.
+        outcome: "unknown" if Kafka did not confirm the changes, which may have been made.
         **subject: `job` or `key`, by name.
     """
     tell = _log.warning if outcome == "refused" else _log.info
-    who = {"by": change.by, "role": change.role, "action": change.action}
-    tell("audit", **who, **subject, reason=change.reason, outcome=outcome)
+    for each in changes:
+        who = {"by": each.by, "role": each.role, "action": each.action}
+        tell("audit", **who, **subject, reason=each.reason, outcome=outcome)

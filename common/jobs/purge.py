@@ -20,7 +20,6 @@ from common.topics.names import group_name, own_topics, provisioning_board
 
 if TYPE_CHECKING:
     from common.config.servers import Outside
-    from common.jobs.changes import Actor
     from common.jobs.store import JobStore
 
 
@@ -55,14 +54,8 @@ def remains_of(name: str, book: JobStore, outside: Outside) -> Remains:
     return found
 
 
-def purge(name: str, book: JobStore, outside: Outside, by: Actor | None = None) -> Remains:
+def purge(name: str, book: JobStore, outside: Outside) -> Remains:
     """Make a name free, and remove what all of its jobs have left; may be done again at any time.
-
-    Args:
-        name: Name of the jobs.
-        book: Jobs topic.
-        outside: Servers that hold what is left.
-        by: Optional. If unset, the user of this process.
 
     Returns:
         What was removed, and what was not.
@@ -76,11 +69,11 @@ def purge(name: str, book: JobStore, outside: Outside, by: Actor | None = None) 
     last = book.id_of(name)
     if name in book.read():
         _check_led_no_more(name, last, outside)
-        book.free(name, by)
+        book.free(name)
     elif _remains([last], outside):  # of a job that was deleted alone
-        book.free(name, by)
+        book.free(name)
     else:  # the name is free: an earlier purge did not remove everything
-        audit(change_by(by, time(), "purged"), job=name)
+        audit([change_by(book.by, time(), "purged")], job=name)
     jobs = book.past_ids(name)
     found, log = _remains(jobs, outside), outside.open_log()
     # A model server's group is called like its topic.

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
+from copy import copy
+from datetime import UTC, datetime
 from secrets import token_hex
 from time import time
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -20,13 +22,12 @@ from common.core.losses import ReadFrom  # noqa: TC001 -- likewise
 from common.core.spans import LogPosition, Partition
 from common.errors import (
     ConflictError,
-    DollError,
     NotFoundError,
     UnavailableError,
     UserError,
     WireError,
 )
-from common.jobs.changes import COORDINATOR, Change, audit, change_by
+from common.jobs.changes import COORDINATOR, Change, audit, change_by, local_user
 from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
 from common.ports.servers import Log, NewTopic
@@ -35,7 +36,7 @@ from common.topics.table import CompactedTable, Unreadable, table_topic
 
 if TYPE_CHECKING:
     from common.core.messages import LogPositions, Positions
-    from common.jobs.changes import Actor, Outcome
+    from common.jobs.changes import Actor
 
 T = TypeVar("T")
 E = TypeVar("E", bound="JobRecord | FreeName")
@@ -161,15 +162,26 @@ class AfterLoss(NamedTuple):
 
 
 class JobStore:
-    """Reads and writes the jobs topic. May be shared between threads: one for a process will do."""
+    """Reads and writes the jobs topic. May be shared between threads: one for a process will do.
+
+    Attributes:
+        by: Who makes changes: the user of this process, unless `acting` says otherwise.
+    """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
+        self.by: Actor = local_user()
         self._log = log
         self._clock = clock
         # Not closed: a job that only a newer program understands goes on as it was.
         self._book = CompactedTable[JobRecord | FreeName](
             log, topics.JOBS, _decode, "job", closed=False, clock=clock
         )
+
+    def acting(self, by: Actor) -> JobStore:
+        """Return this store for changes by somebody else, such as the caller of a request."""
+        store = copy(self)
+        store.by = by
+        return store
 
     @property
     def rejected(self) -> int:
@@ -236,20 +248,13 @@ class JobStore:
         """
         return self._check_new(spec, self._book.read().get(spec.name))
 
-    def submit(
-        self,
-        spec: JobSpec,
-        origin: Origin | None = None,
-        request: str = "",
-        by: Actor | None = None,
-    ) -> JobRecord:
+    def submit(self, spec: JobSpec, origin: Origin | None = None, request: str = "") -> JobRecord:
         """Make a job: its topics, its first positions, its record.
 
         Args:
             spec: Specification of the job.
             origin: Checkpoint that the job begins with, stored in its folder already.
             request: Fingerprint of the request, kept as it is.
-            by: Optional. If unset, the user of this process; so in each method here.
 
         Raises:
             ConflictError: If the name belongs to a job, or to the history of an earlier one.
@@ -272,7 +277,7 @@ class JobStore:
                 reason,
                 now_s,
                 origin,
-                changes=(*earlier, change_by(by, now_s, "submitted", beginning)),
+                changes=(*earlier, change_by(self.by, now_s, "submitted", beginning)),
                 request=request,
                 incarnation=incarnation,
                 known=known,
@@ -286,7 +291,7 @@ class JobStore:
         with closing(self._log.writer()):
             return self._write(spec.name, made)
 
-    def want(self, job: str, wanted: Wanted, reason: str, by: Actor | None = None) -> JobRecord:
+    def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
         """Change what is wanted of a job. A stopped job can be resumed where it was.
 
         A finished job that is to stop stays as it is.
@@ -295,7 +300,7 @@ class JobStore:
             NotFoundError: If there is no such job.
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._update(job, lambda record: self._wanted(record, wanted, reason, by))
+        return self._update(job, lambda record: self._wanted(record, wanted, reason))
 
     def resume_after_loss(
         self,
@@ -305,7 +310,6 @@ class JobStore:
         from_start: bool = False,
         read_from: ReadFrom = "",
         waits: bool = False,
-        by: Actor | None = None,
     ) -> JobRecord:
         """Resume a job that is held after a loss, or waits for a checkpoint, with what is left.
 
@@ -317,7 +321,6 @@ class JobStore:
             from_start: True to accept version 0 if no other version is left.
             read_from: Where to begin with streams' topics that were created anew.
             waits: True if a coordinator said lately that the job waits for a checkpoint.
-            by: See `submit`.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -326,7 +329,7 @@ class JobStore:
             UnavailableError: If Kafka is unavailable for long.
         """
         after_loss = AfterLoss(from_start, read_from, waits)
-        return self._update(job, lambda record: self._resumed(record, reason, after_loss, by))
+        return self._update(job, lambda record: self._resumed(record, reason, after_loss))
 
     def finish(self, job: str, reason: str, revision: int) -> JobRecord:
         """End a job that has reached its stop rule. A stopped job stays as it is.
@@ -348,7 +351,7 @@ class JobStore:
             if record.wanted == "stopped":
                 return record
             _check_revision(record, revision)
-            record = self._noted(record, "finished", reason, COORDINATOR)
+            record = self._noted(record, "finished", reason, by=COORDINATOR)
             return record._replace(
                 wanted="stopped", reason=reason, held=False, detail="", finished=True
             )
@@ -374,7 +377,7 @@ class JobStore:
         def held(record: JobRecord) -> JobRecord:
             if record.wanted != "running":
                 return record
-            record = self._noted(record, "held", reason, COORDINATOR)
+            record = self._noted(record, "held", reason, by=COORDINATOR)
             return record._replace(
                 wanted="paused",
                 reason=reason[:REASON_CHARACTERS],
@@ -385,9 +388,7 @@ class JobStore:
 
         return self._update(topics.job_name(job), held, job)
 
-    def change(
-        self, job: str, changed: Mapping[str, Value], reason: str, by: Actor | None = None
-    ) -> JobRecord:
+    def change(self, job: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
         """Change settings of a job, which may be stopped. Equal settings change nothing.
 
         Args:
@@ -396,14 +397,13 @@ class JobStore:
                 otherwise counted from the submission), `group_size`, `batch_size`,
                 `learning_rate`, and whole blocks.
             reason: Reason of the person, cut off after `changes.REASON_CHARACTERS`.
-            by: See `submit`.
 
         Raises:
             NotFoundError: If there is no such job.
             UserError: Naming the field that cannot be changed so.
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._update(job, lambda record: self._changed(record, changed, reason, by))
+        return self._update(job, lambda record: self._changed(record, changed, reason))
 
     def patch(
         self,
@@ -414,7 +414,6 @@ class JobStore:
         wanted: Wanted | None = None,
         after_loss: AfterLoss | None = None,
         revision: int | None = None,
-        by: Actor | None = None,
     ) -> JobRecord:
         """Do several of `change`, `want` and `resume_after_loss` as one change, or nothing.
 
@@ -425,7 +424,6 @@ class JobStore:
             wanted: Optional. If unset, or wanted already, it stays.
             after_loss: Optional. If set, resume the job, see `resume_after_loss`.
             revision: Optional. If set, refuse to change another revision.
-            by: See `submit`.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -439,32 +437,31 @@ class JobStore:
         def patched(record: JobRecord) -> JobRecord:
             if revision is not None:
                 _check_revision(record, revision)
-            record = self._changed(record, changed, reason, by)
+            record = self._changed(record, changed, reason)
             if after_loss is not None:
-                return self._resumed(record, reason, after_loss, by)
+                return self._resumed(record, reason, after_loss)
             if wanted in (None, record.wanted):
                 return record
-            return self._wanted(record, wanted, reason, by)
+            return self._wanted(record, wanted, reason)
 
         return self._update(job, patched)
 
-    def note(self, job: str, action: str, reason: str, by: Actor | None = None) -> None:
+    def note(self, job: str, action: str, reason: str) -> None:
         """Write down what somebody did to a job elsewhere, as to its quarantined batches.
 
         Args:
             job: Id of the job.
             action: Past participle, such as "requeued".
             reason: What exactly, cut off after `changes.REASON_CHARACTERS`.
-            by: See `submit`.
 
         Raises:
             NotFoundError: If there is no such job; its name may be another one's.
             UnavailableError: If Kafka is unavailable for long.
         """
         name = topics.job_name(job)
-        self._update(name, lambda record: self._noted(record, action, reason, by), job)
+        self._update(name, lambda record: self._noted(record, action, reason), job)
 
-    def delete(self, job: str, by: Actor | None = None) -> None:
+    def delete(self, job: str) -> None:
         """Take a stopped job out of the list; its history and its checkpoints keep the name.
 
         Raises:
@@ -475,12 +472,12 @@ class JobStore:
 
         def deleted(entry: JobRecord | FreeName | None) -> FreeName:
             record = _stopped(self._job(job, entry))
-            last = change_by(by, self._clock(), "deleted", revision=record.revision)
+            last = change_by(self.by, self._clock(), "deleted", revision=record.revision)
             return FreeName(record.incarnation, _earlier((*record.changes, last)))
 
         self._write(job, deleted)
 
-    def free(self, job: str, by: Actor | None = None) -> None:
+    def free(self, job: str) -> None:
         """Take a stopped job out of the list, if it is there, and make its name free.
 
         Raises:
@@ -496,7 +493,7 @@ class JobStore:
             if isinstance(entry, JobRecord):
                 _stopped(entry)
             earlier = () if entry is None else entry.changes
-            last = change_by(by, self._clock(), "purged")
+            last = change_by(self.by, self._clock(), "purged")
             return FreeName(incarnation, _earlier((*earlier, last)))
 
         self._write(job, freed)
@@ -543,23 +540,23 @@ class JobStore:
             new.extend(each for each in made.changes if id(each) not in before)
             return made
 
-        outcome: Outcome = "done"
         try:
-            return self._book.update(name, changed, _encode)
-        except DollError as error:
-            if not isinstance(error, UnavailableError):
-                new.clear()
-            outcome = "unknown"
+            made = self._book.update(name, changed, _encode)
+        except UnavailableError:
+            audit(new, "unknown", job=name)
             raise
-        finally:
-            for each in new:
-                audit(each, outcome, job=name)
+        audit(new, job=name)
+        return made
 
     def _job(self, name: str, entry: JobRecord | FreeName | None) -> JobRecord:
         if isinstance(entry, JobRecord):
             return entry
         known = ", ".join(sorted(self.read())) or "none yet, submit one with `doll job submit FILE`"
-        raise NotFoundError(f'there is no job "{name}"; jobs: {known}')
+        gone = ""
+        if entry is not None and entry.changes:
+            last = entry.changes[-1]
+            gone = f" (it was {last.action} by {last.by}, {datetime.fromtimestamp(last.at_s, UTC)})"
+        raise NotFoundError(f'there is no job "{name}"{gone}; jobs: {known}')
 
     def _check_new(self, spec: JobSpec, taken: JobRecord | FreeName | None) -> int:
         if isinstance(taken, JobRecord):
@@ -576,38 +573,31 @@ class JobStore:
         record: JobRecord,
         action: str,
         reason: str,
-        by: Actor | None,
-        changed: dict[str, Value] | None = None,
+        by: Actor | None = None,
+        **more: Any,  # noqa: ANN401 -- as `Change` has them
     ) -> JobRecord:
-        """Return a record that says in addition who did something."""
-        now_s, revision = self._clock(), record.revision
-        change = change_by(by, now_s, action, reason, revision=revision, changed=changed)
+        """Return a record that says in addition who did something; `more` as in `Change`."""
+        at_s, revision = self._clock(), record.revision
+        change = change_by(by or self.by, at_s, action, reason, revision=revision, **more)
         return record._replace(changes=_kept((*record.changes, change)))
 
-    def _wanted(
-        self, record: JobRecord, wanted: Wanted, reason: str, by: Actor | None
-    ) -> JobRecord:
+    def _wanted(self, record: JobRecord, wanted: Wanted, reason: str) -> JobRecord:
         if wanted == "stopped" and record.finished:
             return record
-        action = "resumed" if wanted == "running" else wanted
-        record = self._noted(record, action, reason, by)
+        record = self._noted(record, "resumed" if wanted == "running" else wanted, reason)
         reason = _reason(record, reason)
         return record._replace(wanted=wanted, reason=reason, held=False, detail="", finished=False)
 
-    def _changed(
-        self, record: JobRecord, changed: Mapping[str, Value], reason: str, by: Actor | None
-    ) -> JobRecord:
+    def _changed(self, record: JobRecord, changed: Mapping[str, Value], reason: str) -> JobRecord:
         spec = changed_spec(record.spec, changed)
         differs = differences(record.spec, spec)
         if not differs:
             return record
         _check_group(spec)
         record = record._replace(spec=spec, revision=record.revision + 1)
-        return self._noted(record, "changed", reason, by, differs)
+        return self._noted(record, "changed", reason, changed=differs)
 
-    def _resumed(
-        self, record: JobRecord, reason: str, after_loss: AfterLoss, by: Actor | None
-    ) -> JobRecord:
+    def _resumed(self, record: JobRecord, reason: str, after_loss: AfterLoss) -> JobRecord:
         if not record.held and not (after_loss.waits and record.wanted == "running"):
             # Otherwise the acceptance would apply to the next loss.
             name = record.spec.name
@@ -616,7 +606,7 @@ class JobStore:
                 f" with `doll job resume {name}`"
             )
         self._log.create_topics(_own_topics(record.id))
-        record = self._noted(record, "resumed after loss", reason, by)
+        record = self._noted(record, "resumed after loss", reason)
         return record._replace(
             wanted="running",
             reason=_reason(record, reason),

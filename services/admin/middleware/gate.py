@@ -116,7 +116,7 @@ class Refusals:
         action = f"{scope['method']} {scope['path']}"[:_ACTION_CHARACTERS]
         by = caller or NamedActor(_address(connection), "none")
         refused = change_by(by, time(), action, reason)
-        audit(refused, "refused", job=scope.get("path_params", {}).get("job", ""))
+        audit([refused], "refused", job=scope.get("path_params", {}).get("job", ""))
 
 
 class Gate:

@@ -193,7 +193,9 @@ async def create_job(
     check_options(spec)  # before anybody waits for a turn
     await _check(service, spec)
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
-    record, new = await service.stores.write(lambda store: _submit(store, spec, asked, caller))
+    record, new = await service.stores.write(
+        lambda store: _submit(store.acting(caller), spec, asked)
+    )
     if new:
         now, job = service.clock(), JobProgress(record)
         answer = job_answer(record, job.state(now), progress_answer(job, now))
@@ -248,7 +250,7 @@ async def change_job(
         await _check(service, changed_spec(service.job(job).spec, given))
     open_board = service.outside.open_board
     record = await service.stores.write(
-        lambda store: _change(store, job, patch, caller, open_board)
+        lambda store: _change(store.acting(caller), job, patch, open_board)
     )
     try:
         follower = await service.followers.ready(job)
@@ -278,7 +280,7 @@ async def delete_job(
 ) -> Response:
     """Take a stopped job out of the list; its history and its files stay, unless `purge` is set."""
     if not purges:
-        await service.stores.write(lambda store: _delete(store, service.log(), job, caller))
+        await service.stores.write(lambda store: _delete(store.acting(caller), service.log(), job))
         return Response(status_code=204)
     removed = await service.histories.run(lambda: _purge(service, job, caller))
     await service.stores.write(lambda store: store.read())  # whoever asks next is told without it
@@ -362,7 +364,7 @@ def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
     return f"{fingerprint(f'{caller} {key}')}:{fingerprint(spec.model_dump_json())}"
 
 
-def _submit(store: JobStore, spec: JobSpec, asked: str, caller: Caller) -> tuple[JobRecord, bool]:
+def _submit(store: JobStore, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
     """Submit a job, unless this very request has done so; True where it had not.
 
     Raises:
@@ -374,7 +376,7 @@ def _submit(store: JobStore, spec: JobSpec, asked: str, caller: Caller) -> tuple
     if before is not None:
         return before, False
     try:
-        return store.submit(spec, request=asked, by=caller), True
+        return store.submit(spec, request=asked), True
     except ConflictError:
         meanwhile = _made_by(store, asked)  # by another replica, for the same client
         if meanwhile is None:
@@ -407,7 +409,6 @@ def _change(
     store: JobStore,
     job: str,
     patch: JobPatch,
-    caller: Caller,
     open_board: Callable[[str], Board],
 ) -> JobRecord:
     """Change settings and what is wanted, both or nothing.
@@ -437,11 +438,10 @@ def _change(
         wanted=patch.get("wanted"),
         after_loss=after_loss,
         revision=patch.get("revision"),
-        by=caller,
     )
 
 
-def _delete(store: JobStore, log: Log, job: str, caller: Caller) -> None:
+def _delete(store: JobStore, log: Log, job: str) -> None:
     """Delete a job that runs no more, nor its machines.
 
     Raises:
@@ -450,7 +450,7 @@ def _delete(store: JobStore, log: Log, job: str, caller: Caller) -> None:
         UnavailableError: If Kafka is unavailable for long.
     """
     check_given_back(store.get(job), log)
-    store.delete(job, caller)
+    store.delete(job)
 
 
 def _purge(service: Service, job: str, caller: Caller) -> RemainsAnswer:
@@ -465,7 +465,7 @@ def _purge(service: Service, job: str, caller: Caller) -> RemainsAnswer:
         record = store.read().get(job)
         if record is not None:
             check_given_back(record, service.log())
-        return remains_answer(purge(job, store, service.outside, caller))
+        return remains_answer(purge(job, store.acting(caller), service.outside))
 
 
 def _summary(record: JobRecord, follower: JobFollower | None, now: float) -> JobSummary:

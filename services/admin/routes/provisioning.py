@@ -124,5 +124,5 @@ async def replan_job(
     reason = "" if asked is None else asked.reason
     question = ReplanAsked(service.clock(), caller.name, reason)
     await service.questions.run(lambda: ask_to_replan(service.log(), record.id, question))
-    audit(change_by(caller, question.at_s, "replanned", reason), job=job)
+    audit([change_by(caller, question.at_s, "replanned", reason)], job=job)
     return ReplanAnswer(job=job, asked_at_s=question.at_s)

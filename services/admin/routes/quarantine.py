@@ -74,5 +74,7 @@ async def requeue_batches(
     )
     if requeued := [each.batch for each in outcomes if each.outcome == "requeued"]:
         told = told_batches(requeued)
-        await service.stores.write(lambda store: store.note(record.id, "requeued", told, caller))
+        await service.stores.write(
+            lambda store: store.acting(caller).note(record.id, "requeued", told)
+        )
     return RequeueAnswer.model_validate({"batches": outcomes})

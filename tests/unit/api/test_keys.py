@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from common.api.keys import KeyRecord, Keys, KeyStore, decode_key, fingerprint, new_key
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, UserError
-from common.jobs.changes import Change, NamedActor, local_user
+from common.jobs.changes import Change, local_user
 from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog
 from common.topics import names as topics
@@ -250,15 +250,15 @@ def test_a_record_of_another_program_lets_nobody_in(log: MemoryLog) -> None:
 def test_record_of_a_key_keeps_who_created_and_who_revoked_it(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
     book = KeyStore(log, clock)
-    book.create("ci", "viewer", by=NamedActor("ada", "cli"))
+    book.create("ci", "viewer")
     clock.advance(5.0)
-    book.revoke("ci", NamedActor("bob", "cli"))
+    book.revoke("ci")
     assert KeyStore(log).read()["ci"].sha256 == ""
-    _, record = book.create("ci", "operator", "again", NamedActor("ada", "cli"))
+    _, record = book.create("ci", "operator", "again")
     assert [(each.at_s, each.action, each.by, each.role) for each in record.changes] == [
-        (1000.0, "created", "ada", "cli"),
-        (1005.0, "revoked", "bob", "cli"),
-        (1005.0, "created", "ada", "cli"),
+        (1000.0, "created", *local_user()),
+        (1005.0, "revoked", *local_user()),
+        (1005.0, "created", *local_user()),
     ]
     assert [each.reason for each in record.changes] == ["viewer", "", "operator, again"]
     assert KeyStore(log).read() == {"ci": record}

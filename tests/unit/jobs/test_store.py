@@ -872,14 +872,14 @@ def actions(record: JobRecord) -> list[tuple[str, str, str]]:
 def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
     book = JobStore(log, clock=clock)
-    book.submit(parse_job(TEXT), by=OLGA)
+    book.acting(OLGA).submit(parse_job(TEXT))
     clock.advance(5.0)
-    book.want("digits", "paused", "prices are high", MIA)
-    book.change("digits", {"group_size": 4}, "by oidc:eve", OLGA)
-    book.patch("digits", "", changed={"batch_size": 8}, wanted="running", by=MIA)
+    book.acting(MIA).want("digits", "paused", "prices are high")
+    book.acting(OLGA).change("digits", {"group_size": 4}, "by oidc:eve")
+    book.acting(MIA).patch("digits", "", changed={"batch_size": 8}, wanted="running")
     book.hold("digits", "the task raises", "Traceback")
-    book.resume_after_loss("digits", "go on", by=OLGA)
-    book.note("digits", "requeued", "1 batches: 7", MIA)
+    book.acting(OLGA).resume_after_loss("digits", "go on")
+    book.acting(MIA).note("digits", "requeued", "1 batches: 7")
     book.finish("digits", "400 updates applied", 2)
     record = JobStore(log).get("digits")
     assert actions(record) == [
@@ -905,37 +905,39 @@ def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> Non
 
 def test_change_without_a_reason_is_the_reason_of_the_record_in_words(log: MemoryLog) -> None:
     book = JobStore(log)
-    book.submit(parse_job(TEXT), by=OLGA)
-    assert book.want("digits", "paused", "", MIA).reason == "paused by oidc:mia"
-    assert book.want("digits", "running", "", OLGA).reason == "resumed by olga"
-    assert book.want("digits", "stopped", "enough", OLGA).reason == "enough"
+    book.acting(OLGA).submit(parse_job(TEXT))
+    assert book.acting(MIA).want("digits", "paused", "").reason == "paused by oidc:mia"
+    assert book.acting(OLGA).want("digits", "running", "").reason == "resumed by olga"
+    assert book.acting(OLGA).want("digits", "stopped", "enough").reason == "enough"
 
 
 def test_nothing_that_changes_nothing_leaves_a_change(log: MemoryLog) -> None:
     book = JobStore(log)
-    submitted = book.submit(parse_job(TEXT), by=OLGA)
-    book.patch("digits", "again", changed={"group_size": 20}, wanted="running", by=MIA)
+    submitted = book.acting(OLGA).submit(parse_job(TEXT))
+    book.acting(MIA).patch("digits", "again", changed={"group_size": 20}, wanted="running")
     with pytest.raises(ConflictError):
-        book.resume_after_loss("digits", "", by=MIA)
+        book.acting(MIA).resume_after_loss("digits", "")
     with pytest.raises(ConflictError):
-        book.delete("digits", MIA)
-    book.want("digits", "paused", "", OLGA)
+        book.acting(MIA).delete("digits")
+    book.acting(OLGA).want("digits", "paused", "")
     book.hold("digits", "it is paused already")
     assert len(book.get("digits").changes) == len(submitted.changes) + 1
 
 
 def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: MemoryLog) -> None:
     book = JobStore(log)
-    book.submit(parse_job(TEXT), by=OLGA)
-    book.want("digits", "stopped", "enough", OLGA)
-    book.delete("digits", MIA)
+    book.acting(OLGA).submit(parse_job(TEXT))
+    book.acting(OLGA).want("digits", "stopped", "enough")
+    book.acting(MIA).delete("digits")
     assert JobStore(log).read() == {}
-    again = book.submit(parse_job(TEXT), by=OLGA)
+    with pytest.raises(NotFoundError, match=r'no job "digits" \(it was deleted by oidc:mia, 20'):
+        JobStore(log).get("digits")
+    again = book.acting(OLGA).submit(parse_job(TEXT))
     assert again.incarnation == 1
-    book.want("digits", "stopped", "enough", OLGA)
-    book.delete("digits", OLGA)
-    book.free("digits", MIA)
-    again = JobStore(log).submit(parse_job(TEXT), by=MIA)
+    book.acting(OLGA).want("digits", "stopped", "enough")
+    book.acting(OLGA).delete("digits")
+    book.acting(MIA).free("digits")
+    again = JobStore(log).acting(MIA).submit(parse_job(TEXT))
     assert again.incarnation == 2
     assert actions(JobStore(log).get("digits")) == [
         ("submitted", "olga", "operator"),
@@ -950,24 +952,24 @@ def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: Memory
 def test_record_of_a_name_that_is_used_again_and_again_stays_small(log: MemoryLog) -> None:
     book = JobStore(log)
     for _ in range(EARLIER_KEPT):
-        book.submit(parse_job(TEXT), by=OLGA)
-        book.want("digits", "stopped", "enough", OLGA)
-        book.free("digits", MIA)
-    record = book.submit(parse_job(TEXT), by=OLGA)
+        book.acting(OLGA).submit(parse_job(TEXT))
+        book.acting(OLGA).want("digits", "stopped", "enough")
+        book.acting(MIA).free("digits")
+    record = book.acting(OLGA).submit(parse_job(TEXT))
     assert len(record.changes) == EARLIER_KEPT + 1
     for number in range(CHANGES_KEPT):
-        record = book.want("digits", "paused", str(number), OLGA)
+        record = book.acting(OLGA).want("digits", "paused", str(number))
     assert len(record.changes) == CHANGES_KEPT
     assert record.changes[-1].reason == str(CHANGES_KEPT - 1)
     assert record.changes[EARLIER_KEPT].action == "submitted"
 
 
 def test_of_two_who_change_a_job_at_once_both_names_stand(log: MemoryLog) -> None:
-    JobStore(log).submit(parse_job(TEXT), by=OLGA)
+    JobStore(log).acting(OLGA).submit(parse_job(TEXT))
     actors = [NamedActor(f"key-{number}", "operator") for number in range(4)]
 
     def pause(actor: NamedActor) -> None:
-        JobStore(log).want("digits", "paused", "", actor)
+        JobStore(log).acting(actor).want("digits", "paused", "")
 
     threads = [threading.Thread(target=pause, args=(each,)) for each in actors]
     for thread in threads:
@@ -980,9 +982,9 @@ def test_of_two_who_change_a_job_at_once_both_names_stand(log: MemoryLog) -> Non
 
 def test_text_of_any_length_in_a_name_or_a_reason_is_cut_off(log: MemoryLog) -> None:
     book = JobStore(log)
-    change = book.submit(parse_job(TEXT), by=NamedActor("n" * 10**6, "operator")).changes[-1]
+    change = book.acting(NamedActor("n" * 10**6, "operator")).submit(parse_job(TEXT)).changes[-1]
     assert len(change.by) == 100
-    change = book.want("digits", "paused", "r" * 10**6, OLGA).changes[-1]
+    change = book.acting(OLGA).want("digits", "paused", "r" * 10**6).changes[-1]
     assert len(change.reason) == 500
 
 
@@ -991,11 +993,11 @@ def test_each_change_is_one_line_of_the_log(
 ) -> None:
     caplog.set_level("INFO")
     book = JobStore(log)
-    book.submit(parse_job(TEXT), by=OLGA)
-    book.patch("digits", "late", changed={"batch_size": 8}, wanted="stopped", by=MIA)
-    book.want("digits", "stopped", "late", MIA)
-    book.delete("digits", OLGA)
-    book.free("digits", MIA)
+    book.acting(OLGA).submit(parse_job(TEXT))
+    book.acting(MIA).patch("digits", "late", changed={"batch_size": 8}, wanted="stopped")
+    book.acting(MIA).want("digits", "stopped", "late")
+    book.acting(OLGA).delete("digits")
+    book.acting(MIA).free("digits")
     lines = [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
     shown = [(each["by"], each["role"], each["action"], each["job"]) for each in lines]
     assert shown == [
@@ -1015,10 +1017,10 @@ def test_change_that_kafka_does_not_confirm_is_logged_as_unknown(
 ) -> None:
     caplog.set_level("INFO")
     book = JobStore(log)
-    book.submit(parse_job(TEXT), by=OLGA)
+    book.acting(OLGA).submit(parse_job(TEXT))
     caplog.clear()
     monkeypatch.setattr(MemoryWriter, "flush", lambda *_: False)
     with pytest.raises(UnavailableError):
-        book.want("digits", "paused", "", MIA)
+        book.acting(MIA).want("digits", "paused", "")
     [line] = [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
     assert (line["by"], line["action"], line["outcome"]) == ("oidc:mia", "paused", "unknown")
