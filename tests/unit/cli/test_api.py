@@ -30,6 +30,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition
+from common.jobs.changes import local_user
 from common.jobs.store import JobStore
 from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
@@ -520,7 +521,7 @@ def test_provisioning_is_shown_and_asked_for_as_directly(submitted: Both) -> Non
     asked = read_ledger(submitted.direct.log, "digits").replans.values()
     assert [(each.by, each.reason) for each in asked] == [
         ("operator", "the deadline moved"),
-        ("the command line", "the deadline moved"),
+        (local_user().name, "the deadline moved"),
     ]
 
 
