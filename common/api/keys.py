@@ -84,10 +84,8 @@ class KeyStore(CompactedTable[KeyRecord]):
                     f" invalid with `doll key revoke {name}`"
                 )
             now_s, before = self._clock(), () if taken is None else taken.changes
-            changes = (
-                *before,
-                change_by(local_user(), now_s, "created", f"{role}, {note}" if note else role),
-            )[-_CHANGES_KEPT:]
+            what = f"{role}, {note}" if note else role
+            changes = _changed(before, now_s, "created", what)
             return KeyRecord(name, role, fingerprint(key), now_s, note, changes)
 
         return key, self.update(name, created, msgspec.json.encode)
@@ -105,12 +103,17 @@ class KeyStore(CompactedTable[KeyRecord]):
                 valid = sorted(each.name for each in self.read().values() if each.sha256)
                 known = ", ".join(valid) or "none yet, make one with `doll key create NAME`"
                 raise NotFoundError(f'there is no key "{name}"; keys: {known}')
-            changes = (*key.changes, change_by(local_user(), self._clock(), "revoked"))[
-                -_CHANGES_KEPT:
-            ]
+            changes = _changed(key.changes, self._clock(), "revoked")
             return msgspec.structs.replace(key, sha256="", changes=changes)
 
         self.update(name, revoked, msgspec.json.encode)
+
+
+def _changed(
+    changes: tuple[Change, ...], at_s: float, action: str, reason: str = ""
+) -> tuple[Change, ...]:
+    """Return the changes of a key, and what the user of this process does to it now."""
+    return (*changes, change_by(local_user(), at_s, action, reason))[-_CHANGES_KEPT:]
 
 
 class Keys:
