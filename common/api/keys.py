@@ -30,7 +30,8 @@ Role: TypeAlias = Literal["viewer", "operator"]  # an operator may do what a vie
 _PREFIX = "doll_"  # so that scanners for lost secrets, and people, know one when they see it
 _RANDOM_BYTES = 32  # 43 characters
 _LONGEST_NOTE = 200
-_CHANGES_KEPT = 10  # of keys of one name
+# Changes that the record of a name keeps, of all its keys.
+_CHANGES_KEPT = 10
 _YEAR_9999_S = 253_370_764_800  # dates end there
 
 
@@ -39,10 +40,12 @@ class KeyRecord(msgspec.Struct, frozen=True):
 
     name: str
     role: Role
-    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]  # of the key; empty: it is revoked
+    # Fingerprint of the key; empty if the key is revoked.
+    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     created_s: Annotated[float, Meta(ge=0, le=_YEAR_9999_S)]  # since 1970
     note: str = ""
-    changes: tuple[Change, ...] = ()  # who created and revoked keys of this name, newest last
+    # Who created and revoked the keys of this name, newest last.
+    changes: tuple[Change, ...] = ()
 
     def may(self, needed: Role) -> bool:
         """Whether it may do what needs a role."""

@@ -19,21 +19,33 @@ from common.telemetry.logging import event_logger
 
 Outcome: TypeAlias = Literal["done", "refused", "unknown"]
 
-NAME_CHARACTERS = 100  # the longest name of a key, and of somebody who signed in
+# The longest name of a key, and of somebody who signed in.
+NAME_CHARACTERS = 100
+# A sentence or two; a record keeps 50 of them.
 REASON_CHARACTERS = 500
 
 _log = event_logger(__name__)
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One change of a job or a key, as its record keeps it."""
+    """One change of a job or a key, as its record keeps it.
 
-    at_s: float  # since 1970
+    Attributes:
+        at_s: Seconds since 1970.
+        action: Past participle, such as "paused".
+        by: Name of a key, a person, a local user or a service.
+        role: Role of the key or the person; "cli" without a service; the name of a service.
+        revision: Revision of a job's specification after the change.
+        changed: Settings that differ from the revision before, with their new values.
+        reason: Reason that somebody gave; empty for none.
+    """
+
+    at_s: float
     action: str
-    by: str  # name of a key, a person, a local user, or a service
-    role: str  # of the key or the person; "cli" without a service; a service's own name
-    revision: Annotated[int, Meta(ge=0)] = 0  # of a job's specification, after the change
-    changed: dict[str, Any] = {}  # settings that differ from the revision before, as they are now
+    by: str
+    role: str
+    revision: Annotated[int, Meta(ge=0)] = 0
+    changed: dict[str, Any] = {}
     reason: str = ""
 
 

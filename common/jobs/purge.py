@@ -72,7 +72,8 @@ def purge(name: str, book: JobStore, outside: Outside) -> Remains:
         book.free(name)
     elif _remains([last], outside):  # of a job that was deleted alone
         book.free(name)
-    else:  # the name is free: an earlier purge did not remove everything
+    else:
+        # The name is free; an earlier purge did not remove everything.
         audit([change_by(book.by, time(), "purged")], job=name)
     jobs = book.past_ids(name)
     found, log = _remains(jobs, outside), outside.open_log()

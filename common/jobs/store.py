@@ -45,10 +45,14 @@ DETAIL_CHARACTERS = 8_000  # of a hold: a long traceback, far below what one rec
 # Of a job's first record. All that is added later, changes and a hold, is 200,000 at most, and
 # Kafka's producers write 1,000,000: so who holds a job or changes it finds room.
 SUBMITTED_BYTES = 700_000
-CHANGES_KEPT = 50  # of a job, in its record: a record stays small, its topic is compacted
-CHANGES_BYTES = 130_000  # of these: a reason may be of characters that take six bytes each
-EARLIER_KEPT = 10  # changes that made or deleted earlier jobs of a name
-_LASTING = frozenset({"submitted", "deleted", "purged"})  # changes that no later one displaces
+# Changes that a job's record keeps: it stays small, since its topic is compacted.
+CHANGES_KEPT = 50
+# Size of these changes. JSON may write six bytes for one character of a reason.
+CHANGES_BYTES = 130_000
+# Changes that made or deleted earlier jobs of a name.
+EARLIER_KEPT = 10
+# Actions of changes that no later change displaces.
+_LASTING = frozenset({"submitted", "deleted", "purged"})
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -103,7 +107,8 @@ class FreeName(msgspec.Struct, frozen=True):
     """A name that a deleted job had; without one, the next job of a name is its first."""
 
     next_incarnation: Annotated[int, Meta(ge=1)]
-    changes: tuple[Change, ...] = ()  # who made and deleted the name's jobs, newest last
+    # Who made and deleted the jobs of the name, newest last.
+    changes: tuple[Change, ...] = ()
     format: int = 3
 
 
