@@ -127,15 +127,22 @@ class Progress(Answer):
 
 
 class Change(Answer):
-    """A change of a job's settings while it ran."""
+    """A change of a job, by somebody or by its coordinator."""
 
-    revision: Count = Field(description="Updates carry the revision that they were made under.")
     at_s: Time
+    action: str = Field(
+        description="What was done; `submitted`, `deleted`, `purged` also of earlier jobs of the"
+        " name.",
+        examples=["paused"],
+    )
+    by: str = Field(description="An API key, a person, a local user, or `coordinator`.")
+    role: str = Field(description="Of the key or the person; `cli` without a service.")
+    revision: Count = Field(description="Of the settings after the change; updates carry theirs.")
     changed: dict[str, float | int | dict[str, Any] | None] = Field(
         description="The new value of each setting, or block of settings, that changed.",
         examples=[{"group_size": 10, "synchronisation": {"mode": "stale"}}],
     )
-    reason: str = Field(description="Why it was changed.")
+    reason: str = Field(description="Reason that was given; of requeued batches, which.")
 
 
 class OriginAnswer(Answer):
@@ -159,7 +166,7 @@ class JobAnswer(Answer):
     submitted_s: float = Field(description="When it was submitted, since 1970.")
     deadline_s: float | None = Field(description="When it must be done, since 1970.")
     revision: Revision
-    changes: tuple[Change, ...] = Field(description="Of its settings, oldest first.")
+    changes: tuple[Change, ...] = Field(description="Who did what to it, oldest first.")
     spec: JobSpec = Field(description="As it was submitted, with all defaults and changes.")
     first: tuple[tuple[str, Count, Count], ...] = Field(
         default=(), description="Where it began: topic, partition, position."

@@ -15,6 +15,7 @@ from common.api.answers import (
 )
 from common.core.spans import Partition
 from common.jobs import store
+from common.jobs.changes import Change
 from common.jobs.notes import notes_on
 from common.jobs.progress import UNREAD, JobProgress, State, resting
 
@@ -68,7 +69,7 @@ def record_of(answer: JobAnswer) -> store.JobRecord:
         submitted_s=answer.submitted_s,
         origin=store.Origin(**answer.origin.model_dump()) if answer.origin else None,
         revision=answer.revision,
-        changes=tuple(store.Change(**each.model_dump()) for each in answer.changes),
+        changes=tuple(Change(**each.model_dump()) for each in answer.changes),
         held=answer.state == "held",
         detail=answer.detail,
         finished=answer.state == "finished",

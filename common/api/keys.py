@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import ConflictError, NotFoundError, UserError, WireError
+from common.jobs.changes import Change, change_by, local_user
 from common.jobs.names import check_name
 from common.topics import names as topics
 from common.topics.table import CompactedTable
@@ -29,17 +30,22 @@ Role: TypeAlias = Literal["viewer", "operator"]  # an operator may do what a vie
 _PREFIX = "doll_"  # so that scanners for lost secrets, and people, know one when they see it
 _RANDOM_BYTES = 32  # 43 characters
 _LONGEST_NOTE = 200
+# Changes that the record of a name keeps, of all its keys.
+_CHANGES_KEPT = 10
 _YEAR_9999_S = 253_370_764_800  # dates end there
 
 
 class KeyRecord(msgspec.Struct, frozen=True):
-    """One key as the topic has it."""
+    """One key as the topic has it; a key that is revoked keeps its record, without a hash."""
 
     name: str
     role: Role
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the key
+    # Fingerprint of the key; empty if the key is revoked.
+    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     created_s: Annotated[float, Meta(ge=0, le=_YEAR_9999_S)]  # since 1970
     note: str = ""
+    # Who created and revoked the keys of this name, newest last.
+    changes: tuple[Change, ...] = ()
 
     def may(self, needed: Role) -> bool:
         """Whether it may do what needs a role."""
@@ -75,12 +81,15 @@ class KeyStore(CompactedTable[KeyRecord]):
         key = new_key()
 
         def created(taken: KeyRecord | None) -> KeyRecord:
-            if taken is not None:
+            if taken is not None and taken.sha256:
                 raise ConflictError(
                     f'there is a key "{name}" already: choose another name, or make this one'
                     f" invalid with `doll key revoke {name}`"
                 )
-            return KeyRecord(name, role, fingerprint(key), self._clock(), note)
+            now_s, before = self._clock(), () if taken is None else taken.changes
+            what = f"{role}, {note}" if note else role
+            changes = _changed(before, now_s, "created", what)
+            return KeyRecord(name, role, fingerprint(key), now_s, note, changes)
 
         return key, self.update(name, created, msgspec.json.encode)
 
@@ -92,26 +101,35 @@ class KeyStore(CompactedTable[KeyRecord]):
             UnavailableError: If Kafka is unavailable for long.
         """
 
-        def revoked(key: KeyRecord | None) -> None:
-            if key is None:
-                known = ", ".join(sorted(self.read())) or (
-                    "none yet, make one with `doll key create NAME`"
-                )
+        def revoked(key: KeyRecord | None) -> KeyRecord:
+            if key is None or not key.sha256:
+                valid = sorted(each.name for each in self.read().values() if each.sha256)
+                known = ", ".join(valid) or "none yet, make one with `doll key create NAME`"
                 raise NotFoundError(f'there is no key "{name}"; keys: {known}')
+            changes = _changed(key.changes, self._clock(), "revoked")
+            return msgspec.structs.replace(key, sha256="", changes=changes)
 
-        self.update(name, revoked, lambda _: None)
+        self.update(name, revoked, msgspec.json.encode)
+
+
+def _changed(
+    changes: tuple[Change, ...], at_s: float, action: str, reason: str = ""
+) -> tuple[Change, ...]:
+    """Return the changes of a key, and what the user of this process does to it now."""
+    return (*changes, change_by(local_user(), at_s, action, reason))[-_CHANGES_KEPT:]
 
 
 class Keys:
     """Who may come in, as of some records."""
 
     def __init__(self, records: Iterable[KeyRecord]) -> None:
-        self._known = tuple((record.sha256.encode(), record) for record in records)
-        self._records = frozenset(record for _, record in self._known)
+        valid = [record for record in records if record.sha256]
+        self._known = tuple((record.sha256.encode(), record) for record in valid)
+        self._records = {record.name: record for record in valid}
 
     def __contains__(self, record: KeyRecord) -> bool:
         """Whether whoever came in with this record would still get in so."""
-        return record in self._records
+        return self._records.get(record.name) == record
 
     def role_of(self, presented: str) -> KeyRecord | None:
         """The record of a key that somebody presents, None if it is not valid.

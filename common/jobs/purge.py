@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from time import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, OutsideError, UnknownTopicError
+from common.jobs.changes import audit, change_by
 from common.topics.names import group_name, own_topics, provisioning_board
 
 if TYPE_CHECKING:
@@ -70,6 +72,9 @@ def purge(name: str, book: JobStore, outside: Outside) -> Remains:
         book.free(name)
     elif _remains([last], outside):  # of a job that was deleted alone
         book.free(name)
+    else:
+        # The name is free; an earlier purge did not remove everything.
+        audit([change_by(book.by, time(), "purged")], job=name)
     jobs = book.past_ids(name)
     found, log = _remains(jobs, outside), outside.open_log()
     # A model server's group is called like its topic.

@@ -76,6 +76,11 @@ _FINAL: dict[Final, str] = {
 }
 
 
+def told_batches(batches: Sequence[int]) -> str:
+    """Return batches in words, for the record of a job."""
+    return f"{len(batches)} batches: {', '.join(map(str, batches))}"
+
+
 class Quarantine:
     """What is quarantined in a job, by its updates topic as it stands when this is made.
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
+from copy import copy
+from datetime import UTC, datetime
 from secrets import token_hex
 from time import time
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +27,7 @@ from common.errors import (
     UserError,
     WireError,
 )
+from common.jobs.changes import COORDINATOR, Change, audit, change_by, local_user
 from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
 from common.ports.servers import Log, NewTopic
@@ -33,15 +36,23 @@ from common.topics.table import RESTORE, CompactedTable, Unreadable, table_topic
 
 if TYPE_CHECKING:
     from common.core.messages import LogPositions, Positions
+    from common.jobs.changes import Actor
 
 T = TypeVar("T")
+E = TypeVar("E", bound="JobRecord | FreeName")
 REASON_CHARACTERS = 2_000  # of what is wanted: one line
 DETAIL_CHARACTERS = 8_000  # of a hold: a long traceback, far below what one record may be
 # Of a job's first record. All that is added later, changes and a hold, is 200,000 at most, and
 # Kafka's producers write 1,000,000: so who holds a job or changes it finds room.
 SUBMITTED_BYTES = 700_000
-CHANGES_KEPT = 50  # of a job, in its record: a record stays small, its topic is compacted
-CHANGE_CHARACTERS = 500  # of the reason of each
+# Changes that a job's record keeps: it stays small, since its topic is compacted.
+CHANGES_KEPT = 50
+# Size of these changes. JSON may write six bytes for one character of a reason.
+CHANGES_BYTES = 130_000
+# Changes that made or deleted earlier jobs of a name.
+EARLIER_KEPT = 10
+# Actions of changes that no later change displaces.
+_LASTING = frozenset({"submitted", "deleted", "purged"})
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -56,15 +67,6 @@ class Origin(msgspec.Struct, frozen=True):
         return f"{self.job}@{self.version}"
 
 
-class Change(msgspec.Struct, frozen=True):
-    """One change of a job's settings by a person."""
-
-    revision: Annotated[int, Meta(ge=1)]  # that it made
-    at_s: float  # since 1970
-    changed: dict[str, Value]  # what differs from the revision before, as it is now
-    reason: str = ""
-
-
 class JobRecord(NamedTuple):
     """One job as the topic has it."""
 
@@ -75,7 +77,8 @@ class JobRecord(NamedTuple):
     submitted_s: float  # since 1970; its deadline counts from here
     origin: Origin | None = None  # without one, it begins with what the specification makes
     revision: int = 0  # of the specification: changes made so far
-    changes: tuple[Change, ...] = ()  # the last of them, newest last
+    # The last changes, newest last, after those that made and deleted earlier jobs of the name.
+    changes: tuple[Change, ...] = ()
     request: str = ""  # who submitted it recognises a request that comes twice by this
     held: bool = False  # paused by a machine that may not decide alone, not by a person
     detail: str = ""  # of what it is held for: a traceback, many lines; empty where there is none
@@ -103,7 +106,9 @@ class JobRecord(NamedTuple):
 class FreeName(msgspec.Struct, frozen=True):
     """A name that a deleted job had; without one, the next job of a name is its first."""
 
-    next_incarnation: Annotated[int, Meta(ge=2)]
+    next_incarnation: Annotated[int, Meta(ge=1)]
+    # Who made and deleted the jobs of the name, newest last.
+    changes: tuple[Change, ...] = ()
     format: int = 3
 
 
@@ -162,15 +167,26 @@ class AfterLoss(NamedTuple):
 
 
 class JobStore:
-    """Reads and writes the jobs topic. May be shared between threads: one for a process will do."""
+    """Reads and writes the jobs topic. May be shared between threads: one for a process will do.
+
+    Attributes:
+        by: Who makes changes: the user of this process, unless `acting` says otherwise.
+    """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
+        self.by: Actor = local_user()
         self._log = log
         self._clock = clock
         # Not closed: a job that only a newer program understands goes on as it was.
         self._book = CompactedTable[JobRecord | FreeName](
             log, topics.JOBS, _decode, "job", closed=False, clock=clock
         )
+
+    def acting(self, by: Actor) -> JobStore:
+        """Return this store for changes by somebody else, such as the caller of a request."""
+        store = copy(self)
+        store.by = by
+        return store
 
     @property
     def rejected(self) -> int:
@@ -255,8 +271,10 @@ class JobStore:
             incarnation = self._check_new(spec, taken)
             known = first_positions(spec, self._log)
             first = {place: position.offset for place, position in known.items()}
-            reason = "submitted" if origin is None else f"submitted, begins with {origin}"
+            beginning = "" if origin is None else f"begins with {origin}"
+            reason = f"submitted, {beginning}" if beginning else "submitted"
             now_s = self._clock()
+            earlier = () if taken is None else _earlier(taken.changes)
             record = JobRecord(
                 spec,
                 "running",
@@ -264,6 +282,7 @@ class JobStore:
                 reason,
                 now_s,
                 origin,
+                changes=(*earlier, change_by(self.by, now_s, "submitted", beginning)),
                 request=request,
                 incarnation=incarnation,
                 known=known,
@@ -275,7 +294,7 @@ class JobStore:
 
         # This writer makes the log find its brokers while the topics are created.
         with closing(self._log.writer()):
-            return self._book.update(spec.name, made, encode_job)
+            return self._write(spec.name, made)
 
     def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
         """Change what is wanted of a job. A stopped job can be resumed where it was.
@@ -286,7 +305,7 @@ class JobStore:
             NotFoundError: If there is no such job.
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._update(job, lambda record: _wanted(record, wanted, reason))
+        return self._update(job, lambda record: self._wanted(record, wanted, reason))
 
     def resume_after_loss(
         self,
@@ -337,6 +356,7 @@ class JobStore:
             if record.wanted == "stopped":
                 return record
             _check_revision(record, revision)
+            record = self._noted(record, "finished", reason, by=COORDINATOR)
             return record._replace(
                 wanted="stopped", reason=reason, held=False, detail="", finished=True
             )
@@ -362,6 +382,7 @@ class JobStore:
         def held(record: JobRecord) -> JobRecord:
             if record.wanted != "running":
                 return record
+            record = self._noted(record, "held", reason, by=COORDINATOR)
             return record._replace(
                 wanted="paused",
                 reason=reason[:REASON_CHARACTERS],
@@ -380,7 +401,7 @@ class JobStore:
             changed: Settings by name, as in `common.jobs.edit`: `deadline_s` (None for none,
                 otherwise counted from the submission), `group_size`, `batch_size`,
                 `learning_rate`, and whole blocks.
-            reason: Reason of the person, cut off after `CHANGE_CHARACTERS`.
+            reason: Reason of the person, cut off after `changes.REASON_CHARACTERS`.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -426,9 +447,24 @@ class JobStore:
                 return self._resumed(record, reason, after_loss)
             if wanted in (None, record.wanted):
                 return record
-            return _wanted(record, wanted, reason)
+            return self._wanted(record, wanted, reason)
 
         return self._update(job, patched)
+
+    def note(self, job: str, action: str, reason: str) -> None:
+        """Write down what somebody did to a job elsewhere, as to its quarantined batches.
+
+        Args:
+            job: Id of the job.
+            action: Past participle, such as "requeued".
+            reason: What exactly, cut off after `changes.REASON_CHARACTERS`.
+
+        Raises:
+            NotFoundError: If there is no such job; its name may be another one's.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        name = topics.job_name(job)
+        self._update(name, lambda record: self._noted(record, action, reason), job)
 
     def delete(self, job: str) -> None:
         """Take a stopped job out of the list; its history and its checkpoints keep the name.
@@ -439,11 +475,12 @@ class JobStore:
             UnavailableError: If Kafka is unavailable for long.
         """
 
-        def deleted(entry: JobRecord | FreeName | None) -> FreeName | None:
-            incarnation = _stopped(self._job(job, entry)).incarnation
-            return FreeName(incarnation) if incarnation > 1 else None
+        def deleted(entry: JobRecord | FreeName | None) -> FreeName:
+            record = _stopped(self._job(job, entry))
+            last = change_by(self.by, self._clock(), "deleted", revision=record.revision)
+            return FreeName(record.incarnation, _earlier((*record.changes, last)))
 
-        self._book.update(job, deleted, _encode)
+        self._write(job, deleted)
 
     def free(self, job: str) -> None:
         """Take a stopped job out of the list, if it is there, and make its name free.
@@ -454,15 +491,17 @@ class JobStore:
         """
         incarnation = 1 + _incarnation(self._book.read().get(job))
 
-        def freed(entry: JobRecord | FreeName | None) -> JobRecord | FreeName | None:
-            if _incarnation(entry) >= incarnation:
+        def freed(entry: JobRecord | FreeName | None) -> JobRecord | FreeName:
+            if entry is not None and _incarnation(entry) >= incarnation:
                 # Somebody else has freed the name meanwhile.
                 return entry
             if isinstance(entry, JobRecord):
                 _stopped(entry)
-            return FreeName(incarnation)
+            earlier = () if entry is None else entry.changes
+            last = change_by(self.by, self._clock(), "purged")
+            return FreeName(incarnation, _earlier((*earlier, last)))
 
-        self._book.update(job, freed, _encode)
+        self._write(job, freed)
 
     def stopped(self, job: str) -> JobRecord:
         """Return a job that may be deleted.
@@ -498,13 +537,36 @@ class JobStore:
                 raise NotFoundError(f'the job "{name}" was purged: this one is another of its name')
             return change(record)
 
-        return self._book.update(name, changed, encode_job)
+        return self._write(name, changed)
+
+    def _write(self, name: str, change: Callable[[JobRecord | FreeName | None], E]) -> E:
+        """Change the entry of a name, and log who did it; see `CompactedTable.update`."""
+        new = list[Change]()
+
+        def changed(entry: JobRecord | FreeName | None) -> E:
+            new.clear()
+            made = change(entry)
+            before = set[int]() if entry is None else set(map(id, entry.changes))
+            new.extend(each for each in made.changes if id(each) not in before)
+            return made
+
+        try:
+            made = self._book.update(name, changed, _encode)
+        except UnavailableError:
+            audit(new, "unknown", job=name)
+            raise
+        audit(new, job=name)
+        return made
 
     def _job(self, name: str, entry: JobRecord | FreeName | None) -> JobRecord:
         if isinstance(entry, JobRecord):
             return entry
         known = ", ".join(sorted(self.read())) or "none yet, submit one with `doll job submit FILE`"
-        raise NotFoundError(f'there is no job "{name}"; jobs: {known}')
+        gone = ""
+        if entry is not None and entry.changes:
+            last = entry.changes[-1]
+            gone = f" (it was {last.action} by {last.by}, {datetime.fromtimestamp(last.at_s, UTC)})"
+        raise NotFoundError(f'there is no job "{name}"{gone}; jobs: {known}')
 
     def _check_new(self, spec: JobSpec, taken: JobRecord | FreeName | None) -> int:
         if isinstance(taken, JobRecord):
@@ -516,16 +578,34 @@ class JobStore:
         _check_group(spec)
         return _incarnation(taken)
 
+    def _noted(
+        self,
+        record: JobRecord,
+        action: str,
+        reason: str,
+        by: Actor | None = None,
+        **more: Any,  # noqa: ANN401 -- as `Change` has them
+    ) -> JobRecord:
+        """Return a record that says in addition who did something; `more` as in `Change`."""
+        at_s, revision = self._clock(), record.revision
+        change = change_by(by or self.by, at_s, action, reason, revision=revision, **more)
+        return record._replace(changes=_kept((*record.changes, change)))
+
+    def _wanted(self, record: JobRecord, wanted: Wanted, reason: str) -> JobRecord:
+        if wanted == "stopped" and record.finished:
+            return record
+        record = self._noted(record, "resumed" if wanted == "running" else wanted, reason)
+        reason = _reason(record, reason)
+        return record._replace(wanted=wanted, reason=reason, held=False, detail="", finished=False)
+
     def _changed(self, record: JobRecord, changed: Mapping[str, Value], reason: str) -> JobRecord:
         spec = changed_spec(record.spec, changed)
         differs = differences(record.spec, spec)
         if not differs:
             return record
         _check_group(spec)
-        reason = reason[:CHANGE_CHARACTERS]
-        change = Change(record.revision + 1, self._clock(), differs, reason)
-        changes = (*record.changes, change)[-CHANGES_KEPT:]
-        return record._replace(spec=spec, revision=change.revision, changes=changes)
+        record = record._replace(spec=spec, revision=record.revision + 1)
+        return self._noted(record, "changed", reason, changed=differs)
 
     def _resumed(self, record: JobRecord, reason: str, after_loss: AfterLoss) -> JobRecord:
         if not record.held and not (after_loss.waits and record.wanted == "running"):
@@ -536,9 +616,10 @@ class JobStore:
                 f" with `doll job resume {name}`"
             )
         self._log.create_topics(_own_topics(record.id))
+        record = self._noted(record, "resumed after loss", reason)
         return record._replace(
             wanted="running",
-            reason=reason[:REASON_CHARACTERS],
+            reason=_reason(record, reason),
             held=False,
             detail="",
             after_loss=record.after_loss + 1,
@@ -578,11 +659,24 @@ def _incarnation(entry: JobRecord | FreeName | None) -> int:
     return entry.next_incarnation if isinstance(entry, FreeName) else 1
 
 
-def _wanted(record: JobRecord, wanted: Wanted, reason: str) -> JobRecord:
-    if wanted == "stopped" and record.finished:
-        return record
-    reason = reason[:REASON_CHARACTERS]
-    return record._replace(wanted=wanted, reason=reason, held=False, detail="", finished=False)
+def _reason(record: JobRecord, given: str) -> str:
+    """Return the reason of a record: that which was given, or its last change in words."""
+    last = record.changes[-1]
+    return given[:REASON_CHARACTERS] or f"{last.action} by {last.by}"
+
+
+def _kept(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Drop the oldest changes that do not fit, but none that lasts."""
+    while len(changes) > CHANGES_KEPT or len(msgspec.json.encode(changes)) > CHANGES_BYTES:
+        passing = (at for at, each in enumerate(changes) if each.action not in _LASTING)
+        drop = next(passing, 0)
+        changes = changes[:drop] + changes[drop + 1 :]
+    return changes
+
+
+def _earlier(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Return what the next job of a name says of those before."""
+    return tuple(each for each in changes if each.action in _LASTING)[-EARLIER_KEPT:]
 
 
 def _stopped(record: JobRecord) -> JobRecord:
@@ -683,11 +777,9 @@ def _check_size(record: JobRecord) -> None:
         )
 
 
-def _encode(entry: JobRecord | FreeName | None) -> bytes | None:
-    """Write what stands under a name; None if nothing does."""
-    if isinstance(entry, JobRecord):
-        return encode_job(entry)
-    return None if entry is None else msgspec.json.encode(entry)
+def _encode(entry: JobRecord | FreeName) -> bytes:
+    """Write what stands under a name."""
+    return encode_job(entry) if isinstance(entry, JobRecord) else msgspec.json.encode(entry)
 
 
 def encode_job(record: JobRecord) -> bytes:

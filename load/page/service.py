@@ -96,6 +96,10 @@ class PageService:
         """The job's provisioner decides."""
         self._append(topics.plans_topic(job), encode_plan(record))
 
+    def hold(self, job: str, reason: str) -> None:
+        """Hold a job, as its coordinator does."""
+        JobStore(self._log).hold(job, reason)
+
     def letter(self, letter: Letter) -> None:
         """A record cannot be used."""
         self._log.create_topics([NewTopic(letter.topic)])

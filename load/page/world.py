@@ -22,8 +22,9 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition, Span
+from common.jobs.changes import Change
 from common.jobs.spec import parse_job
-from common.jobs.store import Change, JobRecord
+from common.jobs.store import JobRecord
 from common.provisioning import records as plans
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.records import (
@@ -130,8 +131,11 @@ def make_record(
     text = _JOB.format(name=name, streams=", ".join(STREAMS))
     spec = parse_job(text if rented else text[: text.index("provisioning")])
     first = {Partition(stream, index): 0 for stream in STREAMS for index in range(3)}
-    changes = (Change(1, now_s - AGE_S * 0.3, {"learning_rate": 1e-3}, "the loss had settled"),)
-    return JobRecord(spec, wanted, first, reason, now_s - AGE_S - 20.0, revision=1, changes=changes)
+    submitted = Change(now_s - AGE_S - 20.0, "submitted", "ada", "operator")
+    settled, why = {"learning_rate": 1e-3}, "the loss had settled"
+    changed = Change(now_s - AGE_S * 0.3, "changed", "ada", "operator", 1, settled, why)
+    submitted_s, changes = now_s - AGE_S - 20.0, (submitted, changed)
+    return JobRecord(spec, wanted, first, reason, submitted_s, revision=1, changes=changes)
 
 
 def make_world(name: str, now_s: float, seed: int = 7, *, rented: bool = True) -> World:

@@ -610,6 +610,17 @@ def test_an_operator_submits_changes_and_stops_a_job(site: Site) -> None:
     expect(page.locator(".log")).to_contain_text("group size is 6, learning rate is 0.004. larger")
     page.get_by_role("button", name="Resume").click()
     expect(page.locator(".badge")).to_have_text("waiting for a coordinator")
+    site.service.hold("letters", "the task raises: mend it")
+    expect(page.locator(".badge")).to_have_text("held")
+    log = page.locator(".log")
+    for line in (
+        "Submitted by olga (operator).",
+        "Paused by olga (operator)",
+        "Changed by olga (operator): group size is 6",
+        "Resumed by olga (operator)",
+        "Held by coordinator: the task raises: mend it",
+    ):
+        expect(log).to_contain_text(line)
     page.get_by_role("link", name="newest").click()
     expect(page.locator(".actions")).to_contain_text("There is none yet.")
     page.get_by_role("button", name="Stop").click()

@@ -59,6 +59,7 @@ optimizer: {{name: sgd, learning_rate: 1.0}}
 ROUNDS = [30, pytest.param(1_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)])]
 PATIENCE_S = 60.0
 PLACE = Partition(JOBS, 0)
+OPERATORS = ("olga", "mia")  # names of keys
 
 
 class World(NamedTuple):
@@ -87,17 +88,19 @@ def world(
     with ExitStack() as stack:
         log = stack.enter_context(closing(open_log(settings)))
         book = stack.enter_context(closing(JobStore(log)))
+        made = dict[str, str]()
         with closing(KeyStore(log)) as keys:
-            key, _ = keys.create("operator", "operator")
-            stack.callback(KeyStore(log).revoke, "operator")
+            for name in OPERATORS:
+                made[name], _ = keys.create(name, "operator")
+                stack.callback(KeyStore(log).revoke, name)
         log.create_topics([NewTopic(f"{NAME}-a")])
         book.submit(parse_job(SPEC, (TASK,)))
         stack.callback(book.want, NAME, "stopped", "the test is over")
         operators, admins = list[httpx2.Client](), list[Service]()
-        for name in ("a1", "a2"):
+        for name, key in made.items():
             port = free_port()
             own = settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port})
-            admins.append(Service("admin", name, own, tmp_path))
+            admins.append(Service("admin", f"admin-of-{name}", own, tmp_path))
             stack.callback(admins[-1].kill)
             client = httpx2.Client(
                 base_url=f"http://127.0.0.1:{port}",
@@ -153,6 +156,7 @@ def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
     await_condition(lambda: world.book.get(NAME).held, "the job is held", PATIENCE_S)
     assert held >= rounds // 3
     assert "hold_not_written" not in world.coordinator.log.read_text()
+    check_audit(world)
     check_crash(world)
     check_compacted(world)
 
@@ -161,16 +165,38 @@ def check(
     made: JobRecord, before: JobRecord, bodies: list[dict[str, object]], statuses: list[int]
 ) -> None:
     """See that each change is in the job if it was acknowledged, and is not if it was refused."""
-    changes = {change.reason: change for change in made.changes}
-    for body, status in zip(bodies, statuses, strict=True):
+    settings = [change for change in made.changes if change.action == "changed"]
+    changes = {change.reason: change for change in settings}
+    for name, body, status in zip(OPERATORS, bodies, statuses, strict=True):
         field = "group_size" if "group_size" in body else "batch_size"
         spec = before.spec if status == 409 else None
         assert (body["reason"] in changes) == (status == 200), (body, status)
+        assert status == 409 or changes[str(body["reason"])].by == name
         expected = body[field] if spec is None else getattr(spec, field)
         assert getattr(made.spec, field) == expected
     assert made.revision == before.revision + statuses.count(200)
-    assert [change.revision for change in made.changes] == list(
-        range(made.revision - len(made.changes) + 1, made.revision + 1)
+    assert [change.revision for change in settings] == list(
+        range(made.revision - len(settings) + 1, made.revision + 1)
+    )
+
+
+def check_audit(world: World) -> None:
+    """See that the record and the logs of the services say who changed the job."""
+    record = world.book.get(NAME)
+    found = record.changes
+    assert (found[0].action, found[0].role) == ("submitted", "cli")
+    assert {(each.by, each.role) for each in found[1:]} == {
+        *((name, "operator") for name in OPERATORS),
+        ("coordinator", "coordinator"),
+    }
+    assert (found[-1].action, found[-1].reason) == ("held", record.reason[:500])
+    for name, admin in zip(OPERATORS, world.admins, strict=True):
+        lines = [line for line in admin.log.read_text().splitlines() if " audit " in line]
+        assert any(f"by={name} role=operator action=changed job={NAME}" in each for each in lines)
+        ours = [each for each in lines if f"by={name} " in each and "outcome=done" in each]
+        assert lines == ours
+    assert f"by=coordinator role=coordinator action=held job={NAME}" in (
+        world.coordinator.log.read_text()
     )
 
 
@@ -186,7 +212,8 @@ def check_crash(world: World) -> None:
     body = {"group_size": 100, "reason": "after a crash"}
     assert world.operators[1].patch(f"/v1/jobs/{NAME}", json=body).status_code == 200
     made = world.book.get(NAME)
-    reasons = [change.reason for change in made.changes[before.revision - made.revision :]]
+    settings = [change for change in made.changes if change.action == "changed"]
+    reasons = [change.reason for change in settings[before.revision - made.revision :]]
     assert reasons in (["before a crash", "after a crash"], ["after a crash"])
     assert "before a crash" in reasons or not acknowledged
 
@@ -238,4 +265,4 @@ def test_one_of_two_who_create_or_revoke_a_key_at_once_succeeds(
             assert len(made) == 1
             assert Keys(reader.read().values()).role_of(made[0])
             assert sorted(pool.map(revoke, writers)) == [False, True]
-            assert NAME not in reader.read()
+            assert not reader.read()[NAME].sha256

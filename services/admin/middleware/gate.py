@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from http import HTTPStatus
 from math import ceil
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from fastapi import HTTPException
@@ -16,6 +17,7 @@ from starlette.requests import HTTPConnection
 
 from common.api.keys import KeyRecord
 from common.errors import UnavailableError
+from common.jobs.changes import NamedActor, audit, change_by
 from services.admin.middleware import access
 from services.admin.middleware.problems import problem, problem_of
 from services.admin.routes.page import refused_page
@@ -31,6 +33,13 @@ BUCKETS = 10_000  # callers that are remembered: about 2 MB; whoever was forgott
 _DOTS = 2  # of a token: no key has one
 _EVENTS = "/events"  # paths of streams of events end so
 _CLOSE = {"Connection": "close"}  # nobody reads the rest
+# Lines of the log about refusals: a flood of requests must not be a flood of lines. Addresses
+# without a key may be any number, so all of them together have a limit, too.
+_REFUSED_KEY_PER_S = 5.0
+_REFUSED_ADDRESS_PER_S = 1 / 60
+_REFUSED_ADDRESSES_PER_S = 1.0
+_ACTION_CHARACTERS = 200
+_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 @dataclass(slots=True)
@@ -73,6 +82,43 @@ class Buckets:
         return len(self._buckets)
 
 
+class Refusals:
+    """Logs refused requests: a key is missing or not valid, or its role is too small."""
+
+    def __init__(self) -> None:
+        self._keys = Buckets(_REFUSED_KEY_PER_S)
+        self._addresses = Buckets(_REFUSED_ADDRESS_PER_S)
+        self._strangers = Buckets(_REFUSED_ADDRESSES_PER_S)
+        self._unlogged = 0
+
+    def log(self, scope: Scope, status: int, now: float) -> None:
+        """Log a request that was answered with 401 or 403, unless there are too many.
+
+        Args:
+            scope: Request, after it was routed if it was let in.
+            status: Status of the answer.
+            now: Seconds that never go back.
+        """
+        connection, caller = HTTPConnection(scope), access.caller_of(scope)
+        if caller is not None:
+            wait_s = self._keys.take(caller.name, now)
+        else:
+            wait_s = self._addresses.take(_address(connection), now)
+            wait_s = wait_s or self._strangers.take("", now)
+        if wait_s > 0:
+            self._unlogged += 1
+            return
+        reason = "the role is too small" if caller else "there is no valid key"
+        if status == HTTPStatus.FORBIDDEN and caller is None:
+            reason = "the request comes from a page of another site"
+        if self._unlogged:
+            reason, self._unlogged = f"{reason}; {self._unlogged} more since the last line", 0
+        action = f"{scope['method']} {scope['path']}"[:_ACTION_CHARACTERS]
+        by = caller or NamedActor(_address(connection), "none")
+        refused = change_by(by, time(), action, reason)
+        audit([refused], "refused", job=scope.get("path_params", {}).get("job", ""))
+
+
 class Gate:
     """Lets a request in, or says why not."""
 
@@ -81,25 +127,32 @@ class Gate:
         self._service = service
         self._body_bytes = service.settings.api_body_bytes
         self._buckets = Buckets(service.settings.api_requests_per_s)
+        self._refusals = Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI wants it."""
         if scope["type"] != "http":  # there are no websockets: the router refuses them
             await self._app(scope, receive, send)
             return
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] in _REFUSED:
+                self._refusals.log(scope, message["status"], monotonic())
+            await send(message)
+
         refusal = await self._refusal(scope)
         receive = _bounded(receive, self._body_bytes)
         if refusal is not None:
-            await refusal(scope, receive, send)
+            await refusal(scope, receive, send_on)
         elif not scope["path"].endswith(_EVENTS):
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_on)
         elif self._service.streams >= self._service.settings.api_streams:
             refusal = _too_many(scope["path"], "streams of events are open", 60)
             await refusal(scope, receive, send)
         else:
             self._service.streams += 1
             try:
-                await self._app(scope, receive, send)
+                await self._app(scope, receive, send_on)
             finally:
                 self._service.streams -= 1
 
@@ -128,7 +181,7 @@ class Gate:
     def _limit(self, connection: HTTPConnection, caller: Caller | None) -> Response | None:
         """Too many requests, or too large a one."""
         path = connection.scope["path"]
-        address = connection.client.host if connection.client else "nowhere"
+        address = _address(connection)
         kind = "key" if isinstance(caller, KeyRecord) else "person"
         who = f"address {address}" if caller is None else f"{kind} {caller.name}"
         wait_s = self._buckets.take(who, monotonic())
@@ -164,6 +217,10 @@ def _denial(
     if caller is not None:
         access.let_in(connection.scope, caller)
     return None
+
+
+def _address(connection: HTTPConnection) -> str:
+    return connection.client.host if connection.client else "nowhere"
 
 
 def _too_many(path: str, what: str, wait_s: float) -> Response:

@@ -28,7 +28,7 @@ from common.api.jobs import (
     remains_answer,
     unreadable_records,
 )
-from common.api.keys import KeyRecord, fingerprint
+from common.api.keys import fingerprint
 from common.api.provisioning import check_market
 from common.config.aggregation import (
     AggregationSpec,  # noqa: TC001 -- FastAPI reads it when run
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from common.api.answers import JobSummary
     from common.ports.servers import Board, Log
     from services.admin.live.follower import JobFollower
+    from services.admin.middleware.access import Caller
     from services.admin.service import Service
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -203,7 +204,9 @@ async def create_job(
     if why_not is not None:
         why_not.refuse()
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
-    record, new = await service.stores.write(lambda store: _submit(store, spec, asked))
+    record, new = await service.stores.write(
+        lambda store: _submit(store.acting(caller), spec, asked)
+    )
     if new:
         now, job = service.clock(), JobProgress(record)
         answer = job_answer(record, job.state(now), progress_answer(job, now))
@@ -255,15 +258,12 @@ async def change_job(
     patch: Annotated[JobPatch, strictly(JobPatch), Body()],
 ) -> Response:
     """Pause, resume or stop a job, or change its settings: at the next boundary of an update."""
-    reason = patch.get("reason", "") or (
-        f"by the API key {caller.name}" if isinstance(caller, KeyRecord) else f"by {caller.name}"
-    )
     given = _given(patch)
     if not given.keys().isdisjoint(BLOCKS):  # another memory may be needed
         await _check(service, changed_spec(service.job(job).spec, given))
     open_board = service.outside.open_board
     record = await service.stores.write(
-        lambda store: _change(store, job, patch, reason, open_board)
+        lambda store: _change(store.acting(caller), job, patch, open_board)
     )
     try:
         follower = await service.followers.ready(job)
@@ -276,10 +276,10 @@ async def change_job(
     "/{job}",
     status_code=204,
     responses={**documented(404, 409, 502), 200: {"model": RemainsAnswer}},
-    dependencies=[OPERATOR],
 )
 async def delete_job(
     service: Answering,
+    caller: Operator,
     job: JobName,
     *,
     purges: Annotated[
@@ -293,9 +293,9 @@ async def delete_job(
 ) -> Response:
     """Take a stopped job out of the list; its history and its files stay, unless `purge` is set."""
     if not purges:
-        await service.stores.write(lambda store: _delete(store, service.log(), job))
+        await service.stores.write(lambda store: _delete(store.acting(caller), service.log(), job))
         return Response(status_code=204)
-    removed = await service.histories.run(lambda: _purge(service, job))
+    removed = await service.histories.run(lambda: _purge(service, job, caller))
     await service.stores.write(lambda store: store.read())  # whoever asks next is told without it
     return Response(removed.model_dump_json(), media_type="application/json")
 
@@ -426,7 +426,6 @@ def _change(
     store: JobStore,
     job: str,
     patch: JobPatch,
-    reason: str,
     open_board: Callable[[str], Board],
 ) -> JobRecord:
     """Change settings and what is wanted, both or nothing.
@@ -451,7 +450,7 @@ def _change(
         raise UserError(f'{alone[0]}: goes with "after_loss": true')
     return store.patch(
         job,
-        reason,
+        patch.get("reason", ""),
         changed=_given(patch),
         wanted=patch.get("wanted"),
         after_loss=after_loss,
@@ -471,7 +470,7 @@ def _delete(store: JobStore, log: Log, job: str) -> None:
     store.delete(job)
 
 
-def _purge(service: Service, job: str) -> RemainsAnswer:
+def _purge(service: Service, job: str, caller: Caller) -> RemainsAnswer:
     """Make a name free, and remove what is left of its jobs.
 
     Raises:
@@ -483,7 +482,7 @@ def _purge(service: Service, job: str) -> RemainsAnswer:
         record = store.read().get(job)
         if record is not None:
             check_given_back(record, service.log())
-        return remains_answer(purge(job, store, service.outside))
+        return remains_answer(purge(job, store.acting(caller), service.outside))
 
 
 def _summary(record: JobRecord, follower: JobFollower | None, now: float) -> JobSummary:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from common.api.answers import PricesAnswer, ProvisioningAnswer, ReplanAnswer, ToldPlan
 from common.api.provisioning import provisioning_answer
 from common.errors import NotFoundError
+from common.jobs.changes import audit, change_by
 from common.planning.replan import ask_to_replan, check_replan, not_provisioned
 from common.planning.request import PlanRequest, Rate
 from common.planning.simulation import SimulateRequest, check_files, check_size
@@ -123,4 +124,5 @@ async def replan_job(
     reason = "" if asked is None else asked.reason
     question = ReplanAsked(service.clock(), caller.name, reason)
     await service.questions.run(lambda: ask_to_replan(service.log(), record.id, question))
+    audit([change_by(caller, question.at_s, "replanned", reason)], job=job)
     return ReplanAnswer(job=job, asked_at_s=question.at_s)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Query
 from pydantic import BaseModel, Field
 
 from common.api.answers import QuarantineAnswer, RequeueAnswer
-from common.jobs.quarantine import Quarantine
+from common.jobs.quarantine import Quarantine, told_batches
 from services.admin.middleware.access import Operator  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JobName, Limit, strictly
@@ -72,4 +72,9 @@ async def requeue_batches(
     outcomes = await service.histories.run(
         lambda: Quarantine(service.log(), record.id).requeue(named, caller.name, at_s)
     )
+    if requeued := [each.batch for each in outcomes if each.outcome == "requeued"]:
+        told = told_batches(requeued)
+        await service.stores.write(
+            lambda store: store.acting(caller).note(record.id, "requeued", told)
+        )
     return RequeueAnswer.model_validate({"batches": outcomes})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,11 +107,11 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     """
     if bool(reason) == every:
         raise UserError("say which: --reason TEXT, or --all")
+    from common.jobs.changes import local_user
     from common.jobs.quarantine import Quarantine
     from common.jobs.replay import Replayer
     from common.jobs.store import JobStore
     from common.topics.dead_letters import read_letters
-    from services.cli.system.direct import BY
 
     log, stream = outside_of(context).open_log(), topic.removesuffix(".dlq")
     to = to or stream
@@ -122,7 +123,8 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         batches = sum(each.is_batch for each in chosen)
         typer.echo(f"without --dry-run: {len(chosen) - batches} records and {batches} batches")
         return
-    with closing(Replayer(log, BY)) as replayer:  # before reading: nobody else writes from now on
+    # Before reading: nobody else writes from now on.
+    with closing(Replayer(log, local_user().name)) as replayer:
         read = read_of(replayer.letters(stream), log, job)
         # Their quarantine must end, too, where another job's replay has written their records.
         quarantined = [each for each in read.letters if each.is_batch and reason in each.reason]
@@ -140,6 +142,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
             others = [each for each in quarantine.choose(None) if _is_of(quarantined, name, each)]
             for batch in [*begun, *others]:
                 written += replay_batch(replayer, quarantine, batch, to)
+    _note(JobStore(log), chosen if written else (), f"dead letters of {stream} to {to}")
     typer.echo(f"{written} records were written to {to}")
     if came_back:
         typer.echo(f"{came_back} had been before, and failed again: --again writes those, too")
@@ -159,6 +162,13 @@ def read_of(read: LettersRead, log: Log, job: str) -> LettersRead:
 
 def _chosen(read: LettersRead, reason: str, to: str) -> list[DeadLetter]:
     return [each for each in read.letters if reason in each.reason and not read.replayed(each, to)]
+
+
+def _note(jobs: JobStore, letters: Iterable[DeadLetter], what: str) -> None:
+    """Write down in the record of each job how many of its letters were replayed."""
+    for job, count in Counter(each.job for each in letters).items():
+        if _is_there(jobs, job):
+            jobs.note(job, "replayed", f"{count} {what}")
 
 
 def _is_there(jobs: JobStore, job: str) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from enum import StrEnum
+from operator import itemgetter
 from threading import Timer
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,7 +172,7 @@ def show(context: typer.Context, job: JobName) -> None:
 
 
 @app.command()
-def pause(context: typer.Context, job: JobName, reason: Reason = "paused by a person") -> None:
+def pause(context: typer.Context, job: JobName, reason: Reason = "") -> None:
     """Pause a job: its streams wait in Kafka, `resume` continues where it stopped.
 
     Example: [bold]doll job pause digits --reason "prices are high"[/]
@@ -203,7 +205,7 @@ def resume(
             " beginning, or only what comes from now on. Implies --after-loss.",
         ),
     ] = None,
-    reason: Reason = "resumed by a person",
+    reason: Reason = "",
 ) -> None:
     """Resume a job that was paused or stopped, exactly where it was.
 
@@ -215,7 +217,7 @@ def resume(
         system_of(context).resume_after_loss(
             job, reason, from_start=from_start, read_from=read_from.value if read_from else ""
         )
-        typer.echo(f"job {job} {_TOLD['running']} after a loss: {reason}")
+        typer.echo(f"job {job} {_TOLD['running']} after a loss" + (reason and f": {reason}"))
         return
     if from_start:
         raise UserError("--from-start goes with --after-loss")
@@ -223,7 +225,7 @@ def resume(
 
 
 @app.command()
-def stop(context: typer.Context, job: JobName, reason: Reason = "stopped by a person") -> None:
+def stop(context: typer.Context, job: JobName, reason: Reason = "") -> None:
     """Stop a job with a last checkpoint; its workers are freed, its model and its audit stay.
 
     A job that has finished stays as it is.
@@ -268,7 +270,7 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
             help='A mode, or the block as in a job file: "{mode: group, layout: slices}".',
         ),
     ] = None,
-    reason: Reason = "changed by a person",
+    reason: Reason = "",
 ) -> None:
     """Change a job, running or not, from its next update on: K, deadline, synchronisation, ...
 
@@ -313,7 +315,8 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         return
     differs = record.changes[-1].changed
     told = ", ".join(f"{name} {_value(value)}" for name, value in differs.items())
-    typer.echo(f"job {job} changed: {told} (revision {record.revision}): {reason}")
+    because = reason and f": {reason}"
+    typer.echo(f"job {job} changed: {told} (revision {record.revision}){because}")
     _tell(notes_on(record.spec))
 
 
@@ -370,16 +373,24 @@ def _list_remains(done: str, remains: RemainsAnswer) -> None:
 def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
     """Print what happens to a job: updates, workers, machines, plans, drift; ends with Ctrl-C.
 
-    It asks an admin service (--api). With --json a line for each event, with all of its data.
+    It begins with what was done to the job so far, and by whom. It asks an admin service (--api).
+    With --json a line for each event, with all of its data; that of `job` has all changes.
 
     Example: [bold]doll --api http://localhost:8080 job events digits[/]
     """
+    known = list[dict[str, Any]]()
     try:
         for event in service_of(context).events(job):
             if as_json:
                 typer.echo(f'{{"event": "{event.kind}", "data": {event.data}}}')
-            else:
-                typer.echo(_event(event.kind, json.loads(event.data)))
+                continue
+            data = json.loads(event.data)
+            if event.kind == "job":
+                for each in data["changes"]:
+                    if each not in known:
+                        typer.echo(_event("change", each))
+                known = data["changes"]
+            typer.echo(_event(event.kind, data))
     except KeyboardInterrupt:  # the usual end
         pass
 
@@ -392,10 +403,10 @@ def logs(
     updates: Annotated[bool, typer.Option("--updates", help="Each update, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what was decided of a job: leaders, quarantined batches, evaluations, drift.
+    """Print what was decided of a job: changes, leaders, quarantined batches, evaluations, drift.
 
-    It comes from the audit trail in Kafka, all of it; what counts for nothing is left out. With
-    --json a line for each record.
+    Changes, with who made them, come from the job's record, the rest from the audit trail in Kafka,
+    all of it; what counts for nothing is left out. With --json a line for each record.
 
     Example: [bold]doll job logs digits[/]
     """
@@ -410,18 +421,22 @@ def logs(
     from common.wire.messages import decode_audit
 
     log, history = outside_of(context).open_log(), History()
-    updates_topic = topics.updates_topic(JobStore(log).get(job).id)
-    for each in records_of(log, Partition(updates_topic, 0)):
-        record = decoded(decode_audit, each)
-        counts = history.feed(each.offset, record) or isinstance(record, Evaluated | Drifted)
-        if not counts or (isinstance(record, UpdateApplied) and not updates):
-            continue
-        data = msgspec.to_builtins(record)
-        kind = data.pop("type")
+    found = JobStore(log).get(job)
+
+    def decided() -> Iterator[tuple[float, str, dict[str, Any]]]:
+        for each in records_of(log, Partition(topics.updates_topic(found.id), 0)):
+            record = decoded(decode_audit, each)
+            counts = history.feed(each.offset, record) or isinstance(record, Evaluated | Drifted)
+            if counts and (updates or not isinstance(record, UpdateApplied)):
+                data = msgspec.to_builtins(record)
+                yield each.timestamp_s, data.pop("type"), data
+
+    changes = [(each.at_s, "change", msgspec.to_builtins(each)) for each in found.changes]
+    for at_s, kind, data in heapq.merge(decided(), changes, key=itemgetter(0)):
         if as_json:
-            typer.echo(json.dumps({"event": kind, "at_s": each.timestamp_s, "data": data}))
+            typer.echo(json.dumps({"event": kind, "at_s": at_s, "data": data}))
         else:
-            typer.echo(_event(kind, data | {"at_s": each.timestamp_s}))
+            typer.echo(_event(kind, data | {"at_s": at_s}))
 
 
 @app.command()
@@ -477,7 +492,7 @@ def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None
     if wanted == "stopped" and record.finished:
         typer.echo(f"job {job} has finished and stays as it is: {record.reason}")
     else:
-        typer.echo(f"job {job} {_TOLD[wanted]}: {reason}")
+        typer.echo(f"job {job} {_TOLD[wanted]}: {record.reason}")
 
 
 def _tell(notes: Iterable[str]) -> None:
@@ -567,6 +582,10 @@ def _event(kind: str, data: dict[str, Any]) -> str:
     if kind == "job":
         shown = data | data["progress"]
         told = {name: shown[name] for name in ("state", "why", "revision", "version", "lag")}
+    elif kind == "change":
+        changed = {name: _value(value) for name, value in data["changed"].items()}
+        told = {name: data[name] for name in ("action", "by", "role")} | changed
+        told["reason"] = data["reason"]
     words = (
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={_printable(str(value))}"
         for name, value in told.items()
@@ -578,7 +597,7 @@ def _event(kind: str, data: dict[str, Any]) -> str:
 def _clock(data: dict[str, Any]) -> str:
     at_s = data.get("at_s")
     when = datetime.now(UTC) if at_s is None else datetime.fromtimestamp(at_s, UTC)
-    return when.strftime("%H:%M:%S")
+    return when.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _in_words(job: str, picture: Picture) -> str:

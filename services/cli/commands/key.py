@@ -50,15 +50,18 @@ def create(
 
 @app.command("list")
 def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """List all keys by name: role, creation time, note; never the key itself or its hash.
+    """List all keys by name, who created them and who revoked them; never a key or its hash.
 
     Example: [bold]doll key list[/]
     """
+    import msgspec
+
     with closing(_book(context)) as book:
         keys = book.read()
     if as_json:
-        shown = ("name", "role", "created_s", "note")
-        told = [{name: getattr(keys[key], name) for name in shown} for key in sorted(keys)]
+        told = [msgspec.to_builtins(keys[key]) for key in sorted(keys)]
+        for each in told:
+            each["valid"] = bool(each.pop("sha256"))
         typer.echo(json.dumps(told, indent=2))
         return
     if not keys:
@@ -66,9 +69,15 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
         return
     # A name is for copying: never cut it, however narrow the terminal.
     name_width = max(map(len, keys))
-    table = Table(Column("key", min_width=name_width), "role", "created", "note", box=None)
+    heads = ("role", "created", "by", "revoked", "note")
+    table = Table(Column("key", min_width=name_width), *heads, box=None)
     for name, record in sorted(keys.items()):
-        table.add_row(name, record.role, _time(record.created_s), escape(record.note))
+        done = {each.action: each for each in record.changes}
+        by = done["created"].by if "created" in done else ""
+        last = None if record.sha256 else done.get("revoked")
+        revoked = f"{_time(last.at_s)} by {last.by}" if last else ""
+        cells = (name, record.role, _time(record.created_s), by, revoked, record.note)
+        table.add_row(*map(escape, cells))
     tables.show(table)
 
 

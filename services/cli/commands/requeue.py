@@ -88,8 +88,11 @@ def replay(
 
     Example: [bold]doll job replay digits --batch 1042[/]
     """
+    from common.jobs.changes import local_user
+    from common.jobs.quarantine import told_batches
     from common.jobs.replay import Replayer, unfinished
-    from services.cli.system.direct import BY, quarantine_of
+    from common.jobs.store import JobStore
+    from services.cli.system.direct import quarantine_of
 
     log, offsets = outside_of(context).open_log(), _named(batch, all_batches=all_batches)
 
@@ -104,13 +107,16 @@ def replay(
         quarantine = quarantine_of(log, job)
         _list(job, quarantine.listed(), "doll job replay", len(chosen(quarantine)))
         return
-    with closing(Replayer(log, BY)) as replayer:
+    with closing(Replayer(log, local_user().name)) as replayer:
         quarantine = quarantine_of(log, job)  # now that nobody else writes what is in it anew
         batches = chosen(quarantine)
         if not batches:
             _list(job, quarantine.listed(), "doll job replay", 0)
             return
-        written = sum(replay_batch(replayer, quarantine, each) for each in batches)
+        counts = {each.offset: replay_batch(replayer, quarantine, each) for each in batches}
+    if replayed := [offset for offset, count in counts.items() if count]:
+        JobStore(log).note(quarantine.job, "replayed", told_batches(replayed))
+    written = sum(counts.values())
     typer.echo(f"{written} records of {job} were written again")
 
 

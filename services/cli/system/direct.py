@@ -31,12 +31,13 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
+from common.jobs.changes import local_user
 from common.jobs.check import Unchecked, built_apart, check_submission, unasked
 from common.jobs.edit import BLOCKS, Value, changed_spec
 from common.jobs.notes import notes_on
 from common.jobs.progress import JobProgress
 from common.jobs.purge import purge, remains_of
-from common.jobs.quarantine import Quarantine, QuarantinedBatch, RequeuedBatch
+from common.jobs.quarantine import Quarantine, QuarantinedBatch, RequeuedBatch, told_batches
 from common.jobs.spec import JobSpec, parse_job
 from common.jobs.store import JobRecord, JobStore
 from common.jobs.watching import (
@@ -81,8 +82,6 @@ if TYPE_CHECKING:
     from common.planning.request import PlanRequest
     from common.planning.simulation import SimulateRequest
     from common.ports.servers import Board, Log
-
-BY = "the command line"  # who wanted what it writes, for people
 
 # Of each of its topics: a second or two. Of a longer history the newest part alone is read, and
 # counts are told as "at least"; `doll audit` and the admin service read it whole.
@@ -172,7 +171,10 @@ class Direct:
 
     def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
         quarantine = quarantine_of(self._outside.open_log(), name)
-        return quarantine.requeue(batches, BY, time.time())
+        outcomes = quarantine.requeue(batches, local_user().name, time.time())
+        if requeued := [each.batch for each in outcomes if each.outcome == "requeued"]:
+            self._book().note(quarantine.job, "requeued", told_batches(requeued))
+        return outcomes
 
     def watch(self, name: str) -> DirectlyWatched:
         log = self._outside.open_log()
@@ -221,7 +223,7 @@ class Direct:
         log = self._outside.open_log()
         record = JobStore(log).get(name)
         check_replan(record, read_ledger(log, record.id))
-        ask_to_replan(log, record.id, ReplanAsked(time.time(), BY, reason))
+        ask_to_replan(log, record.id, ReplanAsked(time.time(), local_user().name, reason))
 
     def prices(self) -> PricesAnswer:
         settings = self._outside.settings

@@ -304,8 +304,8 @@ def test_what_is_changed_is_told_and_the_rest_stays(digits: World) -> None:
     change = {"group_size": 8, "deadline_s": None, "learning_rate": 1, "wanted": "paused"}
     told = digits.ask("PATCH", "/v1/jobs/digits", json=change).json()
     assert (told["wanted"], told["revision"], told["deadline_s"]) == ("paused", 1, None)
-    assert told["reason"] == "by the API key olga"
-    assert told["changes"][0]["changed"] == {
+    assert told["reason"] == "paused by olga"
+    assert told["changes"][1]["changed"] == {
         "group_size": 8,
         "deadline_s": None,
         "learning_rate": 1.0,
@@ -322,11 +322,11 @@ def test_a_block_is_changed_whole(digits: World) -> None:
         "tuner": {"group_size": [2, 40]},
     }
     told = digits.ask("PATCH", "/v1/jobs/digits", json=patch).json()
-    assert told["changes"][0]["changed"] == patch
+    assert told["changes"][1]["changed"] == patch
     assert told["spec"]["synchronisation"]["staleness"] == 2
     told = digits.ask("PATCH", "/v1/jobs/digits", json={"synchronisation": None}).json()
     assert "synchronisation" not in told["spec"]
-    assert told["changes"][1]["changed"] == {"synchronisation": None}
+    assert told["changes"][2]["changed"] == {"synchronisation": None}
     assert told["spec"]["compression"]["significance"] == 1.5
 
 
@@ -366,7 +366,7 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
     assert digits.ask("PATCH", "/v1/jobs/digits", json={"after_loss": True}).status_code == 422
     JobStore(digits.log).hold("digits", "the updates topic lost records")
     told = digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "from_start": True}).json()
-    assert (told["wanted"], told["reason"]) == ("running", "by the API key olga")
+    assert (told["wanted"], told["reason"]) == ("running", "resumed after loss by olga")
     record = JobStore(digits.log).get("digits")
     assert (record.after_loss, record.from_start, record.read_from) == (1, True, "")
 

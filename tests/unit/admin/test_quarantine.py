@@ -79,6 +79,14 @@ def test_all_that_can_be_taken_back_is_and_the_record_says_by_whose_key(held: Wo
     assert [each["batch"] for each in held.get(SHOW)["batches"]] == [GONE.offset]
 
 
+def test_requeue_leaves_in_the_job_who_asked_for_it_once_and_for_which_batches(held: World) -> None:
+    for _ in range(2):
+        assert outcomes(held, [0, 1])
+    last = held.get("/v1/jobs/digits")["changes"]
+    shown = [(each["action"], each["by"], each["role"], each["reason"]) for each in last[1:]]
+    assert shown == [("requeued", "olga", "operator", "2 batches: 0, 1")]
+
+
 def test_a_request_that_comes_twice_takes_a_batch_back_once(held: World) -> None:
     assert outcomes(held, [1]) == {1: "requeued"}
     assert outcomes(held, [0, 1, 1]) == {0: "requeued", 1: "before"}

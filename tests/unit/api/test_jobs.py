@@ -9,9 +9,10 @@ import pytest
 from common.api.answers import JobAnswer
 from common.api.jobs import job_answer, job_summary, progress_answer, record_of
 from common.core.spans import Partition
+from common.jobs.changes import Change
 from common.jobs.progress import UNREAD, JobProgress, resting
 from common.jobs.spec import job_from_json
-from common.jobs.store import Change, JobRecord, Origin
+from common.jobs.store import JobRecord, Origin
 from services.admin.routes.requests import JOB
 
 NOW = 2000.0
@@ -20,8 +21,9 @@ RUNNING = JobRecord(job_from_json(json.dumps(JOB)), "running", FIRST, "submitted
 CHANGED = RUNNING._replace(
     revision=2,
     changes=(
-        Change(1, 1100.0, {"group_size": 10}, "late"),
-        Change(2, 1200.0, {"deadline_s": None}),
+        Change(1000.0, "submitted", "olga", "operator"),
+        Change(1100.0, "changed", "oidc:ada", "operator", 1, {"group_size": 10}, "late"),
+        Change(1200.0, "changed", "ada", "cli", 2, {"deadline_s": None}),
     ),
     origin=Origin("letters", 3, 400, "0" * 64),
 )

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from common.api.keys import KeyRecord, Keys, KeyStore, decode_key, fingerprint, new_key
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, UserError
+from common.jobs.changes import Change, local_user
+from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog
 from common.topics import names as topics
 from common.topics.table import NUMBER
@@ -58,7 +60,9 @@ def test_a_fingerprint_is_the_sha_256_of_the_key() -> None:
 
 def test_a_created_key_is_known_to_everybody_by_its_fingerprint_alone(log: MemoryLog) -> None:
     key, record = KeyStore(log, clock=lambda: 1000.0).create("ci", "operator", "for the pipeline")
-    assert record == KeyRecord("ci", "operator", fingerprint(key), 1000.0, "for the pipeline")
+    made = Change(1000.0, "created", local_user().name, "cli", reason="operator, for the pipeline")
+    note = "for the pipeline"
+    assert record == KeyRecord("ci", "operator", fingerprint(key), 1000.0, note, (made,))
     assert KeyStore(log).read() == {"ci": record}
     assert key.encode() not in stored(log)
     assert key not in repr(record)
@@ -241,3 +245,36 @@ def test_a_record_of_another_program_lets_nobody_in(log: MemoryLog) -> None:
     keys = Keys(KeyStore(log).read().values())
     assert keys.role_of("theirs") is None
     assert keys.role_of(key) == record
+
+
+def test_record_of_a_key_keeps_who_created_and_who_revoked_it(log: MemoryLog) -> None:
+    clock = ManualClock(1000.0)
+    book = KeyStore(log, clock)
+    book.create("ci", "viewer")
+    clock.advance(5.0)
+    book.revoke("ci")
+    assert KeyStore(log).read()["ci"].sha256 == ""
+    _, record = book.create("ci", "operator", "again")
+    assert [(each.at_s, each.action, each.by, each.role) for each in record.changes] == [
+        (1000.0, "created", *local_user()),
+        (1005.0, "revoked", *local_user()),
+        (1005.0, "created", *local_user()),
+    ]
+    assert [each.reason for each in record.changes] == ["viewer", "", "operator, again"]
+    assert KeyStore(log).read() == {"ci": record}
+
+
+def test_record_of_a_name_whose_keys_are_replaced_every_day_stays_small(log: MemoryLog) -> None:
+    book = KeyStore(log)
+    for _ in range(20):
+        book.create("ci", "viewer")
+        book.revoke("ci")
+    changes = book.read()["ci"].changes
+    assert (len(changes), changes[-1].action) == (10, "revoked")
+
+
+@given(st.text(max_size=60))
+def test_nothing_that_is_presented_opens_a_revoked_key(presented: str) -> None:
+    keys = Keys([KeyRecord("ci", "operator", "", 0.0)])
+    assert keys.role_of(presented) is None
+    assert KeyRecord("ci", "operator", "", 0.0) not in keys

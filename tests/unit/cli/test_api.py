@@ -30,6 +30,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition
+from common.jobs.changes import local_user
 from common.jobs.check import Report
 from common.jobs.store import JobStore
 from common.planning.replan import read_ledger
@@ -212,15 +213,32 @@ def test_lists_are_printed_as_json_as_directly(submitted: Both) -> None:
         assert json.loads(line)["progress"]["version"] == 0
 
 
+def change(
+    at_s: float, action: str, *, changed: dict[str, int] | None = None, reason: str = ""
+) -> dict[str, object]:
+    """Return a change as an answer has it."""
+    who = {"by": "olga", "role": "operator", "revision": 0}
+    return {"at_s": at_s, "action": action, **who, "changed": changed or {}, "reason": reason}
+
+
 def test_events_of_a_job_are_printed_until_it_is_deleted(both: Both) -> None:
     progress = {"version": 3, "lag": None}
-    job = {"state": "running", "why": "", "revision": 0, "progress": progress}
+    paused = change(0.0, "paused", reason="prices are high")
+    resumed = change(86_400.0, "resumed", changed={"group_size": 8})
+    job = {
+        "state": "running",
+        "why": "",
+        "revision": 0,
+        "progress": progress,
+        "changes": [paused],
+    }
+    again = {**job, "changes": [paused, resumed]}
     update = {"version": 4, "epoch": 1, "at_s": 0.0, "loss": 0.25, "metrics": {"accuracy": 1.0}}
 
     def told(request: httpx2.Request) -> httpx2.Response:
         if "Last-Event-ID" in request.headers:
             return httpx2.Response(404, json={"detail": 'there is no job "digits"'})
-        parts = [("job", job), ("update", update)]
+        parts = [("job", job), ("update", update), ("job", again)]
         return httpx2.Response(
             200,
             text="".join(f"id: a-1\nevent: {n}\ndata: {json.dumps(d)}\n\n" for n, d in parts),
@@ -228,14 +246,21 @@ def test_events_of_a_job_are_printed_until_it_is_deleted(both: Both) -> None:
 
     end = httpx2.MockTransport(told)
     shown = both.remote("job", "events", "digits", code=exits.REFUSED, end=end)
-    first, second = shown.stdout.splitlines()
-    assert first.split()[1:] == ["job", "state=running", "revision=0", "version=3"]
-    assert second.split() == ["00:00:00", "update", "version=4", "epoch=1", "loss=0.25"]
+    lines = [line.split(maxsplit=2) for line in shown.stdout.splitlines()]
+    assert [" ".join(rest.split()) for _, _, rest in lines] == [
+        "change action=paused by=olga role=operator reason=prices are high",
+        "job state=running revision=0 version=3",
+        "update version=4 epoch=1 loss=0.25",
+        "change action=resumed by=olga role=operator group_size=8",
+        "job state=running revision=0 version=3",
+    ]
+    assert (lines[0][:2], lines[3][0]) == (["1970-01-01", "00:00:00"], "1970-01-02")
     assert 'there is no job "digits"' in shown.stderr
-    lines = both.remote("job", "events", "digits", "--json", code=exits.REFUSED, end=end).stdout
-    assert [json.loads(line) for line in lines.splitlines()] == [
+    told_json = both.remote("job", "events", "digits", "--json", code=exits.REFUSED, end=end).stdout
+    assert [json.loads(line) for line in told_json.splitlines()] == [
         {"event": "job", "data": job},
         {"event": "update", "data": update},
+        {"event": "job", "data": again},
     ]
     said = both.direct.run("job", "events", "digits", code=exits.REFUSED).stderr
     assert "give --api" in said
@@ -287,7 +312,7 @@ def test_settings_are_changed_and_a_stopped_job_deleted_as_directly(submitted: B
     for run in submitted.ways:
         shown = json.loads(run("job", "show", "digits").stdout)
         assert (shown["spec"]["group_size"], shown["spec"]["stop"]["deadline_s"]) == (3, None)
-        assert [each["revision"] for each in shown["changes"]] == [1, 2]
+        assert [each["revision"] for each in shown["changes"]] == [0, 1, 2]
         assert "group_size" in run(*change, "--group-size", "0", code=exits.REFUSED).stderr
         assert "nothing to change" in run(*change, code=exits.REFUSED).stderr
         assert "stop it first" in run("job", "delete", "digits", code=exits.REFUSED).stderr
@@ -497,7 +522,7 @@ def test_provisioning_is_shown_and_asked_for_as_directly(submitted: Both) -> Non
     asked = read_ledger(submitted.direct.log, "digits").replans.values()
     assert [(each.by, each.reason) for each in asked] == [
         ("operator", "the deadline moved"),
-        ("the command line", "the deadline moved"),
+        (local_user().name, "the deadline moved"),
     ]
 
 

@@ -12,6 +12,8 @@ from common.core.messages import Batch, Quarantined, Replayed, Requeued, Skipped
 from common.core.spans import Partition, Span
 from common.errors import UnavailableError
 from common.jobs import replay
+from common.jobs.changes import local_user
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.testing.log import MemoryLog, MemoryTransactions
 from common.topics import names as topics
@@ -150,6 +152,17 @@ def test_records_of_one_reason_come_back_with_key_headers_and_their_first_addres
     assert world.run(*options).stdout == "0 records were written to clinic-a\n"
     world.run("dlq", "replay", "clinic-a.dlq", "--all", "--job", "digits")
     assert new(world)[2:] == [(b"r4", ADDRESS.format(4))]
+
+
+def test_job_keeps_who_replayed_its_dead_letters_once(world: World) -> None:
+    happened(world, bad=[(3, NO_LABEL), (4, TORN), (5, NO_LABEL)])
+    fail(world, 5, NO_LABEL, job="of-nobody")
+    for _ in range(2):
+        world.run("dlq", "replay", "clinic-a", "--reason", NO_LABEL)
+    changes = JobStore(world.log).get("digits").changes
+    assert [(each.action, each.by, each.role, each.reason) for each in changes[1:]] == [
+        ("replayed", *local_user(), "2 dead letters of clinic-a to clinic-a")
+    ]
 
 
 def test_a_dry_run_counts_and_writes_nothing(world: World) -> None:

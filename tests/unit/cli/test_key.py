@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.api.keys import Keys, KeyStore
+from common.jobs.changes import local_user
 from services.cli import exits
 
 if TYPE_CHECKING:
@@ -43,6 +44,21 @@ def test_a_list_tells_all_but_the_key_and_its_hash(world: World) -> None:
     ]
     listed += told
     assert not any(record.sha256[:8] in listed for record in KeyStore(world.log).read().values())
+
+
+def test_a_list_tells_who_created_and_who_revoked_a_key(world: World) -> None:
+    world.run("key", "create", "page", "--role", "viewer")
+    world.run("key", "create", "ci", "--role", "viewer")
+    world.run("key", "revoke", "page")
+    me = local_user().name
+    ci, page = world.run("key", "list").stdout.splitlines()[1:]
+    assert ci.split()[:2] == ["ci", "viewer"]
+    assert ci.split()[3:] == [me]
+    assert page.split()[3] == me
+    assert page.split()[-2:] == ["by", me]
+    told = json.loads(world.run("key", "list", "--json").stdout)
+    assert [each["valid"] for each in told] == [True, False]
+    assert [each["action"] for each in told[1]["changes"]] == ["created", "revoked"]
 
 
 def test_without_keys_a_list_says_how_to_make_one(world: World) -> None:

@@ -20,6 +20,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition, Span
+from common.jobs.changes import local_user
 from common.jobs.store import JobStore
 from common.wire import messages as wire
 from services.cli import exits
@@ -177,6 +178,19 @@ def test_a_job_that_is_held_is_said_to_be(world: World) -> None:
     assert told.endswith("digits is held: go on with `doll job resume digits`\n")
 
 
+def test_job_keeps_who_requeued_and_who_replayed_which_of_its_batches(world: World) -> None:
+    happened(world, *QUARANTINE)
+    world.run("job", "requeue", "digits", "--batch", "0")
+    world.run("job", "requeue", "digits", "--batch", "0")
+    world.run("job", "replay", "digits", "--batch", "1")
+    changes = JobStore(world.log).get("digits").changes
+    assert {(each.by, each.role) for each in changes} == {local_user()}
+    assert [(each.action, each.reason) for each in changes[1:]] == [
+        ("requeued", "1 batches: 0"),
+        ("replayed", "1 batches: 1"),
+    ]
+
+
 def test_there_must_be_such_a_job(world: World) -> None:
     for command in ("requeue", "replay"):
         assert "digits" in world.run("job", command, "digits", code=exits.REFUSED).stderr
@@ -203,11 +217,14 @@ def test_what_was_decided_is_printed_without_what_counts_for_nothing(world: Worl
     made = UpdateApplied(0, 1, (batch(3, 9, 10),), 1, 0.5)
     happened(world, *QUARANTINE, late, made, Lead(0, GENESIS, "c2"))
     lines = world.run("job", "logs", "digits").stdout.splitlines()
-    assert [line.split()[1] for line in lines] == ["lead", *["quarantined"] * 3, "lead"]
-    assert "candidate=c1" in lines[0]
-    assert "reason=poison: raised: KeyError" in lines[1]
+    kinds = [line.split()[2] for line in lines]
+    assert kinds == ["change", "lead", *["quarantined"] * 3, "lead"]
+    me = local_user().name
+    assert lines[0].endswith(f"change      action=submitted  by={me}  role=cli")
+    assert "candidate=c1" in lines[1]
+    assert "reason=poison: raised: KeyError" in lines[2]
     assert "candidate=c2" in lines[-1]
     told = world.run("job", "logs", "digits", "--updates", "--json").stdout.splitlines()
     (update,) = [each for each in map(json.loads, told) if each["event"] == "update"]
-    assert (update["data"]["version"], len(told)) == (1, 6)
+    assert (update["data"]["version"], len(told)) == (1, 7)
     world.run("job", "logs", "nobody", code=exits.REFUSED)

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import yaml
 
@@ -18,11 +19,13 @@ from common.errors import (
     UserError,
     WireError,
 )
+from common.jobs.changes import Change, NamedActor, local_user
 from common.jobs.spec import parse_job
 from common.jobs.store import (
+    CHANGES_BYTES,
     CHANGES_KEPT,
+    EARLIER_KEPT,
     AfterLoss,
-    Change,
     JobRecord,
     JobStore,
     Origin,
@@ -31,8 +34,9 @@ from common.jobs.store import (
     first_positions,
 )
 from common.ports.servers import NewTopic
+from common.telemetry.logging import fields_of
 from common.testing.clock import ManualClock
-from common.testing.log import MemoryLog
+from common.testing.log import MemoryLog, MemoryWriter
 from common.topics import names as topics
 from common.topics.table import NUMBER, REMOVED
 from tests.unit.jobs.test_spec import TEXT
@@ -47,6 +51,17 @@ JOBS = Partition(topics.JOBS, 0)
 ORIGIN = Origin("letters", 12, 400, "a1" * 32)
 LONGEST = "t" * 245  # name of a stream
 A, B = Partition("clinic-a", 0), Partition("clinic-b", 0)
+
+
+def by_me(
+    at_s: float,
+    action: str,
+    revision: int = 0,
+    changed: dict[str, Value] | None = None,
+    reason: str = "",
+) -> Change:
+    """Return a change by the user of this process."""
+    return Change(at_s, action, local_user().name, "cli", revision, changed or {}, reason)
 
 
 @pytest.fixture
@@ -75,7 +90,7 @@ def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
     record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0, known=known)
     submitted = JobStore(log, clock=lambda: 1000.0).submit(spec)
     assert len(submitted.seal) == 32
-    record = record._replace(seal=submitted.seal)
+    record = record._replace(seal=submitted.seal, changes=(by_me(1000.0, "submitted"),))
     assert submitted == record
     assert JobStore(log).read() == {"digits": record}
 
@@ -122,7 +137,9 @@ def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
     for number in range(CHANGES_KEPT + 1):
         book.change("digits", {"batch_size": 300 + number}, endless)
     assert book.hold("digits", endless, endless).held
-    assert len(book.get("digits").changes) == CHANGES_KEPT
+    changes = book.get("digits").changes
+    assert len(msgspec.json.encode(changes)) <= CHANGES_BYTES
+    assert [changes[0].action, changes[-1].action] == ["submitted", "held"]
 
 
 def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
@@ -188,7 +205,8 @@ def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
     book = JobStore(log)
     submitted = book.submit(parse_job(TEXT))
     book.want("digits", "stopped", "enough")
-    assert book.want("digits", "running", "submitted") == submitted
+    resumed = book.want("digits", "running", "submitted")
+    assert resumed._replace(changes=submitted.changes) == submitted
 
 
 def test_what_a_job_begins_with_stays_with_it(log: MemoryLog) -> None:
@@ -536,7 +554,10 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
     record = book.change("digits", changed, "the price has doubled")
     assert record == JobStore(log).get("digits")
     assert (record.revision, record.wanted, record.reason) == (1, "running", "submitted")
-    assert record.changes == (Change(1, 1005.0, changed, "the price has doubled"),)
+    assert record.changes == (
+        by_me(1000.0, "submitted"),
+        by_me(1005.0, "changed", 1, changed, "the price has doubled"),
+    )
     spec = record.spec
     assert (spec.stop.deadline_s, spec.group_size, spec.batch_size) == (60.0, 4, 16)
     assert spec.optimizer.learning_rate == 0.5
@@ -641,7 +662,9 @@ def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
     for size in range(1, CHANGES_KEPT + 3):
         book.change("digits", {"batch_size": size}, "")
     record = JobStore(log).get("digits")
-    assert [change.revision for change in record.changes] == list(range(3, CHANGES_KEPT + 3))
+    revisions = [change.revision for change in record.changes]
+    assert revisions == [0, *range(4, CHANGES_KEPT + 3)]
+    assert record.changes[0].action == "submitted"
 
 
 def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog) -> None:
@@ -768,7 +791,8 @@ def test_a_record_survives_the_wire() -> None:
     assert decode_job(b"digits", encode_job(record)) == record
     assert b"origin" not in encode_job(record)
     assert b"revision" not in encode_job(record)
-    change = Change(3, 1001.0, {"group_size": 4, "deadline_s": None, "learning_rate": 0.5}, "why")
+    changed: dict[str, Value] = {"group_size": 4, "deadline_s": None, "learning_rate": 0.5}
+    change = by_me(1001.0, "changed", 3, changed, "why")
     record = record._replace(origin=ORIGIN, revision=3, changes=(change,), request="4f21")
     record = record._replace(known={A: LogPosition(5, "an id", 3), B: LogPosition(7)})
     assert decode_job(b"digits", encode_job(record)) == record
@@ -804,7 +828,7 @@ def test_a_record_that_contradicts_itself_is_refused(
 
 def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
     record = JobRecord(parse_job(TEXT), "running", {A: 0, B: 0}, "", 0.0)
-    record = record._replace(revision=2, changes=(Change(1, 0.0, {"group_size": 4}),))
+    record = record._replace(revision=2, changes=(by_me(0.0, "changed", 1, {"group_size": 4}),))
     with pytest.raises(WireError, match="revision 2 is not that of its last change"):
         decode_job(b"digits", encode_job(record))
 
@@ -836,3 +860,170 @@ def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog
         book.refresh(0.0)
 
     assert book.read() == known
+
+
+# --- who changed what ----------------------------------------------------------------------------
+
+OLGA, MIA = NamedActor("olga", "operator"), NamedActor("oidc:mia", "operator")
+
+
+def actions(record: JobRecord) -> list[tuple[str, str, str]]:
+    """Return what was done to a job, by whom and in which role."""
+    return [(each.action, each.by, each.role) for each in record.changes]
+
+
+def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> None:
+    clock = ManualClock(1000.0)
+    book = JobStore(log, clock=clock)
+    book.acting(OLGA).submit(parse_job(TEXT))
+    clock.advance(5.0)
+    book.acting(MIA).want("digits", "paused", "prices are high")
+    book.acting(OLGA).change("digits", {"group_size": 4}, "by oidc:eve")
+    book.acting(MIA).patch("digits", "", changed={"batch_size": 8}, wanted="running")
+    book.hold("digits", "the task raises", "Traceback")
+    book.acting(OLGA).resume_after_loss("digits", "go on")
+    book.acting(MIA).note("digits", "requeued", "1 batches: 7")
+    book.finish("digits", "400 updates applied", 2)
+    record = JobStore(log).get("digits")
+    assert actions(record) == [
+        ("submitted", "olga", "operator"),
+        ("paused", "oidc:mia", "operator"),
+        ("changed", "olga", "operator"),
+        ("changed", "oidc:mia", "operator"),
+        ("resumed", "oidc:mia", "operator"),
+        ("held", "coordinator", "coordinator"),
+        ("resumed after loss", "olga", "operator"),
+        ("requeued", "oidc:mia", "operator"),
+        ("finished", "coordinator", "coordinator"),
+    ]
+    assert [each.at_s for each in record.changes] == [1000.0] + [1005.0] * 8
+    assert [each.reason for each in record.changes[1:6]] == [
+        "prices are high",
+        "by oidc:eve",
+        "",
+        "",
+        "the task raises",
+    ]
+
+
+def test_change_without_a_reason_is_the_reason_of_the_record_in_words(log: MemoryLog) -> None:
+    book = JobStore(log)
+    book.acting(OLGA).submit(parse_job(TEXT))
+    assert book.acting(MIA).want("digits", "paused", "").reason == "paused by oidc:mia"
+    assert book.acting(OLGA).want("digits", "running", "").reason == "resumed by olga"
+    assert book.acting(OLGA).want("digits", "stopped", "enough").reason == "enough"
+
+
+def test_nothing_that_changes_nothing_leaves_a_change(log: MemoryLog) -> None:
+    book = JobStore(log)
+    submitted = book.acting(OLGA).submit(parse_job(TEXT))
+    book.acting(MIA).patch("digits", "again", changed={"group_size": 20}, wanted="running")
+    with pytest.raises(ConflictError):
+        book.acting(MIA).resume_after_loss("digits", "")
+    with pytest.raises(ConflictError):
+        book.acting(MIA).delete("digits")
+    book.acting(OLGA).want("digits", "paused", "")
+    book.hold("digits", "it is paused already")
+    assert len(book.get("digits").changes) == len(submitted.changes) + 1
+
+
+def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: MemoryLog) -> None:
+    book = JobStore(log)
+    book.acting(OLGA).submit(parse_job(TEXT))
+    book.acting(OLGA).want("digits", "stopped", "enough")
+    book.acting(MIA).delete("digits")
+    assert JobStore(log).read() == {}
+    with pytest.raises(NotFoundError, match=r'no job "digits" \(it was deleted by oidc:mia, 20'):
+        JobStore(log).get("digits")
+    again = book.acting(OLGA).submit(parse_job(TEXT))
+    assert again.incarnation == 1
+    book.acting(OLGA).want("digits", "stopped", "enough")
+    book.acting(OLGA).delete("digits")
+    book.acting(MIA).free("digits")
+    again = JobStore(log).acting(MIA).submit(parse_job(TEXT))
+    assert again.incarnation == 2
+    assert actions(JobStore(log).get("digits")) == [
+        ("submitted", "olga", "operator"),
+        ("deleted", "oidc:mia", "operator"),
+        ("submitted", "olga", "operator"),
+        ("deleted", "olga", "operator"),
+        ("purged", "oidc:mia", "operator"),
+        ("submitted", "oidc:mia", "operator"),
+    ]
+
+
+def test_record_of_a_name_that_is_used_again_and_again_stays_small(log: MemoryLog) -> None:
+    book = JobStore(log)
+    for _ in range(EARLIER_KEPT):
+        book.acting(OLGA).submit(parse_job(TEXT))
+        book.acting(OLGA).want("digits", "stopped", "enough")
+        book.acting(MIA).free("digits")
+    record = book.acting(OLGA).submit(parse_job(TEXT))
+    assert len(record.changes) == EARLIER_KEPT + 1
+    for number in range(CHANGES_KEPT):
+        record = book.acting(OLGA).want("digits", "paused", str(number))
+    assert len(record.changes) == CHANGES_KEPT
+    assert record.changes[-1].reason == str(CHANGES_KEPT - 1)
+    assert record.changes[EARLIER_KEPT].action == "submitted"
+
+
+def test_of_two_who_change_a_job_at_once_both_names_stand(log: MemoryLog) -> None:
+    JobStore(log).acting(OLGA).submit(parse_job(TEXT))
+    actors = [NamedActor(f"key-{number}", "operator") for number in range(4)]
+
+    def pause(actor: NamedActor) -> None:
+        JobStore(log).acting(actor).want("digits", "paused", "")
+
+    threads = [threading.Thread(target=pause, args=(each,)) for each in actors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    paused = {each.by for each in JobStore(log).get("digits").changes if each.action == "paused"}
+    assert paused == {each.name for each in actors}
+
+
+def test_text_of_any_length_in_a_name_or_a_reason_is_cut_off(log: MemoryLog) -> None:
+    book = JobStore(log)
+    change = book.acting(NamedActor("n" * 10**6, "operator")).submit(parse_job(TEXT)).changes[-1]
+    assert len(change.by) == 100
+    change = book.acting(OLGA).want("digits", "paused", "r" * 10**6).changes[-1]
+    assert len(change.reason) == 500
+
+
+def test_each_change_is_one_line_of_the_log(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    book = JobStore(log)
+    book.acting(OLGA).submit(parse_job(TEXT))
+    book.acting(MIA).patch("digits", "late", changed={"batch_size": 8}, wanted="stopped")
+    book.acting(MIA).want("digits", "stopped", "late")
+    book.acting(OLGA).delete("digits")
+    book.acting(MIA).free("digits")
+    lines = [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
+    shown = [(each["by"], each["role"], each["action"], each["job"]) for each in lines]
+    assert shown == [
+        ("olga", "operator", "submitted", "digits"),
+        ("oidc:mia", "operator", "changed", "digits"),
+        ("oidc:mia", "operator", "stopped", "digits"),
+        ("oidc:mia", "operator", "stopped", "digits"),
+        ("olga", "operator", "deleted", "digits"),
+        ("oidc:mia", "operator", "purged", "digits"),
+    ]
+    assert [each["outcome"] for each in lines] == ["done"] * 6
+    assert lines[1]["reason"] == "late"
+
+
+def test_change_that_kafka_does_not_confirm_is_logged_as_unknown(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    book = JobStore(log)
+    book.acting(OLGA).submit(parse_job(TEXT))
+    caplog.clear()
+    monkeypatch.setattr(MemoryWriter, "flush", lambda *_: False)
+    with pytest.raises(UnavailableError):
+        book.acting(MIA).want("digits", "paused", "")
+    [line] = [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
+    assert (line["by"], line["action"], line["outcome"]) == ("oidc:mia", "paused", "unknown")

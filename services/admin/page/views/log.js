@@ -13,6 +13,9 @@ const ENDS = {
   lost: "is gone, nobody knows why",
 };
 
+/** States that the job's changes tell of, with who made them. */
+const IN_CHANGES = new Set(["held", "paused", "stopped", "finished"]);
+
 /**
  * Everything worth a line.
  * @param {import("../store.js").JobStore} store
@@ -25,15 +28,16 @@ export function happened(store) {
     ...(store.curves?.lives ?? []).flatMap(lived),
     ...(store.curves?.evaluation?.drifts ?? []).map(drifted),
     ...(store.curves?.switches ?? []).map(switched),
-    ...store.heard.map(heard),
+    ...store.heard.filter(({ name, data }) => name !== "job" || !IN_CHANGES.has(data.state)).map(heard),
   ];
-  if (store.job) entries.push({ atS: store.job.submitted_s, kind: "job", text: "The job was submitted." });
   return entries.sort((one, other) => other.atS - one.atS).slice(0, MOST);
 }
 
-function changed(change) {
-  const what = Object.entries(change.changed).map(([name, value]) => `${name.replaceAll("_", " ")} is ${setting(value)}`);
-  return { atS: change.at_s, kind: "job", text: `Changed: ${what.join(", ")}. ${change.reason}` };
+function changed({ at_s: atS, action, by, role, changed: settings, reason }) {
+  const what = Object.entries(settings).map(([name, value]) => `${name.replaceAll("_", " ")} is ${setting(value)}`);
+  const who = by === role ? by : `${by} (${role})`;
+  const told = [what.join(", "), reason].filter((part) => part !== "").join(". ");
+  return { atS, kind: "job", text: `${action[0].toUpperCase()}${action.slice(1)} by ${who}${told ? `: ${told}` : "."}` };
 }
 
 /** A value in words: of a block what it says, of a list its numbers, or how many it has. */
