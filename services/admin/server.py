@@ -57,4 +57,3 @@ class Server(HttpServer):
         while not self.should_exit and self._service.stores.fault is None:
             self._service.ending.wait(LOOK_S)
         self.end()
-

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from common.checkpoints.find import Wish
-    from common.config.settings import Settings
     from common.jobs.spec import JobSpec
     from common.runtime.service import ServiceProcess
 
