@@ -36,7 +36,7 @@ def main(kind: str) -> None:
         server = HttpServer(world.app, settings, MOST_CONNECTIONS, refusal, lifespan=False)
         key = "none"
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
-        print(listening.getsockname()[1], key, flush=True)
+        print(listening.getsockname()[1], key, flush=True)  # noqa: T201 -- for the test
         server.run([listening])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from fastapi import Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator
 
@@ -88,7 +89,12 @@ class BodyRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_unparsed(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive))
+            try:
+                return await handle(_Request(request.scope, request.receive))
+            except RequestValidationError as error:
+                # FastAPI's frames hold the error, and its traceback holds them: the body would wait
+                # for the garbage collector.
+                raise error.with_traceback(None) from None
 
         return handle_unparsed
 
@@ -135,9 +141,9 @@ def strictly(kind: Any) -> WrapValidator:  # noqa: ANN401 -- a model or a typed 
 
     def read(value: Body, _plain: ValidatorFunctionWrapHandler) -> object:
         if value.json is None:
-            raise ValueError("must be JSON, sent with `Content-Type: application/json`")
+            raise UserError("body: must be JSON, sent with `Content-Type: application/json`")
         if sum(map(value.count, (b",", b"[", b"{"))) > MOST_VALUES:
-            raise ValueError(f"must have at most {MOST_VALUES:,} values")
+            raise UserError(f"body: must have at most {MOST_VALUES:,} values")
         return adapter.validate_json(value.json)
 
     return WrapValidator(read)
