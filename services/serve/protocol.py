@@ -33,7 +33,7 @@ _DATATYPES = {
 }
 
 
-# Records of a request: forty passes of the network, so that outputs are bounded as inputs are.
+# Records of a request. The network answers them in one pass, so this bounds its outputs and memory.
 MOST_RECORDS = 10_000
 # Decoders of flat data, by dtype: in C, of a bounded size, and exact about each number's type.
 _DATA: dict[str, msgspec.json.Decoder[list[Any]]] = {

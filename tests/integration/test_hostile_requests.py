@@ -70,7 +70,12 @@ RAW = {
 def model_bodies(name: str) -> Iterator[tuple[str, bytes]]:
     """Bodies for a model that reads one field."""
     datatype, shape = DATATYPES[name]
-    tensor = {"name": name, "datatype": datatype, "shape": [10_000, *shape], "data": PLACE}
+    tensor: dict[str, object] = {
+        "name": name,
+        "datatype": datatype,
+        "shape": [10_000, *shape],
+        "data": PLACE,
+    }
     record = {"name": "record", "datatype": "BYTES", "shape": [10_000], "data": PLACE}
     others = cycle(
         [{"inputs": PLACE}, {"inputs": [tensor | {"data": [], "shape": PLACE}]}, {"id": PLACE}]

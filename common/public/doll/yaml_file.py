@@ -171,7 +171,7 @@ def _check(event: yaml.Event | None, level: int) -> None:
     if level > _MOST_LEVELS:
         raise ValueError(f"nested deeper than {_MOST_LEVELS} levels")
     if isinstance(event, yaml.AliasEvent):
-        raise _refused(event, f"aliases (*{_cut(event.anchor)}) are not allowed")
+        raise _refused(event, f"aliases (*{_cut(event.anchor or '')}) are not allowed")
     if (tag := getattr(event, "tag", None)) is not None:
         raise _refused(event, f"tags ({_cut(tag)}) are not allowed")
 
@@ -188,7 +188,7 @@ def _node(event: yaml.Event | None, events: Iterator[yaml.Event], level: int) ->
                 return elements, places
             value, inside = _node(each, events, level + 1)
             elements.append(value)
-            places.append((each.start_mark.line + 1, inside))
+            places.append((_line(each), inside))
     elif isinstance(event, yaml.MappingStartEvent):
         fields, lines = dict[str, Any](), dict[str, tuple[int, Lines]]()
         for key in events:
@@ -200,8 +200,12 @@ def _node(event: yaml.Event | None, events: Iterator[yaml.Event], level: int) ->
             if key.value in fields:
                 raise _refused(key, f'field "{_cut(key.value)}" is given twice')
             fields[key.value], inside = _node(next(events, None), events, level + 1)
-            lines[key.value] = key.start_mark.line + 1, inside
+            lines[key.value] = _line(key), inside
     raise ValueError(f"more than {_MOST_EVENTS:,} keys and values")
+
+
+def _line(event: yaml.Event) -> int:
+    return event.start_mark.line + 1 if event.start_mark else 1
 
 
 def _scalar(event: yaml.ScalarEvent) -> object:
