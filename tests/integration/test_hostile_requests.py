@@ -78,7 +78,7 @@ def model_bodies(name: str) -> Iterator[tuple[str, bytes]]:
         "data": PLACE,
     }
     record = {"name": "record", "datatype": "BYTES", "shape": [10_000], "data": PLACE}
-    others = cycle(
+    others: cycle[dict[str, Any]] = cycle(
         [{"inputs": PLACE}, {"inputs": [tensor | {"data": [], "shape": PLACE}]}, {"id": PLACE}]
     )
     for what, parts in VALUES.items():
