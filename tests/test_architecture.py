@@ -52,7 +52,7 @@ HOMES = {  # a client library has one home
         *("common/adapters/blobs/s3.py", "common/adapters/ec2/", "common/adapters/kafka/msk.py"),
     ),
     "fastapi": ("services/admin/",),
-    "uvicorn": ("services/admin/", "services/serve/"),
+    "uvicorn": ("common/runtime/connections.py", "common/runtime/http_server.py"),
     "psutil": ("common/adapters/local/table.py",),
     "httpx2": (
         *("common/http/", "common/adapters/kafka/registry.py", "common/adapters/mlflow.py"),

@@ -39,7 +39,6 @@ class KeptModel(NamedTuple):
     title: str  # for people: "the checkpoint 12-400"
     snapshot: Snapshot
     test: dict[str, float]  # loss and metrics on the test set, if it was judged
-    made_at_s: float | None = None  # since 1970; None: it is hot, so that it was a moment ago
 
 
 class Model(NamedTuple):
@@ -145,7 +144,7 @@ def _kept(found: FoundSnapshot, updates: Updates) -> KeptModel:
     made = found.snapshot.made
     told = (each for _, each in reversed(updates) if isinstance(each, Evaluated))
     test = next((each.test for each in told if each.test and each.model == made), {})
-    return KeptModel(found.title, found.snapshot, test, found.made_at_s)
+    return KeptModel(found.title, found.snapshot, test)
 
 
 def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:

@@ -48,7 +48,6 @@ class FoundSnapshot(NamedTuple):
     title: str  # for people: "the checkpoint 12-400"
     snapshot: Snapshot
     trainer: Callable[[], bytes]  # raises `CorruptError` where they are not what was written
-    made_at_s: float | None = None  # since 1970; None: it is hot, so that it was a moment ago
     has_weights: bool = True  # else they are with the members of a group alone
 
 
@@ -82,8 +81,7 @@ def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
     if _TRAINER not in checkpoint.manifest.parts:
         raise CorruptError(f"a snapshot without {_TRAINER}")
     snapshot = _decode(checkpoint.read(_PROTOCOL), title)
-    trainer, made_at_s = partial(checkpoint.read, _TRAINER), checkpoint.manifest.created_s
-    return FoundSnapshot(title, snapshot, trainer, made_at_s)
+    return FoundSnapshot(title, snapshot, partial(checkpoint.read, _TRAINER))
 
 
 class StoreContent(NamedTuple):

@@ -65,6 +65,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     # Versions that are in storage, where members copy them from.
     stored: tuple[ModelId, ...] | UnsetType = UNSET
     slices: int | UnsetType = UNSET  # as its leader's `Lead` says
+    made_at_s: float = 0.0  # seconds since 1970, when `made` was; 0: not known
     digest: str = ""  # of the model's layout: see `UpdateTrigger`; empty: not known
 
     @property
@@ -218,6 +219,7 @@ def roll_forward(
         losses=snapshot.losses + tuple(record.loss for record in path),
         synchrony=last.synchrony or None,
         equivalent=None if last.equivalent is UNSET else last.equivalent,
+        made_at_s=0.0,
         attempt=last.by,
         used=(*(snapshot.used or ()), *used.values()),
     )

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from secrets import token_hex
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, time
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -26,7 +26,7 @@ from common.checkpoints.store import CheckpointStore
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import RENEWALS
-from common.core.messages import CheckpointStored, Gradient, Lead, ModelId
+from common.core.messages import GENESIS, CheckpointStored, Gradient, Lead, ModelId
 from common.core.snapshot_schedule import is_offered
 from common.core.snapshot_search import AGAIN_S
 from common.errors import (
@@ -192,7 +192,9 @@ class Effects:
         self._ending: _Ending | None = None
         self._verified: ModelId | None = None  # a checkpoint that the updates topic may not name
         self._tell_at = 0.0
-        self._copy = b""
+        # Times are seconds since 1970: of the copy of the weights, and of the version of the newest
+        # snapshot, which keeps its time in later snapshots of it.
+        self._copy, self._copied_at_s, self._version = b"", 0.0, (GENESIS, 0.0)
         self._unpublished: _Unpublished | None = None
 
     @property
@@ -323,8 +325,12 @@ class Effects:
                 if self._ending is None:  # else others must not begin before that is written down
                     self._release_lease()
             case do.CopyWeights():
-                self._copy = self.trainer.snapshot()
+                self._copy, self._copied_at_s = self.trainer.snapshot(), time()
             case do.PublishSnapshot(snapshot, checkpoint, state):
+                if snapshot.made != self._version[0]:
+                    at_s = time() if self._members else self._copied_at_s
+                    self._version = snapshot.made, at_s
+                snapshot = msgspec.structs.replace(snapshot, made_at_s=self._version[1])
                 earlier = self._unpublished or _Unpublished(SnapshotFile(snapshot, b""))
                 self._unpublished = _Unpublished(
                     SnapshotFile(snapshot, self._copy),
@@ -622,6 +628,7 @@ class Effects:
         self._told_of.clear()
         self._orders_lost = False
         self._view, self._copy = None, b""
+        self._version = snapshot.made, snapshot.made_at_s or time()
         if not self._members:
             self._compress()
         self._progress = snapshot.progress - 1, snapshot.progress

@@ -121,7 +121,7 @@ class RegisteredCheckpoints:
         self, record: JobRecord, name: ModelId, found: FoundSnapshot, test: dict[str, float]
     ) -> dict[str, str]:
         """Return what the file of a model says of itself, and which checkpoint it is."""
-        about = about_model(record, KeptModel(found.title, found.snapshot, test, found.made_at_s))
+        about = about_model(record, KeptModel(found.title, found.snapshot, test))
         own = self._identity | {CHECKPOINT: told(name), KEPT: "true"}
         return {f"doll.{key}": value for key, value in about.items()} | own
 

@@ -15,7 +15,6 @@ from logging import getLogger
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-import uvicorn
 
 from common.api.keys import KeyStore
 from common.checkpoints.find import wish_of
@@ -24,12 +23,13 @@ from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
 from common.runtime.connect import connect, open_registry
+from common.runtime.http_server import HttpServer
 from common.runtime.listen import listen, url_of
 from common.runtime.service import keep_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.serve import ServeMetrics
 from common.topics.schemas import JobSchemas
-from services.serve.app import ModelServer
+from services.serve.app import ModelServer, refusal
 from services.serve.batching import Batches
 from services.serve.follower import LOOK_S, Follower
 from services.serve.gate import KeyGate
@@ -45,15 +45,13 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from common.checkpoints.find import Wish
-    from common.config.settings import Settings
     from common.jobs.spec import JobSpec
     from common.runtime.service import ServiceProcess
 
 T = TypeVar("T")
 
 AGAIN_S = 0.5  # between attempts while Kafka is unavailable
-IDLE_S = 75  # that a connection without requests stays: longer than a load balancer's minute
-END_S = 5  # for requests under way
+MOST_CONNECTIONS = 1000  # of all clients together, as many as may wait for the model
 
 
 class _EndedError(Exception):
@@ -145,7 +143,7 @@ def _listen(app: ASGIApp, process: ServiceProcess, stack: ExitStack) -> None:
     """Answer requests in a thread of its own, until the stack is closed."""
     settings = process.settings
     listening = listen(settings)
-    server = uvicorn.Server(_config(app, settings))
+    server = HttpServer(app, settings, MOST_CONNECTIONS, refusal, lifespan=False)
     thread = threading.Thread(target=server.run, args=([listening],), name="http", daemon=True)
 
     def end() -> None:
@@ -155,23 +153,6 @@ def _listen(app: ASGIApp, process: ServiceProcess, stack: ExitStack) -> None:
     thread.start()
     stack.callback(end)
     process.logger.info("serve_listening", url=url_of(listening, settings))
-
-
-def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        ssl_certfile=settings.api_tls_cert or None,
-        ssl_keyfile=settings.api_tls_key or None,
-        timeout_keep_alive=IDLE_S,
-        timeout_graceful_shutdown=END_S,
-    )
 
 
 def _look(process: ServiceProcess, looks: Sequence[Callable[[], None]]) -> None:

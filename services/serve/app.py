@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from services.serve.served_model import ServedModel, Version
 
 _JSON = "application/json"
+_MOST_CHARACTERS = 1000  # of an error: a reason may quote what was sent
 
 
 class ModelServer:
@@ -61,7 +62,9 @@ class ModelServer:
                 Route(f"{path}/ready", self._ready),
                 Route(f"{path}/infer", self._infer, methods=["POST"]),
             ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+        return Starlette(
+            routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed}
+        )
 
     async def _server(self, _: Request) -> Response:
         told = {"name": "doll", "version": version_of("doll"), "extensions": list[str]()}
@@ -103,6 +106,9 @@ class ModelServer:
             answer = await self._predicted(request)
         except HTTPException as error:
             self._metrics.answered(error.status_code, perf_counter() - began)
+            raise
+        except Exception:
+            self._metrics.answered(500, perf_counter() - began)
             raise
         self._metrics.answered(200, perf_counter() - began)
         return answer
@@ -155,6 +161,16 @@ def _answer(told: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(told), status, media_type=_JSON)
 
 
+def refusal(status: int, detail: str) -> Response:
+    """Write the answer to a request that is not fulfilled."""
+    return _answer({"error": detail[:_MOST_CHARACTERS]}, status)
+
+
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 -- it is registered for these
-    return _answer({"error": error.detail}, error.status_code)
+    return refusal(error.status_code, error.detail)
+
+
+async def _failed(_: Request, _error: Exception) -> Response:
+    """Answer in JSON; Starlette raises the error again, so that uvicorn logs it."""
+    return refusal(500, "a fault of this server; its log says more")

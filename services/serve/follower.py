@@ -92,7 +92,7 @@ class Follower:
         for data in self._board.snapshots(best.snapshot.by, whole=True) if better else ():
             saved = from_bytes(data)
             found = weights_in(saved.trainer)
-            self._take(saved.snapshot, *found, in_hand(saved).title, time())
+            self._take(saved.snapshot, *found, in_hand(saved).title)
         self._model.confirm()
         return True
 
@@ -115,8 +115,7 @@ class Follower:
             return False
         kept = model.kept
         if self._model.alias != "newest" or self._is_better(kept.snapshot):
-            made_at_s = kept.made_at_s or time()
-            self._take(kept.snapshot, model.weights, model.layout, kept.title, made_at_s)
+            self._take(kept.snapshot, model.weights, model.layout, kept.title)
         self._found = found
         self._model.confirm()
         return True
@@ -124,15 +123,13 @@ class Follower:
     def _is_better(self, snapshot: Snapshot) -> bool:
         return self._rank is None or snapshot.rank > self._rank
 
-    def _take(
-        self, snapshot: Snapshot, weights: Vector, layout: Layout, title: str, made_at_s: float
-    ) -> None:
+    def _take(self, snapshot: Snapshot, weights: Vector, layout: Layout, title: str) -> None:
         """Serve a snapshot.
 
         Raises:
             CorruptError: If it is not this model's.
         """
-        version = Version(snapshot.made, title, made_at_s)
+        version = Version(snapshot.made, title, snapshot.made_at_s or time())
         before = self._model.version
         self._model.load(version, weights, layout)
         self._rank = snapshot.rank

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 
 from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError
+from common.runtime.connections import CALLER
 from common.telemetry.logging import EventLogger, Outage
 
 if TYPE_CHECKING:
@@ -50,10 +51,12 @@ class KeyGate:
         async def gate(scope: Scope, receive: Receive, send: Send) -> None:
             if not scope.get("path", "").startswith(_OPEN):
                 scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-                if scheme.lower() != "bearer" or self._keys.role_of(key.strip()) is None:
+                caller = self._keys.role_of(key.strip()) if scheme.lower() == "bearer" else None
+                if caller is None:
                     refused = JSONResponse({"error": "needs an API key"}, 401, _CHALLENGE)
                     await refused(scope, receive, send)
                     return
+                scope[CALLER] = caller
             await app(scope, receive, send)
 
         return gate

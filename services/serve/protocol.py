@@ -6,6 +6,7 @@ Tensors in are a job's fields by name; or `record`, whose texts are records as i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -32,18 +33,36 @@ _DATATYPES = {
 }
 
 
+# Records of a request. The network answers them in one pass, so this bounds its outputs and memory.
+MOST_RECORDS = 10_000
+# Decoders of flat data, by dtype: in C, of a bounded size, and exact about each number's type.
+_DATA: dict[str, msgspec.json.Decoder[list[Any]]] = {
+    "uint8": msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=2**8 - 1)]]),
+    "int8": msgspec.json.Decoder(list[Annotated[int, Meta(ge=-(2**7), le=2**7 - 1)]]),
+    "int16": msgspec.json.Decoder(list[Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]]),
+    "int32": msgspec.json.Decoder(list[Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]]),
+    "int64": msgspec.json.Decoder(list[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]]),
+    "float32": msgspec.json.Decoder(list[float]),
+    "float64": msgspec.json.Decoder(list[float]),
+    "bool": msgspec.json.Decoder(list[bool]),
+}
+_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
+_TEXT = msgspec.json.Decoder(str)
+_NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
+
+
 class _Tensor(msgspec.Struct):
     name: str
     datatype: str
-    shape: tuple[Annotated[int, Meta(ge=0)], ...]
-    data: list[Any]  # row by row, flat or nested
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=64)]
+    data: msgspec.Raw  # row by row, flat or nested
 
 
 class Request(msgspec.Struct):
     """What somebody asks; which outputs, and parameters, are not looked at."""
 
     inputs: Annotated[list[_Tensor], Meta(min_length=1)]
-    id: str = ""
+    id: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class Output(msgspec.Struct):
@@ -84,6 +103,7 @@ class Metadata(msgspec.Struct):
 
 
 _REQUEST = msgspec.json.Decoder(Request)
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Inputs:
@@ -120,7 +140,7 @@ class Inputs:
         """
         try:
             request = _REQUEST.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except _MALFORMED as error:
             raise UserError(f"not an inference request: {error}") from error
         given = {tensor.name: tensor for tensor in request.inputs}
         if self._is_text and RECORD in given:
@@ -129,8 +149,6 @@ class Inputs:
         if len({len(column) for column in columns.values()}) != 1:
             counts = ", ".join(f"{name}: {len(column)}" for name, column in columns.items())
             raise UserError(f"inputs have different numbers of records: {counts}")
-        if not len(next(iter(columns.values()))):
-            raise UserError("inputs: there are no records")
         return columns, request.id
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[Columns, dict[int, str]]:
@@ -146,16 +164,34 @@ class Inputs:
         return concatenate([columns]), dict(decoded.skipped)
 
     def _decoded(self, tensor: _Tensor) -> Columns:
-        values = [
-            each.encode() if isinstance(each, str) else msgspec.json.encode(each)
-            for each in tensor.data
-        ]
-        if not values or tensor.shape not in ((len(values),), (len(values), 1)):
-            raise UserError(f"input {RECORD!r}: {len(values)} records in shape {tensor.shape}")
+        _check_records(RECORD, tensor.shape)
+        try:
+            found = _RECORDS.decode(tensor.data)
+            if tensor.shape not in ((len(found),), (len(found), 1)):
+                raise UserError(f"input {RECORD!r}: {len(found)} records in shape {tensor.shape}")
+            values = [
+                _TEXT.decode(each).encode() if each.startswith(b'"') else each
+                for each in map(bytes, found)
+            ]
+        except _MALFORMED as error:
+            raise UserError(f"input {RECORD!r}: {error}") from error
         columns, wrong = self.decode(values)
         for index, reason in wrong.items():
             raise UserError(f"record {index}: {reason}")
         return columns
+
+
+def _check_records(name: str, shape: tuple[int, ...]) -> None:
+    """Refuse a tensor of no or of too many records.
+
+    Raises:
+        UserError: If it is one.
+    """
+    if not shape or not 1 <= shape[0] <= MOST_RECORDS:
+        raise UserError(
+            f"input {name!r}: must have 1 to {MOST_RECORDS:,} records, got shape {shape}; send"
+            " several requests"
+        )
 
 
 def _column(field: Field, tensor: _Tensor | None) -> npt.NDArray[Any]:
@@ -169,18 +205,34 @@ def _column(field: Field, tensor: _Tensor | None) -> npt.NDArray[Any]:
     datatype, shape = _DATATYPES[field.dtype], tensor.shape
     if tensor.datatype != datatype:
         raise UserError(f"input {field.name!r}: datatype {tensor.datatype}, expected {datatype}")
-    if not shape or shape[1:] != field.shape:
+    if shape[1:] != field.shape:
         raise UserError(f"input {field.name!r}: shape {shape}, expected (n, {field.shape})")
+    _check_records(field.name, shape)
     try:
-        # As what it is first: to another type it would be rounded, or cut off, in silence.
-        found = np.array(tensor.data)
-        kind = found.dtype.kind
-        if kind not in {"b": "b", "f": "fiu"}.get(field.numpy_dtype.kind, "iu"):
-            raise UserError(f"input {field.name!r}: its data are not {datatype}")
-        if kind in "iu" and field.numpy_dtype.kind in "iu":
-            limits = np.iinfo(field.numpy_dtype)
-            if found.min() < limits.min or found.max() > limits.max:
-                raise UserError(f"input {field.name!r}: a number is not {datatype}")
-        return found.astype(field.numpy_dtype).reshape(shape)
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"input {field.name!r}: {error}") from error
+        numbers = _DATA[field.dtype].decode(_flat(tensor.data, shape))
+    except (*_MALFORMED, ValueError) as error:
+        raise UserError(f"input {field.name!r}: its data are not {datatype}: {error}") from error
+    with np.errstate(over="ignore"):
+        found = np.array(numbers, field.numpy_dtype).reshape(shape)
+    if not np.isfinite(found).all():
+        raise UserError(f"input {field.name!r}: a number is not {datatype}")
+    return found
+
+
+def _flat(data: msgspec.Raw, shape: tuple[int, ...]) -> bytes:
+    """Return a tensor's data without inner lists, so that one bounded decoder reads any nesting.
+
+    Raises:
+        ValueError: If data are not as many as the shape says, or nested in another way.
+    """
+    structure, commas = bytes(data).translate(None, _NO_STRUCTURE), prod(shape) - 1
+    if structure.count(b",") != commas:
+        raise ValueError(f"{structure.count(b',') + 1:,} elements in shape {shape}")
+    if structure.count(b"[") == 1:
+        return bytes(data)
+    expected = b"," * (shape[-1] - 1)
+    for size in reversed(shape[:-1]):
+        expected = b",".join([b"[%b]" % expected] * size)
+    if structure != b"[%b]" % expected:
+        raise ValueError(f"must be one list, or nested as shape {shape}")
+    return b"[%b]" % bytes(data).translate(None, b"[]")

@@ -17,6 +17,7 @@ from fastapi import Depends, HTTPException, Request, Security
 from fastapi.security.http import HTTPBase
 
 from common.api.keys import KeyRecord, Role
+from common.runtime.connections import CALLER
 from services.admin.oidc import Person
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ TOKEN_COOKIE = "doll-token"  # noqa: S105 -- its name
 # Basic alone: Chromium takes a header for one challenge, and asks nobody where it names two.
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="doll", charset="UTF-8"'}
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # change nothing
-_CALLER = "doll.caller"  # where a request carries whose key it came with
 _LONGEST = 8000  # characters of a header that is looked at: a token with many groups
 
 
@@ -74,12 +74,12 @@ def from_another_site(method: str, headers: Headers) -> bool:
 
 def let_in(scope: Scope, caller: Caller) -> None:
     """Note whose key a request came with."""
-    scope[_CALLER] = caller
+    scope[CALLER] = caller
 
 
 def caller_of(scope: Mapping[str, object]) -> Caller | None:
     """Whose key a request came with; None: it was not let in, or not yet."""
-    return cast("Caller | None", scope.get(_CALLER))
+    return cast("Caller | None", scope.get(CALLER))
 
 
 class _Scheme(HTTPBase):

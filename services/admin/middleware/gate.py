@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from services.admin.service import Service
 
 BUCKETS = 10_000  # callers that are remembered: about 2 MB; whoever was forgotten has a full bucket
+_LONGEST_LENGTH = 20  # digits of Content-Length: of 2^64
 _DOTS = 2  # of a token: no key has one
 _EVENTS = "/events"  # paths of streams of events end so
 _CLOSE = {"Connection": "close"}  # nobody reads the rest
@@ -188,7 +189,7 @@ class Gate:
         if wait_s > 0:
             return _too_many(path, f"requests of this {who.partition(' ')[0]}", wait_s)
         said_bytes = connection.headers.get("content-length", "0")
-        if not said_bytes.isdecimal():
+        if not said_bytes.isdecimal() or len(said_bytes) > _LONGEST_LENGTH:
             return problem(400, "Content-Length is no number", path)
         if int(said_bytes) > self._body_bytes:
             return problem(413, _too_large(self._body_bytes), path, headers=_CLOSE)

@@ -36,6 +36,8 @@ Responses: TypeAlias = dict[int | str, dict[str, Any]]  # as FastAPI wants a rou
 MEDIA_TYPE = "application/problem+json"
 # What Retry-After says while a server is unavailable: they come back in seconds, or not soon.
 RETRY_S = 2
+_MOST_FIELDS = 100  # of an answer's `errors`
+_MOST_CHARACTERS = 2000  # of a sentence, which may quote what was sent
 
 _log = event_logger(__name__)
 _STATUSES: tuple[tuple[type[DollError], int], ...] = (  # the first that fits
@@ -124,7 +126,7 @@ def problem(
 
 def _sendable(text: str) -> str:
     """A text without halves of characters: JSON may hold them, what is sent may not."""
-    return text.encode(errors="replace").decode()
+    return text[:_MOST_CHARACTERS].encode(errors="replace").decode()
 
 
 def problem_of(error: DollError, scope: Scope) -> Response:
@@ -184,7 +186,7 @@ def _invalid(error: RequestValidationError, scope: Scope) -> Response:
     found, path = error.errors(), scope["path"]
     if any(details["type"] == "json_invalid" for details in found):
         return problem(400, "the body is no JSON", path)
-    fields = _fields(problems_of(found), scope)
+    fields = _fields(problems_of(found[:_MOST_FIELDS]), scope)
     detail = "; ".join(f"{each.field}: {each.detail}" for each in fields[:3])
-    more = f" (and {len(fields) - 3} more)" if len(fields) > 3 else ""
+    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
     return problem(422, detail + more, path, errors=fields)

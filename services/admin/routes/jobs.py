@@ -49,7 +49,15 @@ from common.planning.replan import check_given_back
 from services.admin.live.followers import followed
 from services.admin.middleware.access import OPERATOR, Operator
 from services.admin.middleware.problems import documented
-from services.admin.routes.requests import JOB, YAML_TYPE, JobName, Limit, job_file, strictly
+from services.admin.routes.requests import (
+    JOB,
+    YAML_TYPE,
+    BodyRoute,
+    JobName,
+    Limit,
+    job_file,
+    strictly,
+)
 from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 if TYPE_CHECKING:
@@ -63,7 +71,7 @@ if TYPE_CHECKING:
     from services.admin.middleware.access import Caller
     from services.admin.service import Service
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
 
 _EXAMPLES: Final[dict[str, Example]] = {
     "digits": {"summary": "Handwritten digits from two clinics", "value": JOB}
@@ -178,7 +186,7 @@ class JobPatch(TypedDict, total=False):
 async def create_job(
     service: Answering,
     caller: Operator,
-    spec: Annotated[JobSpec, strictly(JobSpec, file=True), Body(openapi_examples=_EXAMPLES)],
+    spec: Annotated[JobSpec, strictly(JobSpec), Body(openapi_examples=_EXAMPLES)],
     idempotency_key: Annotated[
         str | None,
         Header(

@@ -20,12 +20,13 @@ from common.planning.simulation import SimulateRequest, check_files, check_size
 from common.provisioning.records import ReplanAsked
 from services.admin.middleware.access import Operator  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
-from services.admin.routes.requests import JobName, strictly
+from services.admin.routes.requests import BodyRoute, JobName, strictly
 from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
-router = APIRouter(prefix="/v1", tags=["provisioning"])
+router = APIRouter(prefix="/v1", tags=["provisioning"], route_class=BodyRoute)
 
 MOST_WORKERS = 100_000  # a plan for so many takes some tens of milliseconds
+MOST_RATES = 10_000
 
 
 class PlanBody(PlanRequest):
@@ -34,13 +35,15 @@ class PlanBody(PlanRequest):
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
         default=None, description="N_tot, all of the same `rate_per_s`."
     )
-    rates_per_s: Annotated[list[Rate], Field(min_length=1, max_length=MOST_WORKERS)] | None = Field(
+    rates_per_s: Annotated[list[Rate], Field(min_length=1, max_length=MOST_RATES)] | None = Field(
         default=None, description="A rate for each worker instead."
     )
 
 
 @router.post("/provisioning/plan", response_model=ToldPlan, responses=documented(404, 502))
-async def plan_workers(service: Answering, asked: PlanBody) -> Response:
+async def plan_workers(
+    service: Answering, asked: Annotated[PlanBody, strictly(PlanBody), Body()]
+) -> Response:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 
     That no mix meets it is an answer, too: `feasible` is false, and `reason` says why.

@@ -11,10 +11,10 @@ from common.api.answers import QuarantineAnswer, RequeueAnswer
 from common.jobs.quarantine import Quarantine, told_batches
 from services.admin.middleware.access import Operator  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
-from services.admin.routes.requests import JobName, Limit, strictly
+from services.admin.routes.requests import BodyRoute, JobName, Limit, strictly
 from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
-router = APIRouter(prefix="/v1/jobs/{job}", tags=["quarantine"])
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["quarantine"], route_class=BodyRoute)
 
 _MOST_OFFSET = 2**63 - 1
 _MOST_BATCHES = 10_000  # of one request: a record of Kafka each

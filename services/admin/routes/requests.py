@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from fastapi import Path, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator
 
 from common.errors import UserError
-from doll.yaml_file import as_json, line_of, load_text
+from doll.yaml_file import as_json, line_of, load_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from starlette.responses import Response
+
+    from doll.yaml_file import Lines
 
 # The pattern is told and not enforced: a name that cannot be is that of no job, so 404.
 JobName: TypeAlias = Annotated[
@@ -42,12 +51,56 @@ JOB: Final[dict[str, Any]] = {
 }
 
 
+# Of a body: ten thousand rates of workers and what stands beside them. Each may be an error, which
+# takes a kilobyte.
+MOST_VALUES: Final = 12_000
 YAML_TYPE: Final = "application/yaml"
-_JOB_FILE: Final = "doll.job_file"  # where a request carries it
+_LINES: Final = "doll.job_file_lines"  # key of a request's scope
+
+
+class Body(bytes):
+    """Body of a request; `json` is what a model reads, None if the body is not JSON by its type."""
+
+    json: bytes | str | None = None
+
+
+class _Request(Request):
+    """A request whose body FastAPI does not parse, so that it is parsed once, by its model."""
+
+    async def body(self) -> Body:
+        """Return the body; the same object each time."""
+        body = await super().body()
+        if not isinstance(body, Body):
+            self._body = body = Body(body)
+        return body
+
+    async def json(self) -> Body:
+        """Return the body, too; FastAPI calls this if the body is JSON by its type."""
+        body = await self.body()
+        body.json = bytes(body)
+        return body
+
+
+class BodyRoute(APIRoute):
+    """A route with a body of JSON, declared as `Annotated[Model, strictly(Model), Body()]`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See the library."""
+        handle = super().get_route_handler()
+
+        async def handle_unparsed(request: Request) -> Response:
+            try:
+                return await handle(_Request(request.scope, request.receive))
+            except RequestValidationError as error:
+                # FastAPI's frames hold the error, and its traceback holds them: the body would wait
+                # for the garbage collector.
+                raise error.with_traceback(None) from None
+
+        return handle_unparsed
 
 
 async def job_file(request: Request) -> None:
-    """Note a job file that was sent as YAML: whatever is wrong with a field is told by its line.
+    """Read a job file that was sent as YAML, off the event loop, and note its lines for errors.
 
     Raises:
         UserError: If the body is neither YAML nor JSON, by its type.
@@ -56,11 +109,8 @@ async def job_file(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == YAML_TYPE:
         body = await request.body()
-        try:
-            request.scope[_JOB_FILE] = text = body.decode()
-        except UnicodeDecodeError as error:
-            raise UserError(f"job file: is no text in UTF-8: {error}") from error
-        load_text(text)
+        assert isinstance(body, Body)  # noqa: S101 -- the route is a `BodyRoute`
+        body.json, request.scope[_LINES] = await run_in_threadpool(_job_in, body)
     elif kind != "application/json" and not kind.endswith("+json"):
         raise UserError(
             "body: must be JSON or a job file, sent with `Content-Type: application/json` or"
@@ -68,29 +118,32 @@ async def job_file(request: Request) -> None:
         )
 
 
-def line_in_job_file(scope: Mapping[str, object], field: str) -> int | None:
+def _job_in(body: bytes) -> tuple[str, Lines]:
+    """Return a job file as JSON, and its lines."""
+    try:
+        data, lines = load_lines(body.decode())
+    except UnicodeDecodeError as error:
+        raise UserError(f"job file: is no text in UTF-8: {error}") from error
+    return as_json(data), lines
+
+
+def line_in_job_file(scope: Mapping[str, Any], field: str) -> int | None:
     """The line of a field, if a request came with a job file."""
-    text = scope.get(_JOB_FILE)
-    return line_of(text, field.removeprefix("body.")) if isinstance(text, str) else None
+    return line_of(scope[_LINES], field.removeprefix("body.")) if _LINES in scope else None
 
 
-def strictly(kind: Any, *, file: bool = False) -> WrapValidator:  # noqa: ANN401 -- a model or a typed dictionary
+def strictly(kind: Any) -> WrapValidator:  # noqa: ANN401 -- a model or a typed dictionary
     """Read a strict model as JSON, where a list is a tuple, and not as Python, where it is none.
 
-    FastAPI hands models what `json.loads` made, and bytes as they came where that was not JSON.
-    Used as `Annotated[JobSpec, strictly(JobSpec)]`.
-
-    Args:
-        kind: The model.
-        file: Bytes are a job file that `job_file` has looked at.
+    Used on a `BodyRoute`. A body of many values is refused before anything is made of them.
     """
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
-    def read(value: object, _plain: ValidatorFunctionWrapHandler) -> object:
-        if isinstance(value, bytes) and file:
-            return adapter.validate_json(as_json(load_text(value.decode())))
-        if isinstance(value, bytes):
-            raise ValueError("must be JSON, sent with `Content-Type: application/json`")  # noqa: TRY004 -- what pydantic understands
-        return adapter.validate_json(json.dumps(value))
+    def read(value: Body, _plain: ValidatorFunctionWrapHandler) -> object:
+        if value.json is None:
+            raise UserError("body: must be JSON, sent with `Content-Type: application/json`")
+        if sum(map(value.count, (b",", b"[", b"{"))) > MOST_VALUES:
+            raise UserError(f"body: must have at most {MOST_VALUES:,} values")
+        return adapter.validate_json(value.json)
 
     return WrapValidator(read)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.api.keys import Keys, KeyStore
 from services.admin.routes.requests import JOB
@@ -130,6 +133,88 @@ def test_a_body_that_makes_no_sense_is_refused(
     answer = world.ask(method, path, content=body, headers=headers)
     assert answer.status_code in (400, 422), answer.text
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3) | st.sampled_from(sorted(JOB)), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON_VALUES, st.sampled_from(["", *JOB]), st.sampled_from(["json", "yaml"]))
+@settings(max_examples=200, deadline=None)
+def test_any_json_in_place_of_a_job_or_a_field_is_a_job_or_refused_in_words(
+    value: object, field: str, kind: str
+) -> None:
+    body = {**JOB, field: value} if field else value
+    answer = fuzzed().ask(
+        "POST",
+        "/v1/jobs",
+        content=json.dumps(body).encode(),
+        headers={"Content-Type": f"application/{kind}"},
+    )
+    assert answer.status_code == 201 or 400 <= answer.status_code < 500, answer.text
+    assert answer.status_code == 201 or answer.json()["detail"]
+
+
+@given(
+    JSON_VALUES,
+    st.sampled_from(
+        [
+            ("PATCH", "/v1/jobs/digits", "wanted"),
+            ("PATCH", "/v1/jobs/digits", "synchronisation"),
+            ("PATCH", "/v1/jobs/digits", "group_size"),
+            ("POST", "/v1/jobs/digits/requeue", "batches"),
+            ("POST", "/v1/jobs/digits/provisioning/replan", "x"),
+            ("POST", "/v1/provisioning/plan", "rates_per_s"),
+            ("POST", "/v1/provisioning/simulate", "policies"),
+            ("PATCH", "/v1/jobs/digits", ""),
+            ("POST", "/v1/jobs/digits/requeue", ""),
+            ("POST", "/v1/jobs/digits/provisioning/replan", ""),
+            ("POST", "/v1/provisioning/plan", ""),
+            ("POST", "/v1/provisioning/simulate", ""),
+        ]
+    ),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_json_in_place_of_a_body_is_no_fault_of_the_service(
+    value: object, route: tuple[str, str, str]
+) -> None:
+    method, path, field = route
+    body = json.dumps({field: value} if field else value).encode()
+    answer = fuzzed().ask(method, path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code < 500, answer.text
+
+
+@cache
+def fuzzed() -> World:
+    """One service for all examples."""
+    made = World()
+    made.streams("clinic-a", "clinic-b")
+    assert made.ask("POST", "/v1/jobs", json=JOB).status_code == 201
+    return made
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/yaml"])
+def test_body_of_many_mistakes_names_the_first_and_counts_the_others(
+    world: World, kind: str
+) -> None:
+    body = json.dumps(JOB | {f"field {n}": 1 for n in range(3000)}).encode()
+    answer = world.ask("POST", "/v1/jobs", content=body, headers={"Content-Type": kind})
+    assert "(and 2997 more)" in problem(answer, 422)
+    assert len(answer.json()["errors"]) == 100
+
+
+def test_body_of_many_values_is_refused_before_they_are_read(world: World) -> None:
+    for values in (",", "[", "{"):
+        body = b'{"name": "' + values.encode() * 20_000 + b'"}'
+        headers = {"Content-Type": "application/json"}
+        answer = world.ask("POST", "/v1/jobs", content=body, headers=headers)
+        assert problem(answer, 422) == "body: must have at most 12,000 values"
 
 
 def test_keys_are_compared_by_their_hashes_so_that_time_tells_nothing_of_them(world: World) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 
 from common.config.settings import Settings
-from services.admin.middleware.connections import HEAD_BYTES, REQUEST_S, Connections
+from common.runtime.connections import HEAD_BYTES, REQUEST_S, Connections
 from services.admin.routes.requests import JOB
 from services.admin.server import Server
 from tests.unit.admin.conftest import World

@@ -90,6 +90,12 @@ def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(
     assert problem(answer, 413) == "the body is larger than 1,024 bytes"
 
 
+@pytest.mark.parametrize("length", ["9" * 5000, "x", "-1"])
+def test_content_length_that_is_no_sensible_number_is_refused(small: World, length: str) -> None:
+    answer = small.ask("GET", "/v1/jobs", key="viewer", headers={"Content-Length": length})
+    assert problem(answer, 400) == "Content-Length is no number"
+
+
 def test_streams_of_events_are_limited_apart(small: World) -> None:
     small.service.streams = 1
     answer = small.ask("GET", "/v1/jobs/digits/events", key="viewer")

@@ -449,8 +449,11 @@ def test_a_misspelt_field_gets_the_one_that_was_meant() -> None:
         ("[" * 100_000, "job file: is neither YAML nor JSON"),
         ("a: &x 1\nb: *x", "job file: line 2, column 4: aliases (*x) are not allowed"),
         ("a: 1\na: 2", 'job file: line 2, column 1: field "a" is given twice'),
-        ("a: !!binary aGk=", "job file: holds a value that is not plain data"),
-        ("a: !!python/object:os.system x", "job file: line 1, column 4: could not determine"),
+        ("a: !!binary aGk=", "job file: line 1, column 4: tags (tag:yaml.org,2002:binary) are not"),
+        ("a: !!python/object:os.system x", "job file: line 1, column 4: tags (tag:yaml.org"),
+        ("a: 1\n---\na: 2", "job file: line 2, column 1: a second document is not allowed"),
+        ("? [a]\n: 1", "job file: line 1, column 3: a field's name must be a text"),
+        ("[" + "[]," * 300_000, "job file: is neither YAML nor JSON: more than 20,000 keys"),
         ("a" * 1_000_001, "job file: 1,000,001 characters are above 1,000,000"),
     ],
 )

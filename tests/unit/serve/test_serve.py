@@ -6,13 +6,17 @@ import asyncio
 import json
 import threading
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from time import time
 from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.api.keys import KeyStore
 from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
@@ -352,13 +356,13 @@ def test_without_a_snapshot_nobody_is_answered(made: list[World]) -> None:
     [
         (b"{", "not an inference request"),
         ({"inputs": []}, "inputs"),
-        (asked(IMAGES[:0]), "not UINT8"),
+        (asked(IMAGES[:0]), "must have 1 to 10,000 records, got shape (0, 1, 8, 8)"),
         ({"inputs": [asked()["inputs"][0] | {"name": "x"}]}, "input 'image' is missing"),
         ({"inputs": [asked()["inputs"][0] | {"datatype": "FP32"}]}, "FP32, expected UINT8"),
         ({"inputs": [asked()["inputs"][0] | {"shape": [3, 64]}]}, "shape (3, 64), expected"),
         ({"inputs": [asked()["inputs"][0] | {"data": [0.5] * 192}]}, "its data are not UINT8"),
-        ({"inputs": [asked()["inputs"][0] | {"data": [256] * 192}]}, "a number is not UINT8"),
-        ({"inputs": [asked()["inputs"][0] | {"data": [1] * 191}]}, "reshape"),
+        ({"inputs": [asked()["inputs"][0] | {"data": [256] * 192}]}, "its data are not UINT8"),
+        ({"inputs": [asked()["inputs"][0] | {"data": [1] * 191}]}, "191 elements in shape (3, 1"),
         ({"inputs": [asked()["inputs"][0] | {"data": ["x"] * 192}]}, "its data are not UINT8"),
     ],
 )
@@ -366,6 +370,122 @@ def test_what_cannot_be_answered_is_refused_with_its_reason(
     world: World, body: object, said: str
 ) -> None:
     assert said in world.error(body)
+
+
+FEATURES = {"name": "features", "datatype": "FP32", "shape": [2, 2]}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "data", "said"),
+    [
+        (FEATURES, b"[1, 2, 3, 1e39]", "a number is not FP32"),
+        (FEATURES, b"[1, 2, 3, -1e39]", "a number is not FP32"),
+        (FEATURES, b"[1, 2, 3, 1e999]", "its data are not FP32"),
+        (FEATURES, b"[1, 2, 3, NaN]", "not an inference request"),
+        (FEATURES, b"[1, 2, 3, true]", "its data are not FP32"),
+        (FEATURES, b"[1, 2, 3, null]", "its data are not FP32"),
+        (FEATURES, b"[1, 2, 3, []]", "its data are not FP32"),
+        (FEATURES, b'[1, 2, 3, "4"]', "its data are not FP32"),
+        (FEATURES, b"[1, 2, 3, " + b"9" * 100_000 + b"]", "its data are not FP32"),
+        (FEATURES, b"[[1, 2, 3], [4]]", "must be one list, or nested as shape (2, 2)"),
+        (FEATURES, b"[[1, 2], [3, 4], []]", "5 elements in shape (2, 2)"),
+        (FEATURES, b"[[[1, 2], [3, 4]]]", "must be one list, or nested as shape (2, 2)"),
+        (FEATURES, b'[["[", 2], [3, "]"]]', "its data are not FP32"),
+        (FEATURES, b"[" * 100_000, "not an inference request"),
+        (FEATURES, b"4", "its data are not FP32"),
+        (FEATURES, b"{}", "its data are not FP32"),
+        (FEATURES | {"shape": [10**9, 2]}, b"[1]", "must have 1 to 10,000 records"),
+        (FEATURES | {"shape": [10_001, 2]}, b"[1]", "must have 1 to 10,000 records"),
+        (FEATURES | {"shape": [-1, 2]}, b"[1]", "not an inference request"),
+        (FEATURES | {"shape": [10**30, 2]}, b"[1]", "must have 1 to 10,000 records"),
+        (FEATURES | {"shape": [2] * 1000}, b"[1]", "not an inference request"),
+        (FEATURES | {"shape": []}, b"[1]", "expected (n, (2,))"),
+        (FEATURES | {"datatype": "x" * 100_000}, b"[1]", "datatype xxx"),
+        (FEATURES | {"name": "record", "shape": [2]}, b'[1, "\xff"]', "can't decode"),
+        (FEATURES | {"name": "record"}, b"[1, 2, 3]", "3 records in shape (2, 2)"),
+        (FEATURES | {"name": "record", "shape": [2]}, b"[1, [[]]]", "record 0: "),
+    ],
+)
+def test_data_of_another_kind_or_number_are_refused_in_words(
+    made: list[World], tensor: dict[str, Any], data: bytes, said: str
+) -> None:
+    world = World(CLICKS)
+    made.append(world)
+    found = world.error(
+        json.dumps({"inputs": [tensor | {"data": 321}]}).encode().replace(b"321", data)
+    )
+    assert said in found
+    assert len(found) <= 1000
+
+
+def test_largest_float32_as_people_write_it_is_accepted(made: list[World]) -> None:
+    world = World(CLICKS)
+    made.append(world)
+    world.publish(0, 1, seed=1)
+    world.look()
+    for data in (
+        [3.4028235e38, 0, -3.4028235e38, 1e-50],
+        [[1, 2], [3, 4.5]],
+        [2**53, 0, 1, 10**18],
+    ):
+        world.infer({"inputs": [FEATURES | {"data": data}]})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+PLACES = ("", "id", "inputs", "name", "datatype", "shape", "data", "record")
+
+
+@given(JSON, st.sampled_from(PLACES))
+@settings(max_examples=200, deadline=None)
+def test_any_json_is_answered_or_refused_in_words(value: object, place: str) -> None:
+    body: object = {"inputs": [FEATURES | {"data": [1, 2, 3, 4], place: value}]}
+    if place in ("", "id", "inputs"):
+        body = value if place == "" else {"inputs": [FEATURES | {"data": [1] * 4}], place: value}
+    elif place == "record":
+        tensor = {"name": "record", "datatype": "BYTES", "shape": [1], "data": [value]}
+        body = {"inputs": [tensor]}
+    answer = fuzzed().ask("/v2/models/clicks/infer", json.dumps(body).encode())
+    assert answer.status_code in (200, 400), answer.text
+    assert answer.status_code == 200 or answer.json()["error"]
+
+
+@cache
+def fuzzed() -> World:
+    """One model server for all examples."""
+    world = World(CLICKS)
+    world.publish(0, 1, seed=1)
+    world.look()
+    return world
+
+
+def test_fault_of_the_server_is_answered_in_json(
+    made: list[World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = served(made)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a fault")
+
+    monkeypatch.setattr(world.inputs, "read", fail)
+    transport = httpx2.ASGITransport(world.app, raise_app_exceptions=False)
+
+    async def asked_once() -> httpx2.Response:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://doll.test") as client:
+            return await client.post("/v2/models/digits/infer", content=b"{}")
+
+    answer = world.runner.run(asked_once())
+    assert (answer.status_code, answer.json()) == (
+        500,
+        {"error": "a fault of this server; its log says more"},
+    )
+    sample = world.metrics.meters.registry.get_sample_value
+    assert sample("doll_predictions_total", {"job_name": "digits", "status": "500"}) == 1
 
 
 def test_a_body_that_is_too_large_is_refused(world: World) -> None:
@@ -411,6 +531,20 @@ def test_a_newer_snapshot_answers_from_then_on_and_none_is_taken_back(world: Wor
     world.publish(0, 3, seed=3)  # it woke up from a freeze
     world.look()
     assert world.infer(asked())["parameters"]["epoch"] == 9
+
+
+def test_age_counts_from_when_the_version_was_made(made: list[World]) -> None:
+    for kept_in in ("redis", "storage"):
+        world = World()
+        made.append(world)
+        snapshot = world.kept(world.lead(-1, GENESIS, 1), ModelId(0, 1), 1, 2)
+        old = replace(snapshot.snapshot, made_at_s=time() - 1000.0)
+        if kept_in == "redis":
+            world.board().put_snapshot(0, to_bytes(snapshot._replace(snapshot=old)), "c1")
+        else:
+            world.store(snapshot._replace(snapshot=old))
+        world.look()
+        assert 1000.0 <= world.infer(asked())["parameters"]["age_s"] < 2000.0
 
 
 def test_a_snapshot_that_is_another_models_is_passed_over(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from time import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace as with_
 
+from common.checkpoints.snapshot_file import from_bytes
 from common.core import commands as do
 from common.core import events
 from common.core.liveness import Heartbeat
@@ -165,6 +167,24 @@ def test_last_checkpoint_of_a_job_that_ends_is_named_in_the_updates_topic() -> N
         assert records == [CheckpointStored(7, 0)]
     finally:
         bench.close()
+
+
+def test_snapshots_of_one_version_say_when_it_was_made_across_leaders(bench: Bench) -> None:
+    snapshot = with_(bench.have_weights().snapshots[0], by=7, made_at_s=1000.0)
+    bench.carry_out(do.Begin(7, snapshot))
+
+    def published(made: ModelId) -> float:
+        bench.carry_out(do.CopyWeights())
+        changed = with_(snapshot, made=made, made_at_s=0.0)
+        bench.carry_out(do.PublishSnapshot(changed, checkpoint=False))
+        [data] = bench.board.snapshots()
+        return from_bytes(data).snapshot.made_at_s
+
+    began_s = time()
+    assert published(snapshot.made) == 1000.0
+    newer_s = published(ModelId(7, 1))
+    assert began_s <= newer_s <= time()
+    assert published(ModelId(7, 1)) == newer_s
 
 
 def test_a_job_that_is_done_is_stopped_with_the_reason(bench: Bench) -> None:

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 from collections import Counter
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from services.admin.middleware.access import caller_of
-from services.admin.middleware.problems import problem
-
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from starlette.responses import Response
+
+    Refuse: TypeAlias = Callable[[int, str], Response]  # takes a status of HTTP and the reason
+
+CALLER = "doll.caller"  # key of a request's scope: who sent the request, once a key let it in
 REQUEST_S = 8.0  # for all of a request: a megabyte at 1 Mbit/s; half-open ones are gone in ten
 HEAD_BYTES = 65_536  # of a request line and its headers: eight times what a proxy lets pass
 _IPV6_PREFIX = 64  # one subscriber has at least so many addresses
@@ -113,16 +115,20 @@ class Connections:
         return str(found)
 
 
-def limited(connections: Connections, request_s: float = REQUEST_S) -> type[asyncio.Protocol]:
+def limited(
+    connections: Connections, refuse: Refuse, request_s: float = REQUEST_S
+) -> type[asyncio.Protocol]:
     """The protocol of uvicorn, with limits.
 
     Args:
         connections: All of a server.
+        refuse: Writes the answer to a request that the application never sees.
         request_s: For a whole request, from its first byte or the connection's beginning on.
     """
 
     class Limited(_LimitedProtocol):
         _connections = connections
+        _refusal = staticmethod(refuse)
         _request_s = request_s
 
     return Limited
@@ -140,6 +146,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     """
 
     _connections: Connections
+    _refusal: Refuse
     _request_s: float
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 -- the library's
@@ -153,7 +160,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     @property
     def needed(self) -> bool:
         """See `Closable`."""
-        return not self._waits and caller_of(self.cycle.scope) is not None
+        return not self._waits and self.cycle.scope.get(CALLER) is not None
 
     @property
     def _waits(self) -> bool:
@@ -241,12 +248,12 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._coming == "head" or not self.cycle.response_started:
-            self.transport.write(_answer(status, detail))
+            self.transport.write(_as_sent(self._refusal(status, detail)))
         self.transport.close()
 
 
-def _answer(status: int, detail: str) -> bytes:
-    """An answer as it is sent where no application gives one."""
-    told = problem(status, detail, "", headers={"Connection": "close"})
-    headers = b"".join(b"%b: %b\r\n" % header for header in told.raw_headers)
-    return b"".join((STATUS_LINE[status], headers, b"\r\n", told.body))
+def _as_sent(response: Response) -> bytes:
+    """Return the bytes of an answer, after which the connection is closed."""
+    response.headers["Connection"] = "close"
+    headers = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+    return b"".join((STATUS_LINE[response.status_code], headers, b"\r\n", response.body))

@@ -1,0 +1,102 @@
+"""Texts of YAML and JSON: what is read, with and without libyaml, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doll import yaml_file
+from doll.errors import UserError
+
+NAME = st.text(max_size=40)  # YAML takes names of up to 1,024 characters, escaped
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAME, inner, max_size=4),
+    max_leaves=20,
+)
+TEXT = """\
+# a comment
+name: digits
+records:
+  fields:
+    image: {dtype: uint8, shape: [1, 8, 8]}
+numbers: [1e-3, +5, .5, "1", no, ~]
+"""
+
+
+@pytest.fixture(params=[yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "pure"])
+def _parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by each of the two parsers."""
+    monkeypatch.setattr(yaml_file, "_Loader", request.param)
+
+
+@pytest.mark.usefixtures("_parser")
+def test_both_parsers_give_values_and_the_line_of_each_field() -> None:
+    data, lines = yaml_file.load_lines(TEXT)
+
+    assert data == {
+        "name": "digits",
+        "records": {"fields": {"image": {"dtype": "uint8", "shape": [1, 8, 8]}}},
+        "numbers": [0.001, 5, 0.5, "1", "no", None],
+    }
+    paths = ("name", "records.fields.image.shape[1]", "records.absent", "numbers[9]", "absent")
+    assert [yaml_file.line_of(lines, path) for path in paths] == [2, 5, 3, 6, 1]
+
+
+@pytest.mark.usefixtures("_parser")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [1", "line 1, column 6: "),
+        ("a:\n  b: &x 1\n  c: *x", "line 3, column 6: aliases (*x) are not allowed"),
+        ("a:\n  b: 1\n  b: 2", 'line 3, column 3: field "b" is given twice'),
+        ("{1: a, '1': b}", 'field "1" is given twice'),
+        ("a: !x 1", "tags (!x) are not allowed"),
+        ("[" * 200, "nested deeper than 100 levels"),
+        ("- " * 200, "nested deeper than 100 levels"),
+        ("[" + "0," * 20_000, "more than 20,000 keys and values"),
+        ('"\\ud800"', ""),
+        ("a: \x00", "is neither YAML nor JSON"),
+    ],
+)
+def test_both_parsers_refuse_the_same_texts_in_words(text: str, said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        yaml_file.load_text(text)
+    assert said in str(raised.value)
+    assert len(str(raised.value)) < 500
+
+
+def test_long_text_without_libyaml_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(yaml, "__with_libyaml__", False)
+    assert yaml_file.load_text("a: b" + " " * 40_000) == {"a": "b"}
+    with pytest.raises(UserError, match="60,004 characters are above 50,000, the most without"):
+        yaml_file.load_text("a: b" + " " * 60_000)
+
+
+def test_number_of_many_digits_is_a_text() -> None:
+    assert yaml_file.load_text("a: " + "9" * 100_000) == {"a": "9" * 100_000}
+
+
+@given(st.dictionaries(NAME, PLAIN, max_size=4))
+def test_json_is_read_as_json(data: dict[str, Any]) -> None:
+    assert yaml_file.load_text(json.dumps(data)) == data
+
+
+@given(st.text(st.sampled_from("ab:-?*&!|>'\"%@`{}[],# \n\t~19.e<"), max_size=40))
+def test_any_text_is_a_mapping_or_refused_as_the_users_error(text: str) -> None:
+    with suppress(UserError):
+        data, lines = yaml_file.load_lines(text)
+        yaml_file.line_of(lines, "a.b[0]")
+        json.dumps(data)
