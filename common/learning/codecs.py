@@ -111,7 +111,7 @@ class JsonCodec:
                 try:
                     again[len(kept)] = self._widened(value)
                 except (msgspec.DecodeError, ValueError) as error:
-                    skipped.append((index, _reason_of(error)))
+                    skipped.append((index, reason_of(error)))
                     continue
             kept.append(index)
         inner = {path: list(map(attrgetter(path), parsed)) for path, _ in self._getters if path}
@@ -176,7 +176,7 @@ class HashedJsonCodec:
                 for column, (bucket, cell) in enumerate(self._features(unframed(values[at]))):
                     index[row, column], number[row, column] = bucket, cell
             except (msgspec.DecodeError, ValueError, OverflowError) as error:
-                others.skipped.append((int(at), _reason_of(error)))
+                others.skipped.append((int(at), reason_of(error)))
                 sound[row] = False
         value = np.where(np.isnan(number), np.float32(1), damped(number))
         records = {**others.records, "index": index, "value": value}
@@ -287,8 +287,12 @@ def _why_not(value: bytes | None, size: int) -> str:
 _PLACE = re.compile(r" \(byte \d+\)")
 
 
-def _reason_of(error: Exception) -> str:
-    """Return what a parser says without what it quotes: the place, and bytes that are no text."""
+def reason_of(error: Exception) -> str:
+    """Return what a parser says without what it quotes: the place, and bytes that are no text.
+
+    Args:
+        error: The parser's, or one that already says nothing of the record.
+    """
     return "a text is not UTF-8" if isinstance(error, UnicodeError) else _PLACE.sub("", str(error))
 
 
