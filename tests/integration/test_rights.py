@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import httpx2
@@ -67,24 +67,25 @@ spot: [{name: spot, usd_per_hour: 360.0}]
 process: {availability: 0.0}
 """
 Binding = TypeVar("Binding", AclBinding, AclBindingFilter)
+TASK = "name: logistic-regression, classes: 2"
 YAML = {"Content-Type": "application/yaml"}
-JOB = """
+JOB = f"""
 name: NAME
 streams: [clinic-a]
 records:
   codec: json
-  fields: {x: {dtype: float32, shape: [2]}, label: {dtype: int64}}
-task: {name: logistic-regression, classes: 2}
+  fields: {{x: {{dtype: float32, shape: [2]}}, label: {{dtype: int64}}}}
+task: {{{TASK}}}
 batch_size: 8
 group_size: 2
-optimizer: {name: sgd, learning_rate: 0.1}
+optimizer: {{name: sgd, learning_rate: 0.1}}
 poison_in_a_row: 1000
 batch_linger_s: 0.3
 group_linger_s: 0.5
 deadline_floor_s: 0.3
-hot_snapshot: {every_s: 0.2}
-evaluation: {every_updates: 5, stream: clinic-a-test, records: 20}
-provisioning: {workers: 1, policy: adaptive, review_s: 1}
+hot_snapshot: {{every_s: 0.2}}
+evaluation: {{every_updates: 5, stream: clinic-a-test, records: 20}}
+provisioning: {{workers: 1, policy: adaptive, review_s: 1}}
 """
 
 
@@ -245,17 +246,15 @@ class Guarded:
         environ = self._settings(DLQ).environ()
         return CliRunner().invoke(app, arguments, obj=Ways(connect), env=environ)
 
-    def submit(self, name: str) -> httpx2.Response:
+    def submit(self, name: str, task: str = TASK) -> httpx2.Response:
         """Submit a job to the admin service."""
-        return self.client.post("/v1/jobs", content=JOB.replace("NAME", name), headers=YAML)
+        job = JOB.replace("NAME", name).replace(TASK, task)
+        return self.client.post("/v1/jobs", content=job, headers=YAML)
 
     def submit_next(self) -> httpx2.Response:
-        """Submit one more job, which the next call stops."""
-        if self._jobs:
-            with closing(JobStore(self.log)) as book, suppress(Exception):
-                book.want(f"next-{self._jobs}", "stopped", "another is next")
+        """Submit one more job, which no worker takes."""
         self._jobs += 1
-        return self.submit(f"next-{self._jobs}")
+        return self.submit(f"next-{self._jobs}", "entrypoint: not.here:Task")
 
     def produce(self, count: int, bad: int = 0, poison: int = 0) -> None:
         """Write records; some do not decode, and some have a label that is no class."""
@@ -359,8 +358,12 @@ def is_missed(right: Right) -> bool:
     """True if a running service of this system notices that the right is missing."""
     if right.operation == "describe_configs":  # else nobody notices settings that lose records
         return False
-    if right.kind == "group":  # the others read no addresses back
-        return right.row in {"coordinator", "evaluator", "worker"}
+    if right.kind == "group":  # the others read no addresses back at once
+        return right.row in {"coordinator", "worker"}
+    if right.row == "evaluator" and right.name == "clinic-a-test":  # it is read once
+        return False
+    if right.row == "admin" and right.operation == "create" and right.name.endswith(".dlq"):
+        return False  # the coordinator makes the topic first
     if right.operation == "create" and right.name == "doll.":  # of others: `doll.jobs`, schemas
         return right.row in {"admin", "provisioner"}
     return True
@@ -393,7 +396,7 @@ def test_service_without_a_right_names_it_waits_and_goes_on(guarded: Guarded, ri
             answers.extend(guarded.client.get(path).text for path in paths)
             change = {"group_size": 2 + len(answers) % 3}
             answers.append(guarded.client.patch(paths[0], json=change).text)
-        if right.operation == "create" or (right.row, right.kind) == ("admin", "topic"):
+        if right.row == "admin" or (right.row, right.operation) == ("provisioner", "create"):
             answers.append(guarded.submit_next().text)
         return right.told in told()
 
