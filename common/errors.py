@@ -25,6 +25,7 @@ __all__ = [
     "DeliveryError",
     "DollError",
     "ExpiredError",
+    "ForbiddenError",
     "FutureFormatError",
     "GivenError",
     "GroupError",
@@ -50,6 +51,10 @@ class TaskMissingError(UserError):
 
     No fault of the job: another process may have it, and this one may get it.
     """
+
+
+class ForbiddenError(UnavailableError):
+    """Kafka refuses a right: the same call works once an operator has added the right."""
 
 
 class GroupError(UnavailableError):

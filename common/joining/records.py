@@ -9,7 +9,7 @@ import msgspec
 
 from common.core.spans import Partition
 from common.joining.machine import SIDES, Entry, Side, Times
-from common.learning.codecs import TOO_DEEP, is_too_deep, unframed
+from common.learning.codecs import TOO_DEEP, is_too_deep, reason_of, unframed
 from common.learning.columns import Scalar, seconds_of, text_of
 from common.learning.fields import Keys, keys_of
 
@@ -81,13 +81,13 @@ class Records:
             raise ValueError("no value (a tombstone)")
         size = len(value) + len(record.key or b"")
         if size > LARGEST_BYTES:
-            raise ValueError(f"has {size} bytes; up to {LARGEST_BYTES} can be joined")
+            raise ValueError(f"has more than the {LARGEST_BYTES} bytes that can be joined")
         if is_too_deep(value):
             raise ValueError(TOO_DEEP)
         try:
             found = msgspec.json.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(reason_of(error)) from error
         if not isinstance(found, dict):
             raise ValueError(f"a record is an object, not a {type(found).__name__}")  # noqa: TRY004 -- the record's
         key, time = self._paths[side]
@@ -96,9 +96,7 @@ class Records:
             raise ValueError(f"its key has more than {_LONGEST_KEY} bytes")
         time_s = seconds_of(_scalar(found, time)) if time else record.timestamp_s
         if not 0 < time_s <= self._time_s() + _AHEAD_S:
-            raise ValueError(
-                f"its time, {time_s!r} s since 1970, is not known or ahead of the clock by a day"
-            )
+            raise ValueError("its time is not known, or ahead of the clock by a day")
         if side == "right":
             value = _encode(
                 {

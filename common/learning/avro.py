@@ -95,9 +95,8 @@ class AvroReader:
     def read(self, records: RecordBytes, wanted: Wanted) -> None:
         """Read all records to their ends, what is wanted into its sinks."""
         _read(records, self._type, records.rows, wanted, 0)
-        left = records.left(records.rows)
-        for row in np.flatnonzero(left).tolist():
-            records.refuse(np.array([row]), f"{left[row]} bytes follow what its schema describes")
+        left = np.flatnonzero(records.left(records.rows))
+        records.refuse(left, "bytes follow what its schema describes")
 
 
 def _paths(type_: Type, above: Keys, within: tuple[Record, ...]) -> Iterator[Keys]:

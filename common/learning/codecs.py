@@ -111,7 +111,7 @@ class JsonCodec:
                 try:
                     again[len(kept)] = self._widened(value)
                 except (msgspec.DecodeError, ValueError) as error:
-                    skipped.append((index, str(error)))
+                    skipped.append((index, reason_of(error)))
                     continue
             kept.append(index)
         inner = {path: list(map(attrgetter(path), parsed)) for path, _ in self._getters if path}
@@ -176,7 +176,7 @@ class HashedJsonCodec:
                 for column, (bucket, cell) in enumerate(self._features(unframed(values[at]))):
                     index[row, column], number[row, column] = bucket, cell
             except (msgspec.DecodeError, ValueError, OverflowError) as error:
-                others.skipped.append((int(at), str(error)))
+                others.skipped.append((int(at), reason_of(error)))
                 sound[row] = False
         value = np.where(np.isnan(number), np.float32(1), damped(number))
         records = {**others.records, "index": index, "value": value}
@@ -197,10 +197,10 @@ class HashedJsonCodec:
         cells = {key: cell for key, cell in cells.items() if key not in self._named}
         several = [(key, cell) for key, cell in cells.items() if cell not in (None, "")]
         if len(several) > self._most:
-            raise ValueError(f"{len(several)} features, expected at most {self._most}")
+            raise ValueError(f"it has more features than {self._most}")
         for key, cell in several:
             if not isinstance(cell, str | int | float):
-                raise ValueError(f"{key!r} is neither a text nor a number")  # noqa: TRY004 -- the record's
+                raise ValueError("a feature is neither a text nor a number")  # noqa: TRY004 -- the record's
             text = cell if isinstance(cell, str) else None
             yield bucket_of(key, text, self._buckets), np.nan if text else float(cell)
 
@@ -279,7 +279,21 @@ def is_too_deep(value: bytes) -> bool:
 
 
 def _why_not(value: bytes | None, size: int) -> str:
-    return "no value (a tombstone)" if value is None else f"{len(value)} bytes instead of {size}"
+    if value is None:
+        return "no value (a tombstone)"
+    return f"it has {'more' if len(value) > size else 'fewer'} bytes than the {size} of a record"
+
+
+_PLACE = re.compile(r" \(byte \d+\)")
+
+
+def reason_of(error: Exception) -> str:
+    """Return what a parser says without what it quotes: the place, and bytes that are no text.
+
+    Args:
+        error: The parser's, or one that already says nothing of the record.
+    """
+    return "a text is not UTF-8" if isinstance(error, UnicodeError) else _PLACE.sub("", str(error))
 
 
 def _typed_parser(

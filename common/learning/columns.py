@@ -27,7 +27,6 @@ Scalar: TypeAlias = str | int | float
 Values: TypeAlias = "Sequence[Any] | npt.NDArray[Any]"  # of a path, (n,)
 
 _WHOLE = 2.0**53  # up to here a float64 tells neighbouring whole numbers apart
-_SHOWN = 40  # characters of a value in a reason
 
 
 def text_of(value: Scalar) -> str:
@@ -231,16 +230,17 @@ class Column:
         raise ValueError(self._refusal(value, place, shape))
 
     def _refusal(self, value: object, place: int, shape: tuple[int, ...]) -> str:
-        """Return the reason: what was found, and what the field takes."""
+        """Return the reason: the kind of what was found, never the value, and what is taken."""
         path = ".".join(key.replace(".", "\\.") for key in self.source.paths[place])
         where = f"field {self.field.name!r}"
         where += "" if path == self.field.name else f", {path}"
         if value is None and self.source.default is None:
             return f"{where}: is null or absent, and has no `default`"
         value = self.source.default[place] if value is None and self.source.default else value
-        shown = repr(_listed(value))
-        shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
-        return f"{where}: {shown} is not {self._wanted(shape)}"
+        kind, wanted = _kind(value), self._wanted(shape)
+        if kind == "a number" and wanted.startswith(kind):
+            return f"{where}: a number does not fit {self._dtype.name}"
+        return f"{where}: {kind} is not {wanted}"
 
     def _wanted(self, shape: tuple[int, ...]) -> str:
         match self.source.reading:
@@ -297,13 +297,18 @@ def _numbers_of(values: Values, shape: tuple[int, ...]) -> npt.NDArray[Any] | No
     return None
 
 
-def _listed(value: object) -> object:
-    """Return a value with lists for arrays and bytes, as far as a reason shows it."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    if isinstance(value, bytes | list):
-        return [_listed(each) for each in value[:_SHOWN]]
-    return value
+def _kind(value: object) -> str:
+    """Return what a value is in JSON's words, without the value."""
+    match value:
+        case str():
+            return "a text"
+        case bool() | np.bool_():
+            return "a boolean"
+        case dict():
+            return "an object"
+        case bytes() | list() | np.ndarray():
+            return "an array"
+    return "null" if value is None else "a number"
 
 
 def _reader(source: Source, keys: Keys) -> Callable[[Scalar], float]:

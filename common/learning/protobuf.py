@@ -108,7 +108,7 @@ class ProtobufReader:
         for path, rows in _by_message(records).items():
             message = self._message(path)
             if message is None:
-                records.refuse(rows, f"its file has no message {list(path)}")
+                records.refuse(rows, "its file has no such message")
             else:
                 _read(records, message, rows, wanted, 0)
 

@@ -71,7 +71,7 @@ class RegisteredCodec:
         parts = list[Decoded]()
         for frame, indexes in places.items():
             number = int.from_bytes(frame[1:])
-            reader = self._readers.get(frame, f"the registry has no schema {number}")
+            reader = self._readers.get(frame, "the registry has no schema of its id")
             if isinstance(reader, str):
                 skipped += [(index, reader) for index in indexes]
             else:

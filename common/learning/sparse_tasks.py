@@ -21,7 +21,7 @@ def check_inside(name: str, column: Tensor, size: int) -> Tensor:
     numbers = column.long()
     strange = (numbers < 0) | (numbers >= size)
     if bool(strange.any()):
-        raise ValueError(f"{name} {numbers[strange][0]} is outside 0..{size - 1}")
+        raise ValueError(f"{name}: a number is outside 0..{size - 1}")
     return numbers
 
 

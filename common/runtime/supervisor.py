@@ -330,6 +330,9 @@ class Supervisor:
         try:
             actor.close()
         except BaseException as error:  # noqa: BLE001 -- likewise
+            if _of_the_world(error):  # the turn that it ended, or the next actor, has told it
+                self._log.debug("job_not_closed", job=job.name, reason=_told(error))
+                return
             if self._metrics is not None:
                 self._metrics.failed(job.name, "fault")
             self._log.error("job_not_closed", job=job.name, reason=_told(error), exc_info=error)

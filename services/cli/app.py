@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from common.errors import DollError, OutsideError, UserError
+from common.errors import DollError, ForbiddenError, OutsideError, UserError
 from services.cli import exits
 from services.cli.commands import (
     audit,
@@ -59,7 +59,8 @@ class _Commands(TyperGroup):
             code, hint = exits.REFUSED, ""
             if not isinstance(error, UserError):
                 code = exits.UNAVAILABLE if isinstance(error, OutsideError) else exits.FAILED
-                hint = _SERVERS if error.retriable else ""
+                is_away = error.retriable and not isinstance(error, ForbiddenError)
+                hint = _SERVERS if is_away else ""
             Console(stderr=True, soft_wrap=True).print(
                 f"[bold red]error:[/] {escape(' '.join(str(error).split()))}{hint}", highlight=False
             )

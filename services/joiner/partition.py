@@ -26,6 +26,7 @@ from common.joining.machine import (
     Side,
 )
 from common.joining.records import LARGEST_BYTES, JoinSpec, Records
+from common.learning.codecs import reason_of
 from common.ports.servers import Log, LogRecord, NewRecord, NewTopic, Tail
 from common.topics.dead_letters import Letter, letter_of
 from common.topics.names import joins_topic
@@ -267,7 +268,7 @@ class JoinedPartition:
             try:
                 yield self._shared.records.entry(side, record)
             except ValueError as error:
-                skipped = Skipped(*place, record.offset, str(error))
+                skipped = Skipped(*place, record.offset, reason_of(error))
                 topic_id = self._positions[side].topic_id
                 letter: Letter | None = letter_of(
                     self._spec.to, skipped, record.offset, record.value, topic_id

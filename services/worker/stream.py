@@ -155,7 +155,7 @@ class Stream:
         room = min(self._machine.room, POLL_RECORDS) if self._reading and not self._held else 0
         try:
             happened = self._reader.poll(room, wait_s if room else 0.0, self._machine.batch_size)
-            if happened:
+            if any(not isinstance(event, events.Revoked) for event in happened):
                 self._kafka_outage.over()
             else:
                 self._kafka_outage.quiet()

@@ -229,7 +229,7 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
             lambda: len(read_letters(training.log, "avro-rows").letters) == 32, "dead letters"
         )
         [reason] = {each.reason for each in read_letters(training.log, "avro-rows").letters}
-        assert reason == "the registry has no schema 99"
+        assert reason == "the registry has no schema of its id"
         training.produce(*known)
         training.await_samples(320)
 

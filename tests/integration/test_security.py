@@ -35,7 +35,7 @@ from common.core.spread import JobDemand
 from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
-from common.errors import OutsideError, UserError
+from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
 from common.ports.servers import Fetched, NewTopic
 from common.runtime.connect import open_board, open_boards, open_log
 from tests.certificates import Authority
@@ -372,9 +372,18 @@ def test_the_rights_in_the_guide_are_all_that_a_log_needs(safe_kafka: SafeKafka)
 @pytest.mark.kafka
 def test_a_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> None:
     log = log_with(safe_kafka)
-    with pytest.raises(OutsideError, match=r"payroll.*TOPIC_AUTHORIZATION_FAILED") as told:
+    wanted = (
+        r"Kafka refuses describe on topic payroll \(principal User:doll\): add it as in"
+        r" docs/howto/security\.md \(TOPIC_AUTHORIZATION_FAILED\)"
+    )
+    with pytest.raises(ForbiddenError, match=wanted):
         log.bounds(Partition("payroll", 0))
-    assert not told.value.retriable
+    with pytest.raises(ForbiddenError, match=r"create on topic salaries.*, or make it by h"):
+        log.create_topics([NewTopic("salaries")])
+    with closing(log.writer()) as writer:
+        writer.append("clinic-a", b"not ours to write")
+        with pytest.raises(BrokenWriterError, match="refuses write on topic clinic-a"):
+            writer.flush(LONG_S)
 
 
 @pytest.mark.kafka

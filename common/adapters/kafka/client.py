@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from common.errors import OutsideError, UnavailableError, UnknownTopicError, UserError
+from common.errors import (
+    ForbiddenError,
+    OutsideError,
+    UnavailableError,
+    UnknownTopicError,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,14 +52,14 @@ ADDED = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 -- likewise
 # A partition's leader was elected since the client asked. A client that asks about offsets only
 # goes on with what it knew, for minutes, until it asks about the topic.
 STALE_LEADER = KafkaError.FENCED_LEADER_EPOCH
-_REFUSED = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_EXCEPTION,
-    }
-)
+# Kind of resource that a refused right is on, by the error's code.
+FORBIDDEN = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional id",
+    # Of a producer that may write to no topic at all, and of topics that may not be created.
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "topic",
+}
 _ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 -- likewise
 _SHUT_OUT = {  # and what to do about it
     KafkaError._AUTHENTICATION: (  # noqa: SLF001 -- likewise
@@ -170,14 +176,29 @@ def end_in(run: Sequence[Record]) -> int | None:
     return run[-1].offset() if error is not None and error.code() == AT_END else None
 
 
-def as_ours(error: KafkaError, doing: str) -> OutsideError:
-    """The error of our tree that says what an error of the client means."""
+def forbidden(error: KafkaError, *rights: str) -> str:
+    """Return the text that names the right that Kafka refuses: one of `rights`, by its resource."""
+    kind = FORBIDDEN[error.code()]
+    right = next((each for each in rights if f" on {kind} " in each), f"a right on a {kind}")
+    return f"Kafka refuses {right}: add it as in docs/howto/security.md ({error.name()})"
+
+
+def as_ours(error: KafkaError, doing: str, *rights: str) -> OutsideError:
+    """Return the error of our tree that says what an error of the client means.
+
+    Args:
+        error: The client's.
+        doing: What failed.
+        rights: Rights that this needs, from `KafkaSettings.right`.
+    """
+    if error.code() in FORBIDDEN:
+        return ForbiddenError(forbidden(error, *rights))
     text = f"{doing}: {error.str()} ({error.name()})"
     # The client's own _UNKNOWN_TOPIC and _UNKNOWN_PARTITION are not proof: it says so too where it
     # has lost sight of the brokers.
     if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return UnknownTopicError(text)
-    if _is_fatal(error) or error.code() in _REFUSED:
+    if _is_fatal(error) or error.code() == KafkaError.TOPIC_EXCEPTION:
         return OutsideError(text)
     return UnavailableError(text)
 
@@ -227,14 +248,14 @@ class Complaints:
         else:
             self._shut_out = None
 
-    def raise_fatal(self, doing: str) -> None:
+    def raise_fatal(self, doing: str, *rights: str) -> None:
         """Raise what this client cannot recover from, if there is such.
 
         Raises:
             OutsideError: Now and at every later call.
         """
         if self._fatal is not None:
-            raise as_ours(self._fatal, doing)
+            raise as_ours(self._fatal, doing, *rights)
 
     def raise_shut_out(self, doing: str) -> None:
         """Raise if a broker was ever found that does not let us in.

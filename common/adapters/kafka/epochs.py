@@ -23,7 +23,7 @@ from common.adapters.kafka.client import (
     made,
     place_of,
 )
-from common.adapters.kafka.settings import reader_properties
+from common.adapters.kafka.settings import ALONE, reader_properties
 from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.ports.servers import FoundTopic
@@ -72,6 +72,8 @@ def epoch_ends(
         UnavailableError: If some did not come in time.
     """
     doing = f"leader epochs of {len(epochs)} partitions"
+    topics = " or ".join(sorted({place.topic for place in epochs}))
+    rights = (settings.right("read", f"topic {topics}"), settings.right("read", f"group {ALONE}"))
     complaints, found = Complaints(), dict[Partition, int]()
     client = made(Consumer, reader_properties(settings) | {"error_cb": complaints})
     deadline = time.monotonic() + timeout_s
@@ -88,21 +90,21 @@ def epoch_ends(
                 complaints.raise_away(doing)
                 raise UnavailableError(f"{doing}: no answer within {timeout_s} s")
             for message in cast("list[Record]", client.consume(len(epochs), left_s)):
-                _take_end(message, found, doing)
+                _take_end(message, found, doing, *rights)
     except KafkaException as raised:
-        raise as_ours(cause_of(raised), doing) from raised
+        raise as_ours(cause_of(raised), doing, *rights) from raised
     finally:
         client.close()
     return found
 
 
-def _take_end(message: Record, found: dict[Partition, int], doing: str) -> None:
+def _take_end(message: Record, found: dict[Partition, int], doing: str, *rights: str) -> None:
     error = message.error()
     if error is None:
         return
     end = divergent_offset(error) if error.code() in OUT_OF_RANGE else None
     if end is None:
-        raise as_ours(error, doing)
+        raise as_ours(error, doing, *rights)
     found[Partition(*place_of(message))] = end
 
 

@@ -21,12 +21,14 @@ from confluent_kafka.admin._resource import ResourceType
 
 from common.adapters.kafka.client import (
     ADDED,
+    FORBIDDEN,
     NO_LEADERS,
     STALE_LEADER,
     UNKNOWN,
     Complaints,
     as_ours,
     cause_of,
+    forbidden,
     made,
 )
 from common.adapters.kafka.epochs import PastEpochs, TopicsQuestion, epoch_ends
@@ -41,6 +43,7 @@ from common.core.spans import LogPosition, Partition, Span
 from common.errors import (
     DollError,
     ExpiredError,
+    ForbiddenError,
     OutsideError,
     UnavailableError,
     UnknownTopicError,
@@ -77,8 +80,6 @@ _BY_HAND = frozenset(  # why a cluster does not make a topic for us
     {
         KafkaError.POLICY_VIOLATION,
         KafkaError.INVALID_CONFIG,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
 # Waits of the first questions: brokers that do not let us in say so within half a second or, where
@@ -105,12 +106,13 @@ class KafkaLog:
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
         """See the port."""
         admin = self._admin  # finds its brokers meanwhile
-        if all(self._exists(topic.name) for topic in wanted):
+        # Kafka refuses to create a topic that exists where the right to create it is missing.
+        made = [topic for topic in wanted if not self._exists(topic.name)]
+        if not made:
             return
         if self._settings.topic_maker is None:
-            made = self._create(admin, wanted)
+            made = self._create(admin, made)
         else:
-            made = [topic for topic in wanted if not self._exists(topic.name)]
             for topic in made:
                 self._settings.topic_maker(topic.name, topic.partitions)
         self._await_topics({topic.name for topic in made})
@@ -126,7 +128,7 @@ class KafkaLog:
         answers = self._admin.delete_topics(
             list(topics), request_timeout=timeout_s, operation_timeout=timeout_s
         )
-        _all_deleted("topic", answers)
+        _all_deleted("topic", answers, self._settings)
 
     def delete_groups(self, groups: Collection[str]) -> None:
         """See the port."""
@@ -134,8 +136,9 @@ class KafkaLog:
             return
         timeout_s = self._settings.request_timeout_s
         _all_deleted(
-            "consumer group",
+            "group",
             self._admin.delete_consumer_groups(list(groups), request_timeout=timeout_s),
+            self._settings,
         )
 
     def topics(self) -> list[str]:
@@ -157,7 +160,7 @@ class KafkaLog:
                 entries = answer.result()
             except KafkaException as raised:
                 error = as_ours(cause_of(raised), f"settings of topic {resource.name}")
-                if error.retriable:
+                if error.retriable and not isinstance(error, ForbiddenError):
                     raise error from raised
                 continue
             found[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
@@ -168,7 +171,7 @@ class KafkaLog:
         doing = f"partitions of {topic}"
         found = self._metadata(topic, doing)
         if found.error is not None:
-            raise as_ours(found.error, doing)
+            raise as_ours(found.error, doing, self._describe(topic))
         return tuple(Partition(topic, index) for index in sorted(found.partitions))
 
     def bounds(self, partition: Partition) -> Bounds:
@@ -187,7 +190,8 @@ class KafkaLog:
             except KafkaException as raised:
                 error = cause_of(raised)
                 if error.code() not in _ELECTING or time.monotonic() > until:
-                    raise as_ours(error, f"bounds of {partition}") from raised
+                    doing, right = f"bounds of {partition}", self._describe(partition.topic)
+                    raise as_ours(error, doing, right) from raised
                 time.sleep(_METADATA_RETRY_S)
 
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
@@ -195,15 +199,16 @@ class KafkaLog:
         bounds = self.bounds(partition)
         if not self._settings.time_index:
             return self._search_time(partition, bounds, timestamp_s)
+        doing, right = f"position in {partition} by time", self._describe(partition.topic)
         wanted = TopicPartition(*partition, int(timestamp_s * 1e3))
         try:
             [found] = self._client.offsets_for_times(
                 [wanted], timeout=self._settings.request_timeout_s
             )
         except KafkaException as raised:
-            raise as_ours(cause_of(raised), f"position in {partition} by time") from raised
+            raise as_ours(cause_of(raised), doing, right) from raised
         if found.error is not None:
-            raise as_ours(found.error, f"position in {partition} by time")
+            raise as_ours(found.error, doing, right)
         return found.offset if found.offset >= 0 else bounds.end
 
     def ends(self, partitions: Collection[Partition]) -> Positions:
@@ -244,7 +249,7 @@ class KafkaLog:
             if isinstance(answer, FoundTopic):
                 found[topic] = answer
             elif answer.code() not in UNKNOWN:
-                raise as_ours(answer, f"what {topic} is")
+                raise as_ours(answer, f"what {topic} is", self._describe(topic))
         return found
 
     def agrees(
@@ -354,6 +359,9 @@ class KafkaLog:
         properties = {"topic.metadata.refresh.interval.ms": _CONTROLLER_MS}
         return made(AdminClient, client_properties(self._settings) | properties)
 
+    def _describe(self, topic: str) -> str:
+        return self._settings.right("describe", f"topic {topic}")
+
     def _exists(self, topic: str) -> bool:
         try:
             return bool(self.partitions(topic))
@@ -413,7 +421,9 @@ class KafkaLog:
             is_late = time.monotonic() > until
             passing = _NOT_ASKED if is_late else _NOT_ASKED | _ELECTING
             if why is not None and not found and why.code() not in passing:
-                raise as_ours(why, f"{which}s of {len(left)} partitions")
+                topics = " or ".join(sorted({place.topic for place in left}))
+                doing = f"{which}s of {len(left)} partitions"
+                raise as_ours(why, doing, self._describe(topics))
             if why is None or is_late:
                 break
             time.sleep(_METADATA_RETRY_S)
@@ -507,6 +517,10 @@ class KafkaLog:
                 answer.result()
             except KafkaException as raised:
                 error = cause_of(raised)
+                if error.code() in FORBIDDEN:
+                    right = forbidden(error, self._settings.right("create", f"topic {topic}"))
+                    by_hand = _by_hand(made[topic])
+                    raise ForbiddenError(f"{right}, or {by_hand}") from raised
                 if error.code() in _BY_HAND:
                     raise OutsideError(_refusal(made[topic], error)) from raised
                 if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -547,7 +561,9 @@ class KafkaLog:
             )
 
 
-def _all_deleted(what: str, answers: Mapping[str, Future[None]]) -> None:
+def _all_deleted(
+    what: Literal["topic", "group"], answers: Mapping[str, Future[None]], settings: KafkaSettings
+) -> None:
     """See that all are gone.
 
     Raises:
@@ -559,15 +575,22 @@ def _all_deleted(what: str, answers: Mapping[str, Future[None]]) -> None:
             answer.result()
         except KafkaException as raised:
             if cause_of(raised).code() not in _GONE:
-                refused = as_ours(cause_of(raised), f"deleting {what} {name}")
+                right = settings.right("delete", f"{what} {name}")
+                refused = as_ours(cause_of(raised), f"deleting {what} {name}", right)
     if refused is not None:
         raise refused
 
 
 def _refusal(topic: NewTopic, error: KafkaError) -> str:
-    config = "".join(f" --config {name}={value}" for name, value in topic.settings.items())
     return (
         f"Kafka does not make the topic {topic.name} for us: {error.str()} ({error.name()});"
-        " make it by hand: kafka-topics.sh --bootstrap-server $DOLL_KAFKA --create"
+        f" {_by_hand(topic)}"
+    )
+
+
+def _by_hand(topic: NewTopic) -> str:
+    config = "".join(f" --config {name}={value}" for name, value in topic.settings.items())
+    return (
+        "make it by hand: kafka-topics.sh --bootstrap-server $DOLL_KAFKA --create"
         f" --topic {topic.name} --partitions {topic.partitions}{config}"
     )

@@ -50,7 +50,15 @@ class KafkaSettings:
     properties: Mapping[str, str] = field(default_factory=dict)  # passed on by the client's names
     token: MakeToken | None = None  # for SASL/OAUTHBEARER, where `properties` cannot tell
 
+    def right(self, operation: str, resource: str) -> str:
+        """Return a right in words, and whose it is where the settings name a user."""
+        user = self.properties.get("sasl.username")
+        return f"{operation} on {resource}" + (f" (principal User:{user})" if user else "")
 
+
+# Group of every reader that is no member of a job's group. It commits nothing: Kafka demands a
+# group of every consumer, and the right to read as that group.
+ALONE = "doll.alone"
 _TAIL_FETCH_WAIT_MS = 100
 FETCH_BACKOFF_MS = 50  # between a fetch that failed and the next one
 # A topic that is gone is taken for one that is about to appear for so long; the default is 30 s.
@@ -90,7 +98,7 @@ def reader_properties(settings: KafkaSettings) -> dict[str, Any]:
     return {
         **client_properties(settings),
         "client.rack": settings.rack,
-        "group.id": f"{settings.client_id}.alone",  # demanded; only members of a group join theirs
+        "group.id": ALONE,
         "allow.auto.create.topics": False,
         "auto.offset.reset": "error",  # a position comes from the ledger or from nowhere
         "isolation.level": "read_committed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from common.adapters.kafka.client import (
     AT_END,
@@ -21,8 +21,8 @@ from common.adapters.kafka.client import (
     values_of,
 )
 from common.adapters.kafka.cursor import Cursor
-from common.adapters.kafka.settings import reader_properties
-from common.errors import ExpiredError, UnavailableError
+from common.adapters.kafka.settings import ALONE, reader_properties
+from common.errors import ExpiredError, OutsideError, UnavailableError
 from common.ports.servers import Fetched
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class KafkaSpanReader:
         except KafkaException as raised:
             raise as_ours(cause_of(raised), doing) from raised
         if topic.error is not None:
-            raise as_ours(topic.error, doing)
+            raise self._as_ours(topic.error, span)
         self._met.add(span.topic)
 
     def _continue(self, cursor: Cursor, messages: list[Record], span: Span) -> list[Record]:
@@ -133,8 +133,14 @@ class KafkaSpanReader:
                 self._explain(span)
                 self._assign(cursor)  # the client does not seek in what it has stopped
             else:
-                raise as_ours(error, f"reading {span}")
+                self._renew()  # the client says once that a right is missing
+                raise self._as_ours(error, span)
         return run
+
+    def _as_ours(self, error: KafkaError, span: Span) -> OutsideError:
+        topic, group = f"topic {span.topic}", f"group {ALONE}"
+        rights = (self._settings.right("read", topic), self._settings.right("read", group))
+        return as_ours(error, f"reading {span}", *rights)
 
     def _assign(self, cursor: Cursor) -> None:
         self._client.assign([TopicPartition(*cursor.partition, cursor.position)])
@@ -147,7 +153,7 @@ class KafkaSpanReader:
                 timeout=self._settings.request_timeout_s,
             )
         except KafkaException as raised:
-            raise as_ours(cause_of(raised), f"bounds of {span.place}") from raised
+            raise self._as_ours(cause_of(raised), span) from raised
         if start > span.start:
             raise ExpiredError(f"{span} has expired: its partition starts at {start}")
         if end < span.end:

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from common.adapters.kafka.client import (
     AT_END,
+    FORBIDDEN,
     OUT_OF_RANGE,
     Complaints,
     are_records,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from common.adapters.kafka.client import Record
     from common.adapters.kafka.settings import KafkaSettings
+    from common.errors import OutsideError
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -112,6 +114,9 @@ class KafkaStreamReader:
         self._in_turn = RunsInTurn()
         self._held_bytes = settings.prefetch_kb << 10  # over all partitions
         self._complaints = Complaints()
+        # A missing right, until a record or a partition comes: the client says it once.
+        self._forbidden: OutsideError | None = None
+        self._right, self._group = settings.right, group
         self._topics = list(topics)
         self._properties = member_properties(settings, group, member, hold=hold) | {
             "enable.partition.eof": True,  # how else to know that there is nothing to wait for?
@@ -126,7 +131,7 @@ class KafkaStreamReader:
         self, max_records: int, timeout_s: float, run: int | None = None
     ) -> tuple[StreamEvent, ...]:
         """See the port."""
-        self._complaints.raise_fatal(self._name)
+        self._complaints.raise_fatal(self._name, self._right("read", f"group {self._group}"))
         wanted = 0 if self._paused else max_records
         deadline = time.monotonic() + timeout_s
         wait_s = 0.0  # first of all see what is there
@@ -146,6 +151,8 @@ class KafkaStreamReader:
             wait_s = 0.0 if came else max(left_s, 0.0)
         events, self._events = tuple(self._events), []
         if not events:
+            if self._forbidden is not None:
+                raise self._forbidden
             self._complaints.raise_away(self._name)
         return events
 
@@ -246,6 +253,7 @@ class KafkaStreamReader:
         client.pause(silent)
         self._owned.update(partitions)
         if partitions:
+            self._forbidden = None
             self._events.append(Assigned(partitions))
 
     def _on_commit(self, refused: KafkaError | None, answers: list[TopicPartition]) -> None:
@@ -414,6 +422,8 @@ class KafkaStreamReader:
                 continue
             partition = cursor.partition
             again = False
+            if run or end is not None:
+                self._forbidden = None
             if run:
                 first, last, again = cursor.take(offsets_of(run))
                 if first < last:
@@ -488,10 +498,21 @@ class KafkaStreamReader:
                     self._doubt(partition, divergent_offset(error))
             elif error.code() == AT_END:
                 continue
+            elif error.code() in FORBIDDEN:
+                self._forbid(error, message)
             else:
                 self._complaints(error)
                 _LOGGER.warning("consumer_error group_member=%r error=%s", self._name, error)
         return good
+
+    def _forbid(self, error: KafkaError, message: Record) -> None:
+        """Note a missing right; seek, so that the end is told again once the right is there."""
+        topics = message.topic() or " or ".join(self._topics)
+        group = self._right("read", f"group {self._group}")
+        self._forbidden = as_ours(error, self._name, self._right("read", f"topic {topics}"), group)
+        partition = Partition(message.topic(), message.partition())
+        if partition in self._cursors:
+            self._unsought.add(partition)
 
     def _doubt(self, partition: Partition, parted: int | None) -> None:
         """Find out about a position that the client found no log for."""

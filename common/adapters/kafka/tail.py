@@ -23,6 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from common.adapters.kafka.client import (
     AT_END,
+    FORBIDDEN,
     NO_LEADERS,
     OUT_OF_RANGE,
     STALE_LEADER,
@@ -45,6 +46,7 @@ from common.adapters.kafka.settings import tail_properties
 from common.core.spans import Partition
 from common.errors import (
     ExpiredError,
+    ForbiddenError,
     OutsideError,
     RecreatedError,
     TruncatedError,
@@ -99,7 +101,7 @@ class KafkaTail:
         # Each is changed by one thread only: the consumer's, and whoever reads.
         self._put_bytes = self._read_bytes = 0
         self._fault: OutsideError | None = None  # for good
-        self._trouble: OutsideError | None = None  # told once
+        self._trouble: OutsideError | None = None  # told once, a missing right until it is there
         self._news = threading.Event()
 
     # --- for whoever reads -----------------------------------------------------------------------
@@ -117,8 +119,9 @@ class KafkaTail:
                 return records
             if self._fault is not None:
                 raise self._fault
-            trouble, self._trouble = self._trouble, None
-            if trouble is not None:
+            if (trouble := self._trouble) is not None:
+                if not isinstance(trouble, ForbiddenError):
+                    self._trouble = None
                 raise trouble
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -127,7 +130,7 @@ class KafkaTail:
 
     def _is_idle(self) -> bool:
         """Whether nothing came since it was read last, and all was read then."""
-        some = self._runs or self._taken < len(self._run) or self._fault is not None
+        some = self._runs or self._taken < len(self._run) or self._fault or self._trouble
         return not (some or self._news.is_set())
 
     def position(self) -> int:
@@ -178,6 +181,11 @@ class KafkaTail:
         """Raise this once."""
         self._trouble = trouble
         self._tell()
+
+    def allow(self) -> None:
+        """Forget a missing right: something came."""
+        if isinstance(self._trouble, ForbiddenError):
+            self._trouble = None
 
     def overflows(self) -> bool:
         """Whether it holds too much to go on."""
@@ -276,6 +284,7 @@ class _TailConsumer:
         self._admin = admin
         self._lock = lock
         self._forget = forget
+        self._settings = settings
         self._timeout_s = settings.request_timeout_s
         self._taken = dict[Partition, KafkaTail]()  # by tails that are not closed
         # That were deleted: the client knows leader epochs of them, and so would never read those
@@ -440,6 +449,8 @@ class _TailConsumer:
             if tail is None or partition not in self._assigned:
                 continue
             run, end = self._that_count(tail, all_of)
+            if run or end is not None:
+                tail.allow()
             before = tail.cursor.position
             first, last, again = tail.cursor.take(offsets_of(run))
             if end is not None and not again:
@@ -480,7 +491,11 @@ class _TailConsumer:
             elif error.code() in UNKNOWN:
                 self._suspects.setdefault(tail.partition, None)
             else:
-                tail.complain(as_ours(error, f"reading {tail.partition}@{tail.cursor.position}"))
+                right = self._settings.right("read", f"topic {tail.partition.topic}")
+                doing = f"reading {tail.partition}@{tail.cursor.position}"
+                tail.complain(as_ours(error, doing, right))
+                if error.code() in FORBIDDEN and tail.partition in self._assigned:
+                    self._assign(tail)  # so that the end is told again once the right is there
         return [message for message in run if message.error() is None]
 
     def _hear(self, error: KafkaError) -> None:
@@ -508,7 +523,8 @@ class _TailConsumer:
                 if answer.code() in UNKNOWN:
                     self._suspects.setdefault(partition, None)
                 elif partition in self._unidentified:
-                    tail.complain(as_ours(answer, f"id of {partition.topic}"))
+                    right = self._settings.right("describe", f"topic {partition.topic}")
+                    tail.complain(as_ours(answer, f"id of {partition.topic}", right))
             elif answer is not None:
                 self._identify(tail, answer)
 

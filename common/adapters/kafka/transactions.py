@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from common.adapters.kafka.client import as_ours, cause_of, made
 from common.adapters.kafka.settings import writer_properties
 from common.adapters.kafka.writer import refusal_of
-from common.errors import DeliveryError
+from common.errors import DeliveryError, OutsideError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +44,7 @@ class KafkaTransactions:
         self, settings: KafkaSettings, name: str, check_topic: Callable[[str], object]
     ) -> None:
         self._name = name
+        self._settings = settings
         self._check_topic = check_topic
         self._refused: DeliveryError | None = None
         self._client = made(
@@ -58,7 +59,7 @@ class KafkaTransactions:
         try:
             self._client.init_transactions(_WAIT_S)
         except KafkaException as raised:
-            raise as_ours(cause_of(raised), f"writing as {name}") from raised
+            raise self._as_ours(cause_of(raised)) from raised
 
     def write(self, records: Sequence[NewRecord]) -> None:
         """See the port."""
@@ -91,13 +92,19 @@ class KafkaTransactions:
                     f" for too long: {error.str()}"
                 ) from raised
             if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                raise refusal_of(topic, error) from raised
-            raise as_ours(error, f"writing as {self._name}") from raised
+                raise refusal_of(topic, error, self._settings) from raised
+            topics = " or ".join(sorted({record.topic for record in records}))
+            raise self._as_ours(error, topics) from raised
 
     def close(self) -> None:
         """See the port."""
         self._client.purge()
 
+    def _as_ours(self, error: KafkaError, topics: str = "") -> OutsideError:
+        right, name = self._settings.right, f"transactional id {self._name}"
+        rights = right("write", name), right("write", f"topic {topics}")
+        return as_ours(error, f"writing as {self._name}", *rights)
+
     def _report(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            self._refused = refusal_of(str(message.topic()), error)
+            self._refused = refusal_of(str(message.topic()), error, self._settings)

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from common.adapters.kafka.client import UNKNOWN, as_ours, cause_of, made
+from common.adapters.kafka.client import FORBIDDEN, UNKNOWN, as_ours, cause_of, forbidden, made
 from common.adapters.kafka.settings import writer_properties
 from common.errors import (
     BrokenWriterError,
@@ -73,6 +73,7 @@ class SharedProducer:
         producer: Callable[[dict[str, Any]], Producer] = Producer,
     ) -> None:
         self.fault: DeliveryError | None = None  # of all of its writers
+        self.settings = settings
         self._close_timeout_s = settings.close_timeout_s
         self.client = made(producer, writer_properties(settings))
         self._moved = set[KafkaWriter]()  # whose records were reported since the last look
@@ -130,7 +131,7 @@ class SharedProducer:
                 self.client.poll(_SERVE_S if len(self.client) or moved else 0)
             except KafkaException as raised:  # nothing that this client can recover from
                 self.client.purge()  # or its records would be kept until the end of the process
-                self._fail(_fault(cause_of(raised), f"writing: {cause_of(raised).str()}"))
+                self._fail(refusal_of("doll.", cause_of(raised), self.settings))
             moved, self._moved = self._moved, set()
             for writer in moved:
                 writer.tell()
@@ -277,14 +278,14 @@ class KafkaWriter:
             try:
                 produce()
             except KafkaException as raised:
-                if cause_of(raised).code() not in UNKNOWN:
+                if cause_of(raised).code() not in UNKNOWN | FORBIDDEN.keys():
                     raise
                 # The client would not look for five minutes whether it is there again.
                 self._check_topic(topic)
                 self._look_again(topic)
                 produce()
         except KafkaException as raised:
-            raise refusal_of(topic, cause_of(raised)) from raised
+            raise self._refusal(topic, cause_of(raised)) from raised
 
     def _look_again(self, topic: str) -> None:
         try:
@@ -318,12 +319,15 @@ class KafkaWriter:
             if on_delivered is not None:
                 self._due.append(partial(on_delivered, message.offset()))
         elif on_failed is not None:
-            self._due.append(partial(on_failed, refusal_of(str(message.topic()), error)))
+            self._due.append(partial(on_failed, self._refusal(str(message.topic()), error)))
         elif self._failure is None:
-            self._failure = refusal_of(str(message.topic()), error)
+            self._failure = self._refusal(str(message.topic()), error)
         self._reported += 1
         self._reported_bytes += size
         self._producer.reported(self)
+
+    def _refusal(self, topic: str, error: KafkaError) -> DeliveryError:
+        return refusal_of(topic, error, self._producer.settings)
 
     def _raise_failure(self) -> None:
         failure = self._producer.fault or self._failure
@@ -331,15 +335,14 @@ class KafkaWriter:
             raise failure
 
 
-def refusal_of(topic: str, error: KafkaError) -> DeliveryError:
-    """The error of ours that says why a record was not taken."""
+def refusal_of(topic: str, error: KafkaError, settings: KafkaSettings) -> DeliveryError:
+    """Return the error of ours that says why a record was not taken."""
+    if error.code() in FORBIDDEN:  # it did not arrive: another writer may, once it has the right
+        right = forbidden(error, settings.right("write", f"topic {topic}"))
+        return BrokenWriterError(right)
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return RecordTooLargeError(f"{topic} does not take so large a record: {error.str()}")
     told = f"{topic} has not taken a record, which is lost: {error.str()} ({error.name()})"
     if error.code() == KafkaError.INVALID_RECORD:
         told += "; a topic that is compacted takes no record without a key"
-    return _fault(error, told)
-
-
-def _fault(error: KafkaError, told: str) -> DeliveryError:
     return (BrokenWriterError if error.code() in _BROKEN else DeliveryError)(told)

@@ -124,7 +124,7 @@ def test_words_before_unseen_get_likelier_where_they_come_up() -> None:
 @pytest.mark.parametrize(
     ("index", "value", "weight", "told"),
     [
-        (200, 1.0, 1.0, "index 200 is outside 0..199"),
+        (200, 1.0, 1.0, "index: a number is outside 0..199"),
         (3, -1.0, 1.0, "a count is below zero"),
         (3, 1.0, 0.0, "take smaller steps"),
     ],

@@ -177,9 +177,9 @@ def test_the_numbers_before_a_record_say_which_message_it_is() -> None:
     columns, reasons = read(values, "x")
     assert columns[0][:2] == [2.5, None]
     assert reasons == {
-        2: "its file has no message [5]",
+        2: "its file has no such message",
         3: "it is of no message",
-        4: "its file has no message [-1]",
+        4: "its file has no such message",
     }
 
 

@@ -93,7 +93,7 @@ def test_each_record_is_read_by_its_own_schema_and_their_order_stays() -> None:
     assert [index for index, _ in found.skipped] == [2, 4, 5]
     assert [why.partition(":")[0] for _, why in found.skipped] == [
         "no id of a schema stands before it",
-        "the registry has no schema 3",
+        "the registry has no schema of its id",
         "no value (a tombstone)",
     ]
 
@@ -118,20 +118,20 @@ def test_the_same_columns_are_read_of_avro_as_of_json() -> None:
     ("field", "type_", "value", "reason"),
     [
         ("{dtype: float32}", ["null", "double"], None, "x': is null or absent"),
-        ("{dtype: float32}", "string", "12", "'12' is not a number that fits float32"),
-        ("{dtype: float32}", "double", float("nan"), "nan is not a number that fits float32"),
-        ("{dtype: float32}", "double", 1e300, "1e+300 is not a number that fits float32"),
-        ("{dtype: uint8}", "long", 256, "256 is not a number that fits uint8"),
-        ("{dtype: int64}", "double", 1.5, "1.5 is not a number that fits int64"),
-        ("{dtype: bool}", "int", 2, "2 is not a number that fits bool"),
+        ("{dtype: float32}", "string", "12", "a text is not a number that fits float32"),
+        ("{dtype: float32}", "double", float("nan"), "a number does not fit float32"),
+        ("{dtype: float32}", "double", 1e300, "a number does not fit float32"),
+        ("{dtype: uint8}", "long", 256, "a number does not fit uint8"),
+        ("{dtype: int64}", "double", 1.5, "a number does not fit int64"),
+        ("{dtype: bool}", "int", 2, "a number does not fit bool"),
         ("{dtype: int64, from: y}", "int", 2, "field 'x', y: is null or absent"),
-        ("{dtype: int64, hash: 9}", "bytes", b"a", "[97] is not a text, a number"),
-        ("{dtype: uint8, shape: [3]}", "bytes", b"ab", "[97, 98] is not an array of shape [3]"),
+        ("{dtype: int64, hash: 9}", "bytes", b"a", "an array is not a text, a number"),
+        ("{dtype: uint8, shape: [3]}", "bytes", b"ab", "an array is not an array of shape [3]"),
         (
             "{dtype: float32, shape: [2]}",
             {"type": "array", "items": "float"},
             [1.0],
-            "[1.0] is not an array of shape [2]",
+            "an array is not an array of shape [2]",
         ),
     ],
 )
@@ -204,7 +204,7 @@ def test_image_of_another_length_in_a_poll_of_100_skips_one_record(
 
     found = made.decode(values)
 
-    reason = f"field 'image': {list(bad)} is not an array of shape [2, 2], each a number that fits"
+    reason = "field 'image': an array is not an array of shape [2, 2], each a number that fits"
     assert found.skipped == [(40, f"{reason} uint8")]
     assert found.records["image"].tobytes() == b"".join(images[:40] + images[41:])
 
@@ -229,7 +229,7 @@ def test_decimal_beyond_float64_skips_its_record() -> None:
 
     found = made.decode([b"\0\0\0\0\1\x90\3" + b"\x7f" * 200, b"\0\0\0\0\1\2\7"])
 
-    assert found.skipped == [(0, "field 'x': inf is not a number that fits float64")]
+    assert found.skipped == [(0, "field 'x': a number does not fit float64")]
     assert found.records["x"].tolist() == [7]
 
 

@@ -223,6 +223,21 @@ def test_what_cannot_be_closed_is_told_and_made_anew_nevertheless(house: _House)
     assert "job_not_closed" in [line["event"] for line in house.told()]
 
 
+def test_outage_that_keeps_an_actor_from_closing_is_told_once_by_its_turn(house: _House) -> None:
+    class Sticky(_Script):
+        def close(self) -> None:
+            raise UnavailableError("away")
+
+    first, second, after = Sticky(), Sticky(), _Script()
+    for each in (first, second):
+        each.turns.put(UnavailableError("away"))
+
+    house.supervisor.begin("digits", making(first, second, after))
+
+    turns(after, 1)
+    assert [line["event"] for line in house.told()] == ["job_waits"]
+
+
 def test_a_fault_says_how_many_there_were_in_a_row(house: _House) -> None:
     errors = [KeyError("a"), UnavailableError("away"), KeyError("b"), ValueError("c")]
     actors = [_Script() for _ in range(5)]

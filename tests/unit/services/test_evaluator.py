@@ -423,7 +423,7 @@ def test_a_test_set_that_the_task_cannot_read_is_told_once(
     until(lambda: len(world.told()) == 2, "both are judged by what came next")
     ((event, reason),) = told_by(caplog)
     assert event == "evaluation_failed"
-    assert "label 7 is outside 0..1" in reason
+    assert "label: a number is outside 0..1" in reason
 
 
 def test_weights_of_another_model_are_told_of_and_passed_over(

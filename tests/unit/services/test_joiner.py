@@ -204,7 +204,7 @@ BAD = [
     ({"id": 1, "at": 1.8e12}, "ahead of the clock"),
     ({"id": 1, "at": "yesterday"}, "not known"),
     ({"id": "x" * 2_000, "at": 1.0}, "its key has more than 1000 bytes"),
-    ({"id": 1, "at": 1.0, "x": "x" * 600_000}, "bytes; up to 500000 can be joined"),
+    ({"id": 1, "at": 1.0, "x": "x" * 600_000}, "more than the 500000 bytes that can be joined"),
 ]
 
 
