@@ -36,6 +36,7 @@ __all__ = [
     "TaskMissingError",
     "TruncatedError",
     "UnavailableError",
+    "UnknownOutcomeError",
     "UnknownTopicError",
     "UserError",
     "WireError",
@@ -61,6 +62,10 @@ class GroupError(UnavailableError):
     def __init__(self, message: str, unreachable: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
         self.unreachable = unreachable
+
+
+class UnknownOutcomeError(UnavailableError):
+    """A change was sent and not confirmed in time: it may have been made, or may still be made."""
 
 
 class UnknownTopicError(OutsideError):
