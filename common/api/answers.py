@@ -191,7 +191,7 @@ class JobSummary(Answer):
     why: str = Field(description="One line; of a job that is held, the reason.")
     version: Count | None = Field(
         description="J, updates made so far. Null, here and below: not known. Of a job that does"
-        " not run, this and the fields below may be 5 minutes old."
+        " not run, this and the fields below may be a minute old."
     )
     loss: float | None = Field(description="Mean per sample over the last updates.")
     accuracy: float | None = Field(description="Likewise, if the task measures it.")

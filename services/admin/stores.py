@@ -37,7 +37,7 @@ WRITE_S = 20.0  # that a request waits for its turn and its work: a store gives 
 ORDERS = 64  # that wait for their turn
 # Changes that wait for a broker's confirmation at the same time. A change waits most of its time,
 # so that more threads than cores pay.
-WRITERS = 8
+WRITERS = 6
 END_S = 2.0  # a thread that waits for Kafka ends with the process
 
 _log = event_logger(__name__)
@@ -64,7 +64,7 @@ class Stores:
         self._lock = threading.Lock()
         # The lock of folds: a later fold must not give way to an earlier one.
         self._fold_lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._threads = list[threading.Thread]()
         self._end_asked = threading.Event()
         # True once no thread takes orders any more.
         self._ended = False
@@ -85,20 +85,21 @@ class Stores:
     def start(self) -> None:
         """Begin to follow, unless that has begun or ended."""
         with self._lock:
-            if self._thread is None and not self._end_asked.is_set():
-                self._thread = threading.Thread(target=self._run, name="stores", daemon=True)
-                self._thread.start()
-                for _ in range(WRITERS):
-                    threading.Thread(target=self._write, name="write jobs", daemon=True).start()
+            if self._threads or self._end_asked.is_set():
+                return
+            names = {"stores": self._run} | {f"write jobs {n}": self._write for n in range(WRITERS)}
+            for name, run in names.items():
+                self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+                self._threads[-1].start()
 
     def close(self) -> None:
         """End the threads; what waits for its turn is refused."""
         with self._lock:
             self._end_asked.set()
-            thread = self._thread
-        if thread is not None:
-            thread.join(END_S)
-        else:
+        until = monotonic() + END_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - monotonic()))
+        if not self._threads:
             self._end()
 
     async def ready(self) -> None:

@@ -99,6 +99,7 @@ class JobFollower:
         asked_s: When a request last asked about the job, on the clock `monotonic`.
         summary: As of the last look; None: there was none yet.
         looked: True once there was a look.
+        is_stale: True from a question about a job that nobody watched until what is new is folded.
         due_s: When it has something to do even without news, on the clock `monotonic`.
         looked_at: Its board, for looks.
 
@@ -128,7 +129,7 @@ class JobFollower:
         self._lock = threading.Lock()
         self._view = JobView(record)
         self._filling = self._view  # becomes the view when it has caught up
-        self.looked = False
+        self.looked = self.is_stale = False
         self._away = ""  # why reading does not go on
         self._history: HistoryReader | None = None
         self._lost = False  # its topics were deleted: its record is all that is known

@@ -1,26 +1,30 @@
-"""All jobs that one process follows, by one thread: those that run, and those asked about of late.
+"""All jobs that one process follows, in one thread: those that run, and those asked about of late.
 
 Following begins at the first question, or as soon as a job runs. It ends some minutes after the
 last question about a job that does not run, and when a job is deleted. A job that nobody watches is
-folded when it is looked at, every other second together with all others. The newest records of a
-job that does not run are read once when a list shows it.
+folded when it is looked at, every other second together with all others.
+
+A job that does not run is read once, its newest records only: when a list shows it, and if it is
+paused in any case. Once a minute all of these are looked at together, because retention may delete
+records that a paused job has not trained.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from math import inf
 from time import monotonic
 from typing import NamedTuple
 
 from common.errors import NotFoundError, OutsideError, UnavailableError
-from common.jobs.progress import UNREAD, Numbers, resting
+from common.jobs.progress import UNREAD, JobProgress, Look, resting
 from common.jobs.store import JobRecord
-from common.jobs.watching import Looker, OwnTopics, look_at_jobs, pause_s
+from common.jobs.watching import LookedAt, Looker, OwnTopics, look_at_jobs, pause_s
 from common.telemetry.logging import Outage, event_logger
 from services.admin.live.feed import Feed
 from services.admin.live.follower import JobFollower, Sources, Summary
@@ -34,21 +38,36 @@ END_S = 5.0  # for the threads to end
 PLANS_S = 2.0  # between looks for plans topics that are not there
 # Time between looks at jobs that nobody watches: a list and a scrape need no newer numbers.
 UNWATCHED_S = 2.0
-# Age at which the numbers of a job that does not run are read again for a list: records arrive.
-BRIEF_S = 300.0
+RESTING_S = 60.0  # between looks at jobs that do not run
+FAILED_BRIEF_S = 300.0  # after a job could not be read, until it is tried again
 # Jobs whose newest records are read together: a page of a list.
 BRIEFS = 100
+# Paused jobs of which nobody asked, read together so often after the start.
+FILL, FILL_S = 20, 5.0
 
 _log = event_logger(__name__)
 
 
 class _Brief(NamedTuple):
-    """Numbers of a job that does not run, read from its newest records."""
+    """A job that does not run, read from its newest records."""
 
-    record: JobRecord
+    looked_at: LookedAt
     read_s: float
     # None if its topics are gone, or could not be read.
-    numbers: Numbers | None
+    job: JobProgress | None
+    summary: Summary
+
+    def is_of(self, record: JobRecord) -> bool:
+        """True if it need not be read again for this record."""
+        done = self.job is not None or monotonic() < self.read_s + FAILED_BRIEF_S
+        return self.looked_at.record is record and done
+
+    def looked(self, look: Look) -> _Brief:
+        """Return it as of another look."""
+        if self.job is None:
+            return self
+        self.job.look(look)
+        return self._replace(summary=_summary_of(self.job, look.at_s))
 
 
 class Followers:
@@ -57,7 +76,7 @@ class Followers:
     Making it opens nothing and starts nothing.
 
     Attributes:
-        fault: Why its thread cannot go on; None: it can.
+        fault: Why one of its threads cannot go on; None: all can.
 
     Args:
         ending: Set when the process is to end: all streams of events end at once then.
@@ -96,6 +115,7 @@ class Followers:
         self._looker = Looker(sources.log, sources.glances, _log)
         self._outage = Outage(_log, "kafka")
         self._sweep_due = self._watched_due = self._all_due = self._plans_due = 0.0
+        self._resting_due = self._fill_due = 0.0
 
     def start(self) -> None:
         """Begin to follow the jobs that run, unless that has begun."""
@@ -112,6 +132,11 @@ class Followers:
         with self._changed:
             self._keep()
             follower = self._begun(job)
+            if not follower.watched:
+                # It was folded up to two seconds ago.
+                follower.is_stale = self._urgent = True
+                self._woken.add(follower)
+                self._changed.notify()
             follower.asked_s = monotonic()
             return follower
 
@@ -123,25 +148,21 @@ class Followers:
             UnavailableError: If its history is long, or a server unavailable: ask again.
         """
         follower = self.of(job)
-        await self._settle(lambda: follower.ready or follower.ended_s is not None, self._ready_s)
+        await self._settle(
+            lambda: follower.ended_s is not None or (follower.ready and not follower.is_stale),
+            self._ready_s,
+        )
         follower.check()
         return follower
 
     async def known(self, jobs: Collection[JobRecord]) -> None:
         """Wait a moment until `summary` knows the numbers of these jobs.
 
-        Of those that do not run the newest records are read, if that was not done of late.
+        Of those that do not run the newest records are read, if that was not done before.
         """
         with self._changed:
             self._keep()
-            for record in jobs:
-                brief = self._briefs.get(record.spec.name)
-                is_new = brief is not None and brief.record is record
-                if resting(record) and not (is_new and monotonic() < brief.read_s + BRIEF_S):
-                    self._unread[record.spec.name] = record
-            if self._unread and not self._reads_briefs and not self._ending.is_set():
-                self._reads_briefs = True
-                threading.Thread(target=self._read_briefs, name="briefs", daemon=True).start()
+            self._want_briefs([each for each in jobs if resting(each) and not self._is_read(each)])
         await self._settle(lambda: self._ending.is_set() or all(map(self._knows, jobs)), LIST_S)
 
     def summary(self, record: JobRecord) -> Summary:
@@ -152,17 +173,21 @@ class Followers:
             summary = follower.summary
             if summary is not None:
                 return summary._replace(state=state or summary.state)
-        if state is None or brief is None or brief.record is not record:
+        if state is None or brief is None or brief.looked_at.record is not record:
             return Summary(state or UNREAD)
-        return Summary(state, brief.numbers)
+        return brief.summary
 
     def shown(self) -> Iterator[tuple[str, Summary]]:
         """`summary` of all jobs that are not stopped, without those that are still being read."""
         for name, record in self._sources.jobs().items():
-            if record.wanted != "stopped":
-                summary = self.summary(record)
-                if summary.state is not UNREAD:
-                    yield name, summary
+            summary = self.summary(record)
+            if record.wanted == "running" and summary.state is UNREAD:
+                continue
+            if record.wanted == "paused" and not (summary.numbers and summary.numbers.whole):
+                # Counts of a part of the history would seem to rise once the job is resumed.
+                yield name, Summary(summary.state)
+            elif record.wanted != "stopped":
+                yield name, summary
 
     def close(self) -> None:
         """End all streams and the thread."""
@@ -196,6 +221,19 @@ class Followers:
         follower = self._followers.get(name)
         return follower is not None and (follower.ready or follower.ended_s is not None)
 
+    def _is_read(self, record: JobRecord) -> bool:
+        """True if a job that does not run was read; the lock is held."""
+        follower, brief = self._followers.get(record.spec.name), self._briefs.get(record.spec.name)
+        is_followed = follower is not None and follower.ready and follower.follows(record)
+        return is_followed or (brief is not None and brief.is_of(record))
+
+    def _want_briefs(self, records: Sequence[JobRecord]) -> None:
+        """Have jobs read that do not run; the lock is held."""
+        self._unread.update((record.spec.name, record) for record in records)
+        if self._unread and not self._reads_briefs and not self._ending.is_set():
+            self._reads_briefs = True
+            self._started(self._read_briefs, "briefs")
+
     def _read_briefs(self) -> None:
         """Read the newest records of jobs that do not run, until nobody wants more."""
         while True:
@@ -212,16 +250,18 @@ class Followers:
                 _log.warning("list_not_read", reason=str(error))
             with self._changed:
                 for name, record in unread.items():
-                    numbers = found[name].numbers(now) if name in found else None
-                    self._briefs[name] = _Brief(record, monotonic(), numbers)
                     del self._unread[name]
+                    looked_at, job = LookedAt(record, sources.open_board(record.id)), None
+                    summary = Summary(resting(record) or UNREAD)
+                    if name in found:
+                        job, summary = found[name], _summary_of(found[name], now)
+                    self._briefs[name] = _Brief(looked_at, monotonic(), job, summary)
             self._settled.wake()
 
     def _keep(self) -> None:
         """Have the thread run; the lock is held."""
         if self._thread is None and not self._ending.is_set():
-            self._thread = threading.Thread(target=self._run, name="followers", daemon=True)
-            self._thread.start()
+            self._thread = self._started(self._run, "followers")
 
     def _begun(self, job: str) -> JobFollower:
         """Whoever follows a job, from now on if nobody did; the lock is held."""
@@ -252,6 +292,20 @@ class Followers:
                 self._urgent = True
                 self._changed.notify()
 
+    def _started(self, run: Callable[[], None], name: str) -> threading.Thread:
+        """Start a thread; a fault of it ends the process."""
+
+        def guarded() -> None:
+            try:
+                run()
+            except Exception as fault:  # noqa: BLE001 -- raised again in the main thread
+                self.fault = fault
+                self._ending.set()
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread
+
     def _run(self) -> None:
         try:
             while not self._ending.is_set():
@@ -260,9 +314,6 @@ class Followers:
                     self._sweep()
                     self._sweep_due = monotonic() + SWEEP_S
                 self._follow(list(self._followers.values()))
-        except Exception as fault:  # noqa: BLE001 -- raised again in the main thread
-            self.fault = fault
-            _log.exception("followers_failed")
         finally:
             self._ending.set()
             with self._changed:
@@ -291,8 +342,7 @@ class Followers:
                     left.append((self._followers.pop(job), "it was deleted"))
                 elif not self._needs(record, follower):
                     left.append((self._followers.pop(job), "nobody asked about it"))
-            for job in self._briefs.keys() - jobs.keys():
-                del self._briefs[job]
+            self._sweep_briefs(jobs)
             for job, record in jobs.items():
                 if record.wanted == "running":
                     with suppress(NotFoundError, UnavailableError):  # deleted in this moment
@@ -303,6 +353,16 @@ class Followers:
         for follower in followers:
             if follower.job in jobs:
                 follower.take_record(jobs[follower.job])
+
+    def _sweep_briefs(self, jobs: Mapping[str, JobRecord]) -> None:
+        """Forget jobs that run or are others by now, and have paused ones read; with the lock."""
+        for job in [job for job, it in self._briefs.items() if not _rests(jobs.get(job), it)]:
+            self._briefs.pop(job).looked_at.board.close()
+        if monotonic() >= self._fill_due:
+            self._fill_due = monotonic() + FILL_S
+            paused = (each for each in jobs.values() if each.wanted == "paused")
+            unread = (each for each in paused if not self._is_read(each))
+            self._want_briefs([*islice(unread, FILL)])
 
     def _needs(self, record: JobRecord, follower: JobFollower) -> bool:
         idle_s = monotonic() - follower.asked_s
@@ -328,13 +388,20 @@ class Followers:
                 self._woken.discard(follower)
             if is_woken or clock >= follower.due_s:
                 follower.guarded(follower.turn)
-        self._look([e for e in active if all_due or watched_due or not e.looked], clock)
-        if all_due or watched_due:
+        stale = [each for each in active if each.is_stale]
+        is_due = all_due or watched_due
+        self._look([e for e in active if is_due or not e.looked or e.is_stale], clock)
+        if is_due:
             took_s = monotonic() - clock
             self._watched_due = clock + pause_s(took_s)
             if all_due:
                 self._all_due = clock + pause_s(took_s, UNWATCHED_S)
-        if [each for each in active if each.catch_up() or each.ended_s is not None]:
+        if clock >= self._resting_due:
+            self._resting_due = clock + RESTING_S
+            self._look_at_briefs(clock)
+        for follower in stale:
+            follower.is_stale = follower in self._woken
+        if [each for each in active if each.catch_up() or each.ended_s is not None] or stale:
             self._settled.wake()
 
     def _open(
@@ -363,6 +430,30 @@ class Followers:
             looks = self._looker.look(looked_at, self._sources.clock(), clock)
             for follower, look in zip(living, looks, strict=True):
                 follower.guarded(partial(follower.look, look))
+
+    def _look_at_briefs(self, clock: float) -> None:
+        with self._changed:
+            briefs = dict(self._briefs)
+        if briefs:
+            jobs = [brief.looked_at for brief in briefs.values()]
+            looks = self._looker.look(jobs, self._sources.clock(), clock)
+            found = {
+                name: brief.looked(look)
+                for (name, brief), look in zip(briefs.items(), looks, strict=True)
+            }
+            with self._changed:
+                for name, brief in found.items():
+                    if self._briefs.get(name) is briefs[name]:
+                        self._briefs[name] = brief
+
+
+def _rests(record: JobRecord | None, brief: _Brief) -> bool:
+    """True if a brief is of this job, and the job does not run."""
+    return record is not None and record is brief.looked_at.record and record.wanted != "running"
+
+
+def _summary_of(job: JobProgress, now: float) -> Summary:
+    return Summary(job.state(now), job.numbers(now))
 
 
 def _refuse(error: OutsideError) -> None:

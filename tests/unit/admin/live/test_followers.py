@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.core.spans import Partition
 from common.errors import NotFoundError, UnavailableError
 from common.jobs.progress import UNREAD
 from common.jobs.watching import one_by_one
@@ -152,16 +153,41 @@ def test_the_end_ends_all_streams_and_threads_at_once(rig: Rig) -> None:
         rig.followers.of(JOB)
 
 
-def test_paused_jobs_cost_no_look_and_no_thread(rig: Rig) -> None:
+def test_paused_jobs_are_read_once_and_then_cost_no_look_and_no_thread(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.admin.live.followers.FILL_S", 0.0)
     for number in range(50):
         name = f"paused-{number}"
         Topics(rig.log, name)
         rig.jobs[name] = job("paused", name)
     rig.followers.start()
+    eventually(lambda: len(rig.followers._briefs) == 50)  # noqa: SLF001
+    eventually(lambda: len(set(threading.enumerate()) - rig.before) == 1)
+    rig.looks.clear()
     eventually(lambda: len(rig.looks) > 3)
     assert rig.followed() == {JOB}
-    assert set(rig.looks) <= {0, 1}
-    assert len(set(threading.enumerate()) - rig.before) == 1
+    assert set(rig.looks) == {1}
+
+
+def test_records_that_a_paused_job_loses_to_retention_are_shown(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.admin.live.followers.FILL_S", 0.0)
+    monkeypatch.setattr("services.admin.live.followers.RESTING_S", 0.0)
+    rig.jobs = {"paused": job("paused", "paused")}
+    topics = Topics(rig.log, "paused")
+    rig.followers.start()
+
+    def expired() -> int | None:
+        numbers = dict(rig.followers.shown())["paused"].numbers
+        return None if numbers is None else numbers.expired
+
+    eventually(lambda: expired() == 0)
+    topics.arrive("clicks", 130)
+    rig.log.expire(Partition("clicks", 0), 120)
+    # The job begins at 100.
+    eventually(lambda: expired() == 20)
 
 
 def test_numbers_of_a_paused_job_are_read_once_for_a_list(rig: Rig) -> None:
