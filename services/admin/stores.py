@@ -37,7 +37,7 @@ WRITE_S = 20.0  # that a request waits for its turn and its work: a store gives 
 ORDERS = 64  # that wait for their turn
 # Changes that wait for a broker's confirmation at the same time. A change waits most of its time,
 # so that more threads than cores pay.
-WRITERS = 6
+WRITERS = 4
 END_S = 2.0  # a thread that waits for Kafka ends with the process
 
 _log = event_logger(__name__)

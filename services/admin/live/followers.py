@@ -416,8 +416,12 @@ class Followers:
             log = self._sources.log()
             own = OwnTopics(log, {place for each in followers for place in each.topics()})
         except OutsideError as error:
-            for follower in followers:
-                follower.guarded(partial(_refuse, error))
+            if len(followers) == 1 or isinstance(error, UnavailableError):
+                for follower in followers:
+                    follower.guarded(partial(_refuse, error))
+            else:  # Kafka refuses the topics of one of them: others are opened
+                for follower in followers:
+                    self._open([follower], begin)
             return
         for follower in followers:
             follower.guarded(partial(begin, follower, own))

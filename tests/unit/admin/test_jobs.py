@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from common.api.answers import JobList
 from common.api.keys import KeyStore
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.snapshot_search import AWAITED
@@ -22,7 +23,7 @@ from common.wire.messages import encode_audit, encode_claim
 from services.admin import stores
 from services.admin.routes.jobs import JobPatch
 from services.admin.routes.requests import JOB
-from tests.unit.admin.conftest import World, problem
+from tests.unit.admin.conftest import HOST, World, problem
 from tests.unit.admin.live.helpers import eventually
 
 if TYPE_CHECKING:
@@ -504,3 +505,36 @@ def test_metrics_say_how_each_job_is_that_is_not_stopped(digits: World) -> None:
     )
     assert digits.ask("PATCH", "/v1/jobs/letters", json={"wanted": "stopped"}).status_code == 200
     eventually(lambda: not [line for line in lines() if 'job_name="letters"' in line])
+
+
+def test_a_list_is_not_made_for_a_client_that_has_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[object]()
+    monkeypatch.setattr(JobList, "__init__", lambda *_, **given: made.append(given))
+    headers = [(b"host", HOST.encode()), (b"authorization", f"Bearer {world.viewer}".encode())]
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "http",
+        "http_version": "1.1",
+        "path": "/v1/jobs",
+        "raw_path": b"/v1/jobs",
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": (HOST, 80),
+    }
+    sent = list[object]()
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        sent.append(message)
+
+    world.runner.run(world.app(scope, receive, send))  # type: ignore[arg-type]
+
+    assert made == []
+    assert sent == []

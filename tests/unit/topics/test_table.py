@@ -660,5 +660,8 @@ def test_unconfirmed_change_says_that_it_may_be_made() -> None:
 
 
 def _broken(writer: MemoryWriter) -> MemoryWriter:
-    writer.flush = lambda _timeout_s: False  # type: ignore[method-assign]
+    def flush(timeout_s: float) -> bool:
+        return timeout_s < 0
+
+    writer.flush = flush  # type: ignore[method-assign]
     return writer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.core.spans import Partition
-from common.errors import NotFoundError, UnavailableError
+from common.errors import NotFoundError, OutsideError, UnavailableError
 from common.jobs.progress import UNREAD
 from common.jobs.watching import one_by_one
 from common.testing.board import MemoryBoard, MemoryRedis
@@ -20,17 +20,17 @@ from services.admin.live.followers import Followers
 from tests.unit.admin.live.helpers import JOB, Topics, eventually, happens, job, lead, update
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from common.jobs.store import JobRecord
-    from common.ports.servers import Board, Glance
+    from common.ports.servers import Board, FoundTopic, Glance
 
 
 class Rig:
     """Two jobs in memory, one of them stopped, and whoever follows them."""
 
-    def __init__(self) -> None:
-        self.log = MemoryLog()
+    def __init__(self, log: MemoryLog | None = None) -> None:
+        self.log = MemoryLog() if log is None else log
         redis = MemoryRedis()
         self.jobs: dict[str, JobRecord] = {JOB: job(), "old": job("stopped", "old")}
         for name in self.jobs:
@@ -214,3 +214,25 @@ def test_list_during_an_outage_is_answered_without_numbers(rig: Rig) -> None:
     assert rig.followers.summary(record).numbers is None
     assert rig.followers.summary(rig.jobs[JOB]).state is UNREAD
     rig.log.come_back()
+
+
+class RefusingLog(MemoryLog):
+    """A log that refuses to describe a topic."""
+
+    def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
+        """Describe topics, unless the refused one is among them."""
+        if f"doll.{JOB}.control" in topics:
+            raise OutsideError("Topic authorization failed")
+        return super().describe(topics)
+
+
+def test_topics_that_are_refused_keep_no_other_job_from_being_read() -> None:
+    rig = Rig(RefusingLog())
+    Topics(rig.log, "other")
+    rig.jobs["other"] = job(name="other")
+    rig.followers.start()
+    eventually(lambda: rig.followers.of("other").ready)
+    eventually(lambda: rig.followers.of(JOB).ended_s is not None)
+    with pytest.raises(UnavailableError, match="authorization failed"):
+        rig.followers.of(JOB).check()
+    rig.followers.close()
