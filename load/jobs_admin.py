@@ -74,7 +74,7 @@ _CHANGES = 50
 _CHANGE_S = 60.0
 _TTL_S = 3600.0
 _FIRST_MS = 60_000.0
-_LIST = "/v1/jobs?sort=state&limit=20"
+_LIST = "/v1/jobs"
 
 
 @dataclass(frozen=True)
