@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from common.api.answers import (
@@ -19,7 +20,7 @@ from common.jobs.notes import notes_on
 
 if TYPE_CHECKING:
     from common.api.answers import EvaluationAnswer
-    from common.jobs.progress import JobProgress, Numbers, State
+    from common.jobs.progress import JobProgress, Numbers, State, Word
     from common.jobs.purge import Remains
     from common.topics.table import Unreadable
 
@@ -115,6 +116,11 @@ def job_summary(
         spent_usd=spent_usd,
         whole=numbers is None or numbers.whole,
     )
+
+
+def counted(words: Iterable[Word]) -> dict[Word, int]:
+    """Count jobs by state."""
+    return dict(sorted(Counter(words).items()))
 
 
 def unreadable_records(found: Mapping[str, Unreadable]) -> tuple[UnreadableRecord, ...]:

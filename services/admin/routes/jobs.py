@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from contextlib import closing
 from math import isnan
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
@@ -24,6 +23,7 @@ from common.api.answers import (
     WorkersAnswer,
 )
 from common.api.jobs import (
+    counted,
     job_answer,
     job_summary,
     progress_answer,
@@ -270,7 +270,7 @@ async def list_jobs(
         raise ClientDisconnect
     answer = JobList(
         jobs=tuple(job_summary(record, *followers.summary(record)) for record in shown),
-        states=Counter(each.state.word for each in summaries.values()),
+        states=counted(each.state.word for each in summaries.values()),
         total=len(found),
         unreadable=() if after else unreadable_records(service.stores.unreadable),
         next=shown[-1].spec.name if len(left) > len(shown) else None,

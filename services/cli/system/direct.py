@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from common.api.answers import JobList, JobSummary
 from common.api.dead_letters import dead_letters_page
 from common.api.jobs import (
+    counted,
     job_summary,
     progress_answer,
     remains_answer,
@@ -124,6 +125,7 @@ class Direct:
         return JobList(
             jobs=tuple(summaries),
             unreadable=unreadable_records(book.unreadable),
+            states=counted(each.state for each in summaries),
             total=len(records),
         )
 

@@ -534,7 +534,7 @@ def test_a_list_is_not_made_for_a_client_that_has_gone(
     async def send(message: object) -> None:
         sent.append(message)
 
-    world.runner.run(world.app(scope, receive, send))  # type: ignore[arg-type]
+    world.runner.run(world.app(scope, receive, send))
 
     assert made == []
     assert sent == []
