@@ -39,6 +39,7 @@ __all__ = [
     "TaskMissingError",
     "TruncatedError",
     "UnavailableError",
+    "UnknownOutcomeError",
     "UnknownTopicError",
     "UnreachableError",
     "UserError",
@@ -81,6 +82,10 @@ class UnreachableError(UnavailableError):
 
 class RefusedError(UnavailableError):
     """A server does not accept our credentials, until a person changes that."""
+
+
+class UnknownOutcomeError(UnavailableError):
+    """A change was sent and not confirmed in time: it may have been made, or may still be made."""
 
 
 class UnknownTopicError(OutsideError):

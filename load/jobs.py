@@ -3,6 +3,7 @@
 python load/jobs.py --only idle       # exits 1 where a hundred idle jobs cost too much
 python load/jobs.py --only spread     # exits 1 where a small job waits too long for a worker
 python load/jobs.py --only submit     # exits 1 where `doll job submit` takes long beside many jobs
+python load/jobs.py --only admin      # exits 1 where an admin service costs much beside 1,000 jobs
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from load.harness.counting import CountingJob, counting_job
 from load.harness.processor import Processor
 from load.harness.report import Figure, Found
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events, servers
+from load.jobs_admin import measure_admin
 
 WORKERS, RECORDS = 4, 200  # of a spread; records are of each job
 _SETTLES_S = 10.0  # after all are led, and after an empty one has started
@@ -282,20 +284,23 @@ PARTS: dict[str, Callable[[Servers, int], report.Found]] = {
     "idle": measure_idle,
     "spread": measure_spread,
     "submit": measure_submit,
+    "admin": measure_admin,
 }
+_JOBS, _ADMIN_JOBS = 100, 1000
 
 
 def main() -> int:
     """Measure, report, judge."""
     parser = report.parser(__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
-    parser.add_argument("--jobs", type=int, default=100)
+    parser.add_argument("--jobs", type=int, help=f"{_JOBS}, for admin {_ADMIN_JOBS}")
     parser.add_argument("--logs", type=Path, help="keep the services' logs in this folder")
     given = parser.parse_args()
     machine, found = report.machine(), dict[str, report.Found]()
     for part in given.only:
         with servers(given.kafka, tasks=(ENTRYPOINT,), logs=given.logs) as on:
-            found[part] = PARTS[part](on, given.jobs)
+            jobs = given.jobs or (_ADMIN_JOBS if part == "admin" else _JOBS)
+            found[part] = PARTS[part](on, jobs)
         found[part].draw()
     short = [f"{part}: {what}" for part, one in found.items() for what in one.short()]
     result = {part: one.data for part, one in found.items()}

@@ -203,7 +203,15 @@ class JobSummary(Answer):
     provisioned: bool = Field(description="Whether a provisioner rents its machines.")
     state: Word = Field(description="As in `JobAnswer`.")
     why: str = Field(description="One line; of a job that is held, the reason.")
-    lag: Count | None = Field(description="Null: not known, as that of a job that is stopped.")
+    version: Count | None = Field(
+        description="J, updates made so far. Null, here and below: not known. Of a job that does"
+        " not run, this and the fields below may be a minute old."
+    )
+    loss: float | None = Field(description="Mean per sample over the last updates.")
+    accuracy: float | None = Field(description="Likewise, if the task measures it.")
+    updates_per_s: float | None = Field(description="Over the last 10 s.")
+    workers: Count | None = Field(description="That send heartbeats.")
+    lag: Count | None = Field(description="Records in the streams and in no update yet.")
     skipped: Count | None = Field(description="Records that did not decode.")
     quarantined: Count | None = Field(description="Batches that were given up.")
     expired: Count | None = Field(
@@ -211,6 +219,9 @@ class JobSummary(Answer):
     )
     lost: Count | None = Field(
         description="Records that were trained, and that Kafka lost afterwards."
+    )
+    spent_usd: float | None = Field(
+        default=None, description="Total cost of its machines so far, in US dollars."
     )
     whole: bool = Field(description="As in `progress`: whether these four are of all its history.")
 
@@ -237,9 +248,15 @@ class UnreadableRecord(Answer):
 
 
 class JobList(Answer):
-    """Jobs by name."""
+    """A page of a list of jobs."""
 
-    jobs: tuple[JobSummary, ...] = Field(description="By name.")
+    jobs: tuple[JobSummary, ...] = Field(description="In the order that was asked for.")
+    states: dict[Word, Count] = Field(
+        default={},
+        description="Number of jobs in each state, of all jobs.",
+        examples=[{"held": 3, "running": 12, "paused": 131}],
+    )
+    total: Count = Field(default=0, description="Number of jobs that match, on all pages.")
     unreadable: tuple[UnreadableRecord, ...] = Field(
         default=(), description="Records of jobs that do not parse, with the first page alone."
     )

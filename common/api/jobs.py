@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from common.api.answers import (
@@ -17,10 +18,10 @@ from common.core.spans import Partition
 from common.jobs import store
 from common.jobs.changes import Change
 from common.jobs.notes import notes_on
-from common.jobs.progress import UNREAD, JobProgress, State, resting
 
 if TYPE_CHECKING:
     from common.api.answers import EvaluationAnswer
+    from common.jobs.progress import JobProgress, Numbers, State, Word
     from common.jobs.purge import Remains
     from common.topics.table import Unreadable
 
@@ -76,16 +77,21 @@ def record_of(answer: JobAnswer) -> store.JobRecord:
     )
 
 
-def job_summary(record: store.JobRecord, job: JobProgress | None, now: float) -> JobSummary:
-    """One job in a list.
+def job_summary(
+    record: store.JobRecord,
+    state: State,
+    numbers: Numbers | None,
+    spent_usd: float | None = None,
+) -> JobSummary:
+    """Return one job in a list.
 
     Args:
         record: The job.
-        job: How far it is; None: not known yet, or it is stopped.
-        now: Seconds since 1970.
+        state: How it is.
+        numbers: How far it is; None: not known.
+        spent_usd: Cost of its machines; None: not known, or it has none.
     """
-    spec, numbers = record.spec, None if job is None else job.numbers(now)
-    state = resting(record) or (UNREAD if job is None else job.state_at_work(now))
+    spec = record.spec
     return JobSummary(
         id=spec.name,
         wanted=record.wanted,
@@ -98,13 +104,24 @@ def job_summary(record: store.JobRecord, job: JobProgress | None, now: float) ->
         provisioned=spec.provisioning is not None,
         state=state.word,
         why=state.why,
+        version=numbers and numbers.version,
+        loss=numbers and numbers.loss,
+        accuracy=numbers and numbers.metrics.get("accuracy"),
+        updates_per_s=numbers and numbers.updates_per_s,
+        workers=numbers and numbers.workers,
         lag=numbers and numbers.lag,
         skipped=numbers and numbers.skipped,
         quarantined=numbers and numbers.quarantined,
         expired=numbers and numbers.expired,
         lost=numbers and numbers.lost,
+        spent_usd=spent_usd,
         whole=numbers is None or numbers.whole,
     )
+
+
+def counted(words: Iterable[Word]) -> dict[Word, int]:
+    """Count jobs by state."""
+    return dict(sorted(Counter(words).items()))
 
 
 def unreadable_records(found: Mapping[str, Unreadable]) -> tuple[UnreadableRecord, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
-    from common.ports.servers import Blobs, Board, Log
+    from common.ports.servers import Blobs, Board, Glance, Log
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +19,5 @@ class Outside:
     open_log: Callable[[], Log]
     open_board: Callable[[str], Board]  # by job
     open_blobs: Callable[[], Blobs]
+    # Looks at boards in a few packets; None if they share no connection.
+    glances: Callable[[Sequence[Board]], Sequence[Glance | Exception]] | None = None

@@ -127,7 +127,9 @@ class Look(NamedTuple):
 
 # --- effective updates, as compact columns: about 95 bytes for each -------------------------------
 
-KEPT = 1_000_000
+# Updates that are kept singly, for pages of updates: five times the points of a curve. A rollback
+# goes back far less. Each takes about 95 bytes.
+KEPT = 10_000
 KEPT_SWITCHES = 200
 _MODES: tuple[SynchronisationMode, ...] = get_args(SynchronisationMode)
 _NAMES = 32  # metrics of a job, and reasons for a short group: more than tasks and modes have

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from common.core.liveness import ALIVE, MISSING_SCHEMA, TOO_FEW
 from common.core.snapshot_search import AWAITED
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import (
     ExpiredError,
     FutureFormatError,
     OutsideError,
     TruncatedError,
+    UnavailableError,
     UnknownTopicError,
 )
 from common.jobs.progress import JobProgress, Look, partitions_of
-from common.telemetry.logging import EventLogger, Outage
+from common.ports.servers import Bounds, Glance, glance_at
+from common.telemetry.logging import EventLogger, Outage, event_logger
 from common.topics import names as topics
 from common.topics import read
 from common.wire.messages import decode_audit, decode_claim
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from common.ports.servers import Board, Log, LogRecord
 
 T = TypeVar("T")
+Glances: TypeAlias = "Callable[[Sequence[Board]], Sequence[Glance | Exception]]"
+
+_log = event_logger(__name__)
 
 READ_RECORDS = 500  # at once, of each topic
 
@@ -48,6 +54,41 @@ class Audited(NamedTuple):
     written_s: float | None  # since 1970; None: not known
 
 
+class OwnTopics:
+    """Bounds and ids of topics of jobs' own, asked of Kafka with three requests for all of them.
+
+    Raises:
+        UnavailableError: If Kafka is unavailable.
+    """
+
+    def __init__(self, log: Log, places: Collection[Partition]) -> None:
+        self._topics = log.describe({place.topic for place in places})
+        there = {place for place in places if place.topic in self._topics}
+        starts, ends = log.starts(there), log.ends(there)
+        self._bounds = {
+            place: Bounds(starts[place], ends[place])
+            for place in there
+            if place in starts and place in ends
+        }
+
+    def bounds(self, place: Partition) -> Bounds:
+        """Return what a partition holds.
+
+        Raises:
+            UnknownTopicError: If there is no such topic.
+            UnavailableError: If Kafka does not say it now.
+        """
+        if place.topic not in self._topics:
+            raise UnknownTopicError(f"there is no {place}")
+        if place not in self._bounds:
+            raise UnavailableError(f"Kafka does not say now where {place} begins and ends")
+        return self._bounds[place]
+
+    def identified(self, place: Partition, offset: int) -> LogPosition:
+        """Return a position that names its topic: see `common.topics.read.identified`."""
+        return LogPosition(offset, self._topics[place.topic].topic_id)
+
+
 class HistoryReader:
     """Reads a job's control and updates topics as they grow. For one thread.
 
@@ -58,16 +99,25 @@ class HistoryReader:
     Args:
         job: Its id.
         most: Where either topic has more records, only the newest are read; None: all, always.
+        own: Optional. What is known of both topics. If unset, Kafka is asked.
+        on_ready: Optional. See `Log.tail`.
 
     Raises:
         UnknownTopicError: If the job has no such topics, or no more.
         UnavailableError: If Kafka is unavailable.
     """
 
-    def __init__(self, job: str, log: Log, most: int | None = None) -> None:
+    def __init__(
+        self,
+        job: str,
+        log: Log,
+        most: int | None = None,
+        own: OwnTopics | None = None,
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
         control, updates = topics_of(job)
-        # Claims first: whatever an update is made of by then has been claimed before.
-        control_bounds, updates_bounds = log.bounds(control), log.bounds(updates)
+        own = OwnTopics(log, (control, updates)) if own is None else own
+        control_bounds, updates_bounds = own.bounds(control), own.bounds(updates)
         self._ends = control_bounds.end, updates_bounds.end
         sizes = [bounds.end - bounds.start for bounds in (control_bounds, updates_bounds)]
         if most is None or max(sizes) <= most:
@@ -75,8 +125,8 @@ class HistoryReader:
         else:  # claims cannot be decided from the middle on: none of them is read
             self.control_start = control_bounds.end
             self.updates_start = max(updates_bounds.start, updates_bounds.end - most)
-        self._control = log.tail(control, read.identified(log, control, self.control_start))
-        self._updates = log.tail(updates, read.identified(log, updates, self.updates_start))
+        self._control = log.tail(control, own.identified(control, self.control_start), on_ready)
+        self._updates = log.tail(updates, own.identified(updates, self.updates_start), on_ready)
 
     @property
     def caught_up(self) -> bool:
@@ -152,13 +202,80 @@ _LONGEST_S = 10.0  # even where servers are slow
 _STARTS_S = 5.0  # between looks at where streams begin: retention looks once in minutes itself
 
 
-class Poller:
-    """Looks when it is time to, and never fails: what cannot be seen is told as unknown.
+@dataclass(slots=True)
+class LookedAt:
+    """A job whose board and streams are looked at."""
 
-    For one thread.
+    record: JobRecord
+    board: Board
+    # When to ask again where its streams begin, on a clock that never goes back.
+    starts_due: float = 0.0
+
+
+class Looker:
+    """Looks at the boards and the streams of many jobs with a few requests for all of them.
+
+    It never fails: what cannot be seen is reported as unknown. For one thread.
+
+    Args:
+        log: Opens Kafka.
+        glances: Looks at several boards.
+        logger: Logs outages.
+    """
+
+    def __init__(self, log: Callable[[], Log], glances: Glances, logger: EventLogger) -> None:
+        self._log = log
+        self._glances = glances
+        self._redis, self._streams = Outage(logger, "redis"), Outage(logger, "streams")
+
+    def look(self, jobs: Sequence[LookedAt], now: float, clock: float) -> list[Look]:
+        """Look at jobs; returns a look for each.
+
+        Args:
+            jobs: Which.
+            now: Seconds since 1970.
+            clock: Seconds that never go back.
+        """
+        looks = self._look_at_boards(jobs, now)
+        places = [
+            partitions_of(
+                job.record, {} if look.leader_status is None else look.leader_status.claimed
+            )
+            for job, look in zip(jobs, looks, strict=True)
+        ]
+        due = [clock >= job.starts_due for job in jobs]
+        asked = {at for of, is_due in zip(places, due, strict=True) if is_due for at in of}
+        try:
+            ends = self._log().ends(set[Partition]().union(*places))
+            starts = self._log().starts(asked) if asked else {}
+        except OutsideError as error:
+            self._streams.met(error)
+            return looks
+        self._streams.over()
+        for number, (job, of) in enumerate(zip(jobs, places, strict=True)):
+            if ends.keys() >= of:
+                looks[number] = looks[number]._replace(ends={at: ends[at] for at in of})
+            if due[number]:
+                known = {at: starts[at] for at in of if at in starts}
+                looks[number] = looks[number]._replace(starts=known)
+                job.starts_due = clock + _STARTS_S
+        return looks
+
+    def _look_at_boards(self, jobs: Sequence[LookedAt], now: float) -> list[Look]:
+        looks = [_seen(Look(now), each) for each in self._glances([job.board for job in jobs])]
+        away = [look.board_away for look in looks if look.board_away]
+        if away:
+            self._redis.met(OutsideError(away[0]))
+        else:
+            self._redis.over()
+        return looks
+
+
+class Poller:
+    """Looks at one job when it is time to. For one thread.
 
     Attributes:
-        looked: Whether there was a look, whatever it saw.
+        looked: True if there was a look, whatever it saw.
     """
 
     def __init__(
@@ -168,14 +285,9 @@ class Poller:
         open_board: Callable[[str], Board],
         logger: EventLogger,
     ) -> None:
-        self.looked = False
-        self._record = record
-        self._log = log
-        self._open_board = open_board
-        self._board: Board | None = None
-        self._due = self._starts_due = 0.0
-        bound = logger.bind(job=record.spec.name)
-        self._redis, self._streams = Outage(bound, "redis"), Outage(bound, "streams")
+        self._looker = Looker(log, one_by_one, logger.bind(job=record.spec.name))
+        self._job = LookedAt(record, open_board(record.id))
+        self._due = 0.0
 
     def look(self, now: float, clock: float) -> Look | None:
         """Look, if it is time to.
@@ -186,51 +298,30 @@ class Poller:
         """
         if clock < self._due:
             return None
-        seen = self._look_at_streams(self._look_at_board(Look(now)), clock)
-        took_s = monotonic() - clock
-        self._due = clock + min(_LONGEST_S, max(LOOK_S, _SHARE * took_s))
-        self.looked = True
+        (seen,) = self._looker.look([self._job], now, clock)
+        self._due = clock + pause_s(monotonic() - clock)
         return seen
 
     def close(self) -> None:
         """Let go of the connection."""
-        if self._board is not None:
-            self._board.close()
-
-    def _look_at_board(self, look: Look) -> Look:
-        try:
-            if self._board is None:
-                self._board = self._open_board(self._record.id)
-            seen = look_at(self._board, look)
-        except OutsideError as error:
-            self._redis.met(error)
-            return look._replace(board_away=str(error))
-        self._redis.over()
-        return seen
-
-    def _look_at_streams(self, look: Look, clock: float) -> Look:
-        places = partitions_of(
-            self._record, {} if look.leader_status is None else look.leader_status.claimed
-        )
-        try:
-            ends = self._log().ends(places)
-            starts = self._log().starts(places) if clock >= self._starts_due else None
-        except OutsideError as error:
-            self._streams.met(error)
-            return look
-        self._streams.over()
-        if starts is not None:
-            self._starts_due = clock + _STARTS_S
-        return look._replace(ends=ends if len(ends) == len(places) else None, starts=starts)
+        self._job.board.close()
 
 
-def look_at(board: Board, look: Look) -> Look:
-    """What a job's board says, beside what a look saw already.
+def pause_s(took_s: float, least_s: float = LOOK_S) -> float:
+    """Return the time between the starts of two looks, if one took so long."""
+    return min(_LONGEST_S, max(least_s, _SHARE * took_s))
 
-    Raises:
-        OutsideError: If Redis is unavailable.
-    """
-    led, statuses = board.is_leased(), board.alive()
+
+def one_by_one(boards: Sequence[Board]) -> list[Glance | Exception]:
+    """Look at boards that share no connection."""
+    return list(map(glance_at, boards))
+
+
+def _seen(look: Look, found: Glance | Exception) -> Look:
+    """Add what a board says to what a look saw already."""
+    if isinstance(found, Exception):
+        return look._replace(board_away=str(found))
+    statuses = found.statuses
     waiting = {str(w): status for w, status in statuses.items() if status in MISSING_SCHEMA}
     too_few = {worker for worker, status in statuses.items() if status == TOO_FEW}
     alive = waiting.keys() | too_few
@@ -238,9 +329,9 @@ def look_at(board: Board, look: Look) -> Look:
         statuses={str(w): ALIVE if w in alive else status for w, status in statuses.items()},
         waiting=waiting,
         too_few=tuple(sorted(too_few)),
-        leader_status=board.get_leader_status(),
-        led=led,
-        unable=board.unable(),
+        leader_status=found.leader_status,
+        led=found.led,
+        unable=found.unable,
     )
 
 
@@ -269,8 +360,9 @@ def look_at_jobs(
     log: Log,
     open_board: Callable[[str], Board],
     now: float,
+    glances: Glances | None = None,
 ) -> dict[str, JobProgress]:
-    """Look once at jobs that are not stopped: how each is and how far, by name.
+    """Look once at jobs: how each is and how far, by name.
 
     Of a long history only the newest part is read. A job whose topics are gone, or cannot be read
     in time, is missing.
@@ -278,29 +370,24 @@ def look_at_jobs(
     Args:
         records: The jobs.
         log: Kafka.
-        open_board: Of a job.
+        open_board: Opens the board of a job.
         now: Seconds since 1970.
+        glances: Optional. Looks at several boards. If unset, they are looked at one by one.
 
     Raises:
         OutsideError: If Kafka is unavailable.
     """
-    looked_at = {name: record for name, record in records.items() if record.wanted != "stopped"}
-    own = {name: topics_of(record.id) for name, record in looked_at.items()}
-    streams = [place for record in looked_at.values() for place in record.first]
-    ends = log.ends({*streams, *(place for places in own.values() for place in places)})
-    starts = log.starts(set(streams))
-    most = max(_LEAST_RECORDS, LIST_RECORDS // max(1, len(looked_at)))
+    own = OwnTopics(log, {place for each in records.values() for place in topics_of(each.id)})
+    most = max(_LEAST_RECORDS, LIST_RECORDS // max(1, len(records)))
     found = dict[str, JobProgress]()
     readers = dict[str, HistoryReader]()
     try:
-        for name, record in looked_at.items():
-            sizes = [ends.get(place) for place in own[name]]
-            if not any(sizes):  # nobody has led it yet; or its topics are gone
-                if None not in sizes:
+        for name, record in records.items():
+            with suppress(UnknownTopicError, UnavailableError):  # its topics are gone, or not known
+                if not any(own.bounds(place).end for place in topics_of(record.id)):
                     found[name] = JobProgress(record)
-                continue
-            with suppress(UnknownTopicError):  # deleted in this moment
-                readers[name] = reader = HistoryReader(record.id, log, most)
+                    continue
+                readers[name] = reader = HistoryReader(record.id, log, most, own)
                 found[name] = JobProgress(record, reader.updates_start, reader.control_start)
         unread = _read_all(readers, found, now)
     finally:
@@ -308,16 +395,14 @@ def look_at_jobs(
             reader.close()
     for name in unread:
         del found[name]
-    places = {name: partitions_of(each.record, each.claimed) for name, each in found.items()}
-    if added := set[Partition]().union(*places.values()) - ends.keys():
-        ends |= log.ends(added)
-        starts |= log.starts(added)
-    for name, progress in found.items():
-        known = {place: ends[place] for place in places[name] if place in ends}
-        look = Look(now, starts={place: starts[place] for place in places[name] if place in starts})
-        if len(known) == len(places[name]):
-            look = look._replace(ends=known)
-        progress.look(_seen(open_board, progress.record.id, look))
+    with ExitStack() as boards:
+        jobs = [
+            LookedAt(each.record, boards.enter_context(closing(open_board(each.record.id))))
+            for each in found.values()
+        ]
+        looks = Looker(lambda: log, glances or one_by_one, _log).look(jobs, now, monotonic())
+    for progress, look in zip(found.values(), looks, strict=True):
+        progress.look(look)
     return found
 
 
@@ -335,13 +420,3 @@ def _read_all(
             if readers[name].caught_up:
                 unread.remove(name)
     return unread
-
-
-def _seen(open_board: Callable[[str], Board], job: str, look: Look) -> Look:
-    board = open_board(job)
-    try:
-        return look_at(board, look)
-    except OutsideError as error:
-        return look._replace(board_away=str(error))
-    finally:
-        board.close()

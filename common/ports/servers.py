@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from common.core.events import Assigned, Revoked
+from common.errors import OutsideError
 
 if TYPE_CHECKING:
     from common.core.liveness import Heartbeat
@@ -520,6 +521,18 @@ class Log(Protocol):
 # --- Redis -----------------------------------------------------------------------------------
 
 
+class Glance(NamedTuple):
+    """What a board says of a job to somebody who only looks."""
+
+    # True if anybody holds the lease of leaders.
+    led: bool
+    leader_status: LeaderStatus | None
+    # By worker that sends heartbeats.
+    statuses: Mapping[WorkerId, str]
+    # Why a process cannot do its part of the job, by its name.
+    unable: Mapping[str, str]
+
+
 class Board(Protocol):
     """One job's notice board: fast, shared, and allowed to be wiped at any moment.
 
@@ -639,6 +652,14 @@ class Board(Protocol):
         """Let go of all connections."""
 
 
+def glance_at(board: Board) -> Glance | Exception:
+    """Look at one board; return what it says or why not."""
+    try:
+        return Glance(board.is_leased(), board.get_leader_status(), board.alive(), board.unable())
+    except OutsideError as error:
+        return error
+
+
 class Replies(Protocol):
     """What workers of all jobs sent to one replica of the coordinator. For one thread at a time.
 
@@ -743,6 +764,9 @@ class Boards(Protocol):
 
     def board(self, job: str) -> Board:
         """Open a job's board; to close it lets go of its own only."""
+
+    def glances(self, boards: Sequence[Board]) -> list[Glance | Exception]:
+        """Look at several of these boards in a few packets; of each, what it says or why not."""
 
     def replies(self, replica: str) -> Replies:
         """Open what is sent to a replica."""

@@ -51,6 +51,7 @@ def connect(settings: Settings) -> Outside:
         open_log=cache(partial(open_log, settings)),
         open_board=lambda job: boards().board(job),
         open_blobs=partial(open_blobs, settings),
+        glances=lambda on: boards().glances(on),
     )
 
 

@@ -17,6 +17,7 @@ from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
+from common.ports.servers import Board, Glance, glance_at
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
 
@@ -104,6 +105,9 @@ class MemoryBoards:
 
     def board(self, job: str) -> MemoryBoard:
         return MemoryBoard(self._server, job)
+
+    def glances(self, boards: Sequence[Board]) -> list[Glance | Exception]:
+        return list(map(glance_at, boards))
 
     def replies(self, replica: str) -> MemoryReplies:
         return MemoryReplies(self._server, replica)

@@ -44,6 +44,7 @@ from common.errors import (
     OutsideError,
     TruncatedError,
     UnavailableError,
+    UnknownOutcomeError,
     UnknownTopicError,
     WireError,
 )
@@ -99,6 +100,9 @@ class InForce(NamedTuple):
 class CompactedTable(Generic[T]):
     """Reads and writes one compacted topic. Threads may share a table.
 
+    Threads write side by side: no lock is held while a broker confirms a record, and whichever
+    thread reads on finds the outcomes of all records that wait for theirs.
+
     Args:
         log: Log that has the topic. The table creates the topic when it first needs it.
         topic: Name of the topic; the table uses partition 0 only.
@@ -142,6 +146,9 @@ class CompactedTable(Generic[T]):
         # Names whose last record is a lost one, with the time at which it was written or read.
         self._lost_since = dict[str, float]()
         self._unreadable = dict[str, Unreadable]()
+        # Writes of this process whose writer waits: True if the record counts, False if it lost,
+        # None if it was not read back yet.
+        self._outcomes = dict[bytes, bool | None]()
         # Number of records so far that are not ours or do not parse.
         self.rejected = 0
         self._arrived = threading.Condition()
@@ -209,17 +216,20 @@ class CompactedTable(Generic[T]):
                     f"{self._partition.topic} has other records of {', '.join(taken)}: nothing was"
                     " written; --replace writes the records of the backup over them"
                 )
-            writes = dict[bytes, str]()
-            with closing(self._log.writer()) as writer:
-                for name, record in new.items():
-                    write = secrets.token_hex(8).encode()
-                    writes[write] = name
-                    number = record.number if name not in now else now[name].number + 1
-                    self._append(writer, name, number, write, record.value)
-                if not writer.flush(_PATIENCE_S):
-                    raise UnavailableError("Kafka did not confirm all records: restore again")
-            counts = self._catch_up()
-            lost = sorted(name for write, name in writes.items() if not counts.get(write))
+            writes = {secrets.token_hex(8).encode(): name for name in new}
+            self._outcomes.update(dict.fromkeys(writes))
+            try:
+                with closing(self._log.writer()) as writer:
+                    for write, name in writes.items():
+                        number = now[name].number + 1 if name in now else new[name].number
+                        self._append(writer, name, number, write, new[name].value)
+                    if not writer.flush(_PATIENCE_S):
+                        raise UnavailableError("Kafka did not confirm all records: restore again")
+                self._catch_up()
+                lost = sorted(name for write, name in writes.items() if not self._outcomes[write])
+            finally:
+                for write in writes:
+                    del self._outcomes[write]
             if lost:
                 raise ConflictError(
                     f"others wrote {', '.join(lost)} meanwhile: stop them and restore again"
@@ -264,29 +274,31 @@ class CompactedTable(Generic[T]):
 
         Raises:
             ConflictError: If others changed the entry each time that this was tried.
-            UnavailableError: If Kafka is unavailable for long; the message says if the change may
-                have been made.
+            UnknownOutcomeError: If the change may have been made, or may still be made.
+            UnavailableError: If Kafka is unavailable for long; nothing was sent.
         """
         lost, until = False, monotonic() + _PATIENCE_S
         with self._lock:
             self._catch_up()
             self.repair()
-            try:
-                for _ in range(_ATTEMPTS):
+        try:
+            for _ in range(_ATTEMPTS):
+                with self._lock:
                     entry, in_force = self._entries.get(name), self._in_force.get(name)
-                    new, before = change(entry), cast("object", entry)
-                    if new is before:
-                        return new
-                    # If the outcome is unknown, the outcome of a repair would be, too.
-                    lost = False
-                    lost = not self._put(name, in_force, encode(new))
-                    if not lost:
-                        return new
-                    if monotonic() > until:
-                        break
-            finally:
-                # This process may be the only one that writes, and may end now.
-                if lost:
+                new, before = change(entry), cast("object", entry)
+                if new is before:
+                    return new
+                # If the outcome is unknown, the outcome of a repair would be, too.
+                lost = False
+                lost = not self._put(name, in_force, encode(new))
+                if not lost:
+                    return new
+                if monotonic() > until:
+                    break
+        finally:
+            # This process may be the only one that writes, and may end now.
+            if lost:
+                with self._lock:
                     self._repair(name)
         raise ConflictError(
             f'others changed the {self._noun} "{name}" each time that this change was tried; it was'
@@ -316,19 +328,25 @@ class CompactedTable(Generic[T]):
         """Append a record made from the one in force; True if it counts, False if it lost.
 
         Raises:
-            UnavailableError: If that is not known.
+            UnknownOutcomeError: If that is not known.
         """
         write = secrets.token_hex(8).encode()
         number = 1 if made_from is None else made_from.number + 1
         writer = self._log.writer()
+        self._outcomes[write] = None
         try:
             self._append(writer, name, number, write, REMOVED if value is None else value)
             if not writer.flush(_PATIENCE_S):
                 raise self._unknown_fate(name, "Kafka did not confirm it")
-            counts = self._catch_up().get(write)
+            with self._lock:
+                if self._outcomes[write] is None:
+                    self._catch_up()
+                counts = self._outcomes[write]
         except (BrokenWriterError, UnavailableError) as error:
             raise self._unknown_fate(name, str(error)) from error
         finally:
+            with self._lock:
+                del self._outcomes[write]
             writer.close()
         if counts is None:
             raise self._unknown_fate(name, "it cannot be read back")
@@ -339,7 +357,10 @@ class CompactedTable(Generic[T]):
         writer.append(self._partition.topic, value, key=name.encode(), headers=headers)
 
     def _repair(self, name: str) -> None:
-        """Write the value in force of a name once more, unless its last record counts by now."""
+        """Write the value in force of a name once more, unless its last record counts by now.
+
+        The lock must be held.
+        """
         try:
             self._catch_up()
             if name in self._lost_since:
@@ -350,15 +371,15 @@ class CompactedTable(Generic[T]):
             self._lost_since[name] = self._clock()
             _log.warning(f"{self._noun}_not_repaired", name=name, reason=str(error))
 
-    def _unknown_fate(self, name: str, reason: str) -> UnavailableError:
-        return UnavailableError(
+    def _unknown_fate(self, name: str, reason: str) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
             f'the change of the {self._noun} "{name}" may have been made, or may still be made:'
             f" {reason}; look with `doll {self._noun} list`"
         )
 
-    def _catch_up(self) -> dict[bytes, bool]:
-        """Fold to what is now the end; return the writes that were new, True for what counts."""
-        tail, news, until = self._tail(), dict[bytes, bool](), monotonic() + _PATIENCE_S
+    def _catch_up(self) -> None:
+        """Fold to what is now the end."""
+        tail, until = self._tail(), monotonic() + _PATIENCE_S
         end = self._bounds().end
         if tail.position() > end:  # it lost records, and all that was read is in doubt
             self._begin_anew()
@@ -368,29 +389,30 @@ class CompactedTable(Generic[T]):
                 raise UnavailableError(
                     f"{self._partition.topic} could not be read to its end at {end}"
                 )
-            for write, counts in self._take(_READ_S):
-                # A second record of one write is a copy, which never counts.
-                news.setdefault(write, counts)
+            self._take(_READ_S)
             tail = self._tail()
         self._whole = True
         self._look_for_missing()
-        return news
 
-    def _take(self, timeout_s: float) -> list[tuple[bytes, bool]]:
-        """Fold what there is to read; return each write with True if it counts."""
+    def _take(self, timeout_s: float) -> bool:
+        """Fold what there is to read; True if there was something."""
         try:
             records = self._tail().read(_READ_RECORDS, timeout_s)
         except (ExpiredError, TruncatedError):  # it is not the topic any more that was read
             self._begin_anew()
-            return []
+            return False
         except UnknownTopicError as error:
             self._begin_anew()
             raise UnavailableError(str(error)) from error
-        news = [(dict(record.headers).get(WRITE, b""), self._fold(record)) for record in records]
-        if news:
+        for record in records:
+            counts, write = self._fold(record), dict(record.headers).get(WRITE, b"")
+            # A second record of one write is a copy, which never counts.
+            if self._outcomes.get(write, False) is None:
+                self._outcomes[write] = counts
+        if records:
             self._look_for_missing()
             self._tell()
-        return news
+        return bool(records)
 
     def _begin_anew(self) -> None:
         """Read the topic from its first record again; an entry stays until its record is read."""
@@ -399,6 +421,8 @@ class CompactedTable(Generic[T]):
         self._in_force.clear()
         self._lost_since.clear()
         self._unreadable.clear()
+        for write in tuple(self._outcomes):
+            self._outcomes[write] = None
 
     def _look_for_missing(self) -> None:
         """Log once which entries the topic has no records of, when that changes."""

@@ -42,8 +42,8 @@ def _serve(process: ServiceProcess) -> int:
     process.logger.info("admin_listening", url=url_of(listening, settings))
     threading.Thread(target=server.watch, name="watch", daemon=True).start()
     server.run(sockets=[listening])
-    if service.stores.fault is not None:
-        raise service.stores.fault
+    if service.fault is not None:
+        raise service.fault
     process.logger.info("admin_ended")
     return EXIT_OK if server.started else EXIT_FAILED
 

@@ -54,6 +54,6 @@ class Server(HttpServer):
 
     def watch(self) -> None:
         """End when a thread of the service has failed."""
-        while not self.should_exit and self._service.stores.fault is None:
+        while not self.should_exit and self._service.fault is None:
             self._service.ending.wait(LOOK_S)
         self.end()

@@ -15,6 +15,7 @@ from common.api.keys import KeyRecord
 from common.api.provisioning import billing_of, market_of
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S
+from common.jobs.watching import one_by_one
 from common.telemetry.metrics.api import ApiMetrics, ShownJob
 from common.telemetry.metrics.serving import Watchdog
 from services.admin.checks import Checks, Servers
@@ -77,7 +78,12 @@ class Service:
         self._servers = Servers(outside, self.log, lambda: self.stores.unread)
         self.checks = Checks(self._servers.asked())
         sources = Sources(
-            self.log, outside.open_board, lambda: self.stores.jobs, clock, self._billing
+            self.log,
+            outside.open_board,
+            outside.glances or one_by_one,
+            lambda: self.stores.jobs,
+            clock,
+            self._billing,
         )
         self.followers = Followers(sources, self.ending)
 
@@ -126,14 +132,19 @@ class Service:
         self._servers.close()
         self.stores.close()
 
+    @property
+    def fault(self) -> Exception | None:
+        """Why a thread of this process cannot go on; None: all can."""
+        return self.stores.fault or self.followers.fault
+
     def _shown_jobs(self) -> Iterator[ShownJob]:
-        """How each job is that is followed: asked in a thread of scrapes, or by a request."""
-        now = self.clock()
-        for job, follower in self.followers.following().items():
-            with follower.view() as view:
-                numbers, state = view.job.numbers(now), view.job.state(now)
-            counts = numbers.skipped, numbers.quarantined, numbers.expired, numbers.lost
-            yield ShownJob(job, state.word, numbers.lag, *counts)
+        """How each job is: asked in a thread of scrapes, or by a request."""
+        for job, (state, known, _) in self.followers.shown():
+            if known is None:
+                yield ShownJob(job, state.word)
+            else:
+                counts = known.skipped, known.quarantined, known.expired, known.lost
+                yield ShownJob(job, state.word, known.lag, counts)
 
     def _billing(self) -> dict[str, Billing]:
         """How machines are paid for, by pool, as far as the market file says."""

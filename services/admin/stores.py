@@ -1,7 +1,8 @@
-"""The thread that follows the jobs and keys topics, and writes jobs in turn.
+"""The threads that follow the jobs and keys topics and that write jobs.
 
-One thread owns both stores, so a writer sees what was written before it, and its own work is in the
-fold when it gets its answer. Requests read the last fold: that costs no call of a server.
+One thread follows both topics. Several threads write jobs side by side: `CompactedTable` orders
+their changes. A writer folds its own change before it answers. Requests read the last fold, which
+costs no call of a server.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, Full, Queue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from common.api.keys import KeyRecord, Keys, KeyStore
-from common.errors import UnavailableError
+from common.errors import UnavailableError, UnknownOutcomeError
 from common.jobs.store import JobRecord, JobStore
 from common.telemetry.logging import Outage, event_logger
 from common.topics import names as topics
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from common.ports.servers import Log
     from common.topics.table import Unreadable
 
-    Order: TypeAlias = tuple[Callable[[JobStore], Any], Future[Any]]
+    Order: TypeAlias = tuple[Callable[[JobStore], Any], Future[Any]] | None
 
 T = TypeVar("T")
 
@@ -35,6 +37,9 @@ READY_S = 5.0  # that a request waits for the first fold
 LOOK_S = 0.01  # between its looks
 WRITE_S = 20.0  # that a request waits for its turn and its work: a store gives up after 15
 ORDERS = 64  # that wait for their turn
+# Changes that wait for a broker's confirmation at the same time. A change waits most of its time,
+# so that more threads than cores pay.
+WRITERS = 4
 END_S = 2.0  # a thread that waits for Kafka ends with the process
 
 _log = event_logger(__name__)
@@ -60,9 +65,12 @@ class Stores:
         self._clock = clock
         self._orders: Queue[Order] = Queue(ORDERS)
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._ending = False
-        self._ended = False  # the thread has, or will never begin
+        # The lock of folds: a later fold must not give way to an earlier one.
+        self._fold_lock = threading.Lock()
+        self._threads = list[threading.Thread]()
+        self._end_asked = threading.Event()
+        # True once no thread takes orders any more.
+        self._ended = False
         self._opened: tuple[JobStore, KeyStore] | None = None
         self._read = False
         self._away = ""
@@ -86,18 +94,21 @@ class Stores:
     def start(self) -> None:
         """Begin to follow, unless that has begun or ended."""
         with self._lock:
-            if self._thread is None and not self._ending:
-                self._thread = threading.Thread(target=self._run, name="stores", daemon=True)
-                self._thread.start()
+            if self._threads or self._end_asked.is_set():
+                return
+            names = {"stores": self._run} | {f"write jobs {n}": self._write for n in range(WRITERS)}
+            for name, run in names.items():
+                self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+                self._threads[-1].start()
 
     def close(self) -> None:
-        """End the thread; what waits for its turn is refused."""
+        """End the threads; what waits for its turn is refused."""
         with self._lock:
-            self._ending = True
-            thread = self._thread
-        if thread is not None:
-            thread.join(END_S)
-        else:
+            self._end_asked.set()
+        until = monotonic() + END_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - monotonic()))
+        if not self._threads:
             self._end()
 
     async def ready(self) -> None:
@@ -111,15 +122,18 @@ class Stores:
         self.start()
         until = monotonic() + READY_S
         while not self._read:
-            if self._away or self._ending or monotonic() > until:
+            if self._away or self._end_asked.is_set() or monotonic() > until:
                 raise UnavailableError(self.unread)
             await asyncio.sleep(LOOK_S)
 
     async def write(self, act: Callable[[JobStore], T]) -> T:
-        """Have the thread do something, and wait for it; what it changed is in `jobs` then.
+        """Have a thread do something, and wait for it; what it changed is in `jobs` then.
 
         Raises:
-            UnavailableError: If Kafka is unavailable, or takes long; the work may be done later.
+            UnknownOutcomeError: If it began and did not end in time: it may be done, or be done
+                later.
+            UnavailableError: If Kafka is unavailable, or it did not begin in time: nothing was
+                changed.
             DollError: What `act` raises.
         """
         self.start()
@@ -127,27 +141,34 @@ class Stores:
         try:
             self._orders.put_nowait((act, asked))
         except Full:
-            raise UnavailableError(f"{ORDERS} changes of jobs wait for their turn") from None
+            raise UnavailableError(
+                f"{ORDERS} changes of jobs wait for their turn; nothing was changed: try again"
+            ) from None
         if self._ended:  # it may have looked for orders before there was this one
             self._refuse()
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), WRITE_S)
         except TimeoutError:
-            raise UnavailableError(
-                "Kafka did not answer in time: look at the job to see whether the change was made"
+            if asked.cancel():
+                raise UnavailableError(
+                    f"the change did not begin within {WRITE_S:g} s; nothing was changed: try again"
+                ) from None
+            raise UnknownOutcomeError(
+                f"Kafka did not answer within {WRITE_S:g} s: the change may have been made, or may"
+                " still be made; look at the job, or repeat a submission with its Idempotency-Key"
             ) from None
 
     def _run(self) -> None:
         outage = Outage(_log, "kafka")
         try:
-            while not self._ending:
+            while not self._end_asked.is_set():
                 try:
                     self._follow()
                     outage.quiet()
                 except UnavailableError as error:
                     outage.met(error)
                     self._away = str(error)
-                    self._take(AGAIN_S)
+                    self._end_asked.wait(AGAIN_S)
         except Exception as fault:  # noqa: BLE001 -- raised again in the main thread
             self.fault = fault
             self._away = "this process has failed"
@@ -155,7 +176,7 @@ class Stores:
             self._end()
 
     def _follow(self) -> None:
-        """Look for news, then do what is asked until it is time to look again.
+        """Look for news, then wait until it is time to look again.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
@@ -165,39 +186,44 @@ class Stores:
             jobs, keys = JobStore(log, self._clock), KeyStore(log, self._clock)
             self._opened = jobs, keys
         jobs, keys = self._opened
-        if self._read:
-            self._fold(jobs.refresh(0.0), keys.refresh(0.0))
-        else:
-            self._fold(jobs.read(), keys.read())
-            self._read = True
+        self._fold(jobs)
+        records = keys.refresh(0.0)
+        if records != self._records:
+            self._records, self.keys = records, Keys(records.values())
+        self._read = True
         jobs.repair()
         keys.repair()
         self.unreadable = jobs.unreadable
         self.missing = {topics.JOBS: len(jobs.missing), topics.KEYS: len(keys.missing)}
         self._away = ""
-        self._take(NEWS_S)
+        self._end_asked.wait(NEWS_S)
 
-    def _fold(self, jobs: dict[str, JobRecord], keys: dict[str, KeyRecord]) -> None:
-        if jobs != self.jobs:
-            self.jobs = jobs
-        if keys != self._records:
-            self._records, self.keys = keys, Keys(keys.values())
+    def _fold(self, store: JobStore) -> None:
+        """Take over what the jobs topic says.
 
-    def _take(self, timeout_s: float) -> None:
-        """Do one thing that is asked, if there is one in time."""
-        try:
-            act, asked = self._orders.get(timeout=timeout_s)
-        except Empty:
-            return
-        if not asked.set_running_or_notify_cancel():
-            return  # whoever asked has gone
-        try:
-            done = act(self._jobs_store())
-            self._fold(self._jobs_store().refresh(0.0), self._records)
-        except Exception as error:  # noqa: BLE001 -- told to whoever asked
-            asked.set_exception(error)
-        else:
-            asked.set_result(done)
+        Raises:
+            UnavailableError: If Kafka is unavailable.
+        """
+        with self._fold_lock:
+            jobs = store.refresh(0.0)
+            if jobs != self.jobs:
+                self.jobs = jobs
+
+    def _write(self) -> None:
+        """Do what is asked, one thing after the other, until the end."""
+        while (order := self._orders.get()) is not None:
+            act, asked = order
+            if not asked.set_running_or_notify_cancel():
+                continue  # whoever asked has gone
+            try:
+                store = self._jobs_store()
+                done = act(store)
+                with suppress(UnavailableError):  # the change was made: the follower folds it later
+                    self._fold(store)
+            except Exception as error:  # noqa: BLE001 -- told to whoever asked
+                asked.set_exception(error)
+            else:
+                asked.set_result(done)
 
     def _jobs_store(self) -> JobStore:
         if self._opened is None or not self._read:
@@ -211,11 +237,11 @@ class Stores:
         self._refuse()
 
     def _refuse(self) -> None:
-        """Tell all who wait that nobody will do what they asked."""
-        while True:
-            try:
-                _, asked = self._orders.get_nowait()
-            except Empty:
-                return
-            if asked.set_running_or_notify_cancel():
-                asked.set_exception(UnavailableError("this service is shutting down"))
+        """Tell all who wait that nobody will do what they asked, and end the threads that write."""
+        with suppress(Empty):
+            while True:
+                order = self._orders.get_nowait()
+                if order is not None and order[1].set_running_or_notify_cancel():
+                    order[1].set_exception(UnavailableError("this service is shutting down"))
+        for _ in range(WRITERS):
+            self._orders.put_nowait(None)

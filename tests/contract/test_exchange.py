@@ -13,6 +13,7 @@ from common.adapters.redis.board import RedisBoard
 from common.adapters.redis.exchange import LOOK_S, RedisBoards
 from common.core.liveness import Heartbeat
 from common.errors import UnavailableError
+from common.ports.servers import Glance
 from tests.contract.board_fixtures import LONG_S, WORKER, eventually, leader_status
 
 if TYPE_CHECKING:
@@ -65,6 +66,31 @@ def test_every_call_is_answered_as_the_board_answers_it(
         expected = [not there, there, {WORKER: Heartbeat("alive", DIGEST)} if there else {}]
         assert [each.next() for each in told[job]] == expected
         assert boards.board(job).get_leader_status() == leader_status(4)
+
+
+def test_glances_at_boards_are_what_each_board_says(boards: Boards) -> None:
+    seen = [boards.board(job) for job in JOBS]
+    for board in seen[::2]:
+        board.beat(WORKER, "alive", LONG_S, DIGEST)
+        board.put_leader_status(leader_status(3))
+        board.hold_lease("another", LONG_S)
+        board.put_unable("w9", "no task", LONG_S)
+
+    # The second time the workers of the first one are known.
+    for _ in range(2):
+        found = boards.glances(seen)
+        assert found[::2] == [
+            Glance(True, leader_status(3), {WORKER: "alive"}, {"w9": "no task"})  # noqa: FBT003
+        ] * len(seen[::2])
+        assert found[1::2] == [Glance(False, None, {}, {})] * len(seen[1::2])  # noqa: FBT003
+    assert boards.glances([]) == []
+
+
+def test_glances_at_a_server_that_is_away_are_its_error(server: Server) -> None:
+    boards = server.boards()
+    seen = [boards.board(job) for job in JOBS[:2]]
+    server.kill()
+    assert [isinstance(each, UnavailableError) for each in boards.glances(seen)] == [True, True]
 
 
 def test_a_lease_is_held_prolonged_and_given_back(

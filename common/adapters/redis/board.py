@@ -39,6 +39,7 @@ from common.adapters.redis.server import Attendance, RedisServer, connect
 from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
+from common.ports.servers import Glance
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
 
@@ -236,7 +237,9 @@ class RedisBoard:
 
     def get_leader_status(self) -> LeaderStatus | None:
         """Read the leader's status, or None where there is none."""
-        data = self._server.ask(("GET", self._keys + "standing"))[0]
+        return self._parsed_leader_status(self._server.ask(("GET", self._keys + "standing"))[0])
+
+    def _parsed_leader_status(self, data: bytes | None) -> LeaderStatus | None:
         if data is None:
             return None
         last = self._leader_status
@@ -386,20 +389,35 @@ class RedisBoard:
 
     def unable(self) -> dict[str, str]:
         """Why processes cannot do their part, by what they call themselves."""
+        return self.follow(self._reasons(self._server.ask(("SMEMBERS", self._keys + "unable"))[0]))
+
+    def _reasons(self, members: Iterable[bytes]) -> Steps[dict[str, str]]:
         index = self._keys + "unable"
-        replicas = self._members(index, bytes.decode)
+        replicas = yield from self._parsed_members(index, members, bytes.decode)
         if not replicas:
             return {}
-        reasons = self._server.ask(("MGET", *map(self._unable, replicas)))[0]
+        (reasons,) = yield (("MGET", *map(self._unable, replicas)),)
         found = dict(zip(replicas, reasons, strict=True))
         gone = [replica for replica, reason in found.items() if reason is None]
         if gone:  # one that says it again just now is seen at its next time
-            self._server.ask(("SREM", index, *gone))
+            yield (("SREM", index, *gone),)
         return {
             replica: reason.decode(errors="replace")
             for replica, reason in found.items()
             if reason is not None
         }
+
+    def glancing(self) -> Steps[Glance]:
+        """`is_leased`, `get_leader_status`, `alive` and `unable`, in steps."""
+        leased, data, members = yield (
+            ("EXISTS", self._keys + "lease"),
+            ("GET", self._keys + "standing"),
+            ("SMEMBERS", self._keys + "unable"),
+        )
+        heartbeats = yield from self.looking_for_workers()
+        unable = yield from self._reasons(members)
+        statuses = {worker: beat.status for worker, beat in heartbeats.items()}
+        return Glance(bool(leased), self._parsed_leader_status(data), statuses, unable)
 
     # --- snapshots -------------------------------------------------------------------------------
 

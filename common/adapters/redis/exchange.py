@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from common.adapters.redis.access import RedisAccess
 from common.adapters.redis.board import RedisBoard, RedisReplies, replica_channel
@@ -21,9 +22,10 @@ from common.adapters.redis.rendezvous import RedisRendezvous
 from common.adapters.redis.roster import RedisRoster
 from common.adapters.redis.server import RedisServer, connect
 from common.errors import OutsideError
+from common.ports.servers import Board, Glance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from common.adapters.redis.board import Steps
     from common.adapters.redis.server import Attendance, Command
@@ -139,6 +141,19 @@ class RedisBoards:
     def board(self, job: str) -> RedisBoard:
         """Open a job's board; to close it lets go of its own only."""
         return RedisBoard(self._url, job, self._timeout_s, shared=self._client)
+
+    def glances(self, boards: Sequence[Board]) -> list[Glance | Exception]:
+        """Look at several of these boards in a few packets; of each, what it says or why not."""
+        found = dict[Board, Glance | Exception]()
+        calls = [
+            _Call(board, RedisBoard.glancing, partial(found.__setitem__, board))
+            for board in cast("Sequence[RedisBoard]", boards)
+        ]
+        _exchange(
+            RedisServer(self._client, "doll:", _ignore),
+            [_UnderWay(call, call.steps(call.board), ()) for call in calls],
+        )
+        return [found[board] for board in boards]
 
     def replies(self, replica: str) -> RedisReplies:
         """Open what is sent to a replica."""
@@ -282,7 +297,8 @@ class RedisExchange:
 
     def _run(self) -> None:
         while (calls := self._gathered()) is not None:
-            if self._exchange([_UnderWay(call, call.steps(call.board), ()) for call in calls]):
+            under_way = [_UnderWay(call, call.steps(call.board), ()) for call in calls]
+            if _exchange(self._server, under_way):
                 self._look()
         if self._holders is not None:
             self._holders.end()
@@ -317,30 +333,31 @@ class RedisExchange:
                 self._calls.setdefault((job, "lease"), call)
                 self._send_at = 0.0
 
-    def _exchange(self, under_way: list[_UnderWay]) -> bool:
-        """Make calls together, a packet for each step; each is told its own answer.
 
-        Returns:
-            Whether the server answered.
-        """
-        under_way = [each for each in under_way if _goes_on(each, None)]
-        while under_way:
-            packet = [command for each in under_way for command in each.commands]
-            try:
-                answers = self._server.send(packet)
-            except Exception as error:  # noqa: BLE001 -- told to those who asked, as below
-                for each in under_way:
-                    each.call.tell(error)
-                return False
-            at = 0
-            left = []
+def _exchange(server: RedisServer, under_way: list[_UnderWay]) -> bool:
+    """Make calls together, a packet for each step; each is told its own answer.
+
+    Returns:
+        Whether the server answered.
+    """
+    under_way = [each for each in under_way if _goes_on(each, None)]
+    while under_way:
+        packet = [command for each in under_way for command in each.commands]
+        try:
+            answers = server.send(packet)
+        except Exception as error:  # noqa: BLE001 -- told to those who asked, as below
             for each in under_way:
-                own = answers[at : at + len(each.commands)]
-                at += len(each.commands)
-                if _goes_on(each, own):
-                    left.append(each)
-            under_way = left
-        return True
+                each.call.tell(error)
+            return False
+        at = 0
+        left = []
+        for each in under_way:
+            own = answers[at : at + len(each.commands)]
+            at += len(each.commands)
+            if _goes_on(each, own):
+                left.append(each)
+        under_way = left
+    return True
 
 
 def _goes_on(each: _UnderWay, answers: list[Any] | None) -> bool:

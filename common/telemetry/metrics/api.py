@@ -19,11 +19,9 @@ class ShownJob(NamedTuple):
 
     job: str
     state: str
-    lag: int | None
-    skipped: int
-    quarantined: int
-    expired: int
-    lost: int
+    lag: int | None = None
+    # Skipped records, quarantined batches, expired and lost records.
+    counts: tuple[int, int, int, int] | None = None
 
 
 class ApiMetrics:
@@ -65,19 +63,18 @@ class ApiMetrics:
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """What the registry asks at each scrape."""
-        state, lag, skipped, quarantined, expired, lost = map(self.meters.family, _OF_JOBS)
+        state, lag, *counters = map(self.meters.family, _OF_JOBS)
         for shown in self._jobs():
             state.add_metric([shown.job, shown.state], 1)
             if shown.lag is not None:
                 lag.add_metric([shown.job], shown.lag)
-            skipped.add_metric([shown.job], shown.skipped)
-            quarantined.add_metric([shown.job], shown.quarantined)
-            expired.add_metric([shown.job], shown.expired)
-            lost.add_metric([shown.job], shown.lost)
+            if shown.counts is not None:
+                for counter, count in zip(counters, shown.counts, strict=True):
+                    counter.add_metric([shown.job], count)
         missing = self.meters.family(catalogue.RECORDS_MISSING)
         for topic, count in self._missing().items():
             missing.add_metric([topic], count)
-        yield from (state, lag, skipped, quarantined, expired, lost, missing)
+        yield from (state, lag, *counters, missing)
 
 
 _OF_JOBS = (

@@ -52,6 +52,17 @@ class Feed:
             self.end += 1
             self._wake()
 
+    def skip(self) -> None:
+        """Count an event that nobody wants, and forget all before it."""
+        with self._lock:
+            self._ring.clear()
+            self.end += 1
+
+    def wake(self) -> None:
+        """Have all streams look, as if there were an event."""
+        with self._lock:
+            self._wake()
+
     def close(self) -> None:
         """End all streams."""
         with self._lock:

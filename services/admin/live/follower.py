@@ -1,18 +1,21 @@
-"""The thread that follows one job: its topics as they grow, its board and streams twice a second.
+"""What one process knows of one job: folded from its topics, its board and its streams.
 
-Kafka and Redis may be unavailable, the plans topic may come later or never, the job may be deleted.
-Readers ask under a lock, which is held to fold, never while something is waited for.
+The loop of `Followers` calls a follower when there is something to fold, so a follower has no
+thread and never waits. Kafka and Redis may be unavailable, the plans topic may come later or never,
+the job may be deleted. Requests read under a lock, which is held to fold.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from secrets import token_hex
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -26,26 +29,37 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.jobs.progress import UNREAD, JobProgress, Word, resting
-from common.jobs.watching import READ_RECORDS, Audited, HistoryReader, Poller, decoded
+from common.jobs.progress import UNREAD, JobProgress, Numbers, State, Word, resting
+from common.jobs.watching import (
+    READ_RECORDS,
+    Audited,
+    HistoryReader,
+    LookedAt,
+    OwnTopics,
+    decoded,
+    topics_of,
+)
 from common.telemetry.logging import Outage, event_logger
 from common.topics import names as topics
-from common.topics.read import identified
 from common.wire.plans import decode_plan
 from services.admin.live.answers import plan_event, verdict_event
 from services.admin.live.feed import Feed
 from services.admin.live.view import JobView
 
 if TYPE_CHECKING:
+    from common.jobs.progress import Look
     from common.jobs.store import JobRecord
+    from common.jobs.watching import Glances
     from common.ports.servers import Board, Log, Tail
     from common.theory.billing import Billing
 
 FOLDED = 50  # of them at once: about a millisecond under the lock
-WAIT_S = 0.1  # for news: so soon a thread notices that it is to end
 AGAIN_S = 0.5  # after a server did not answer
-PLANS_S = 2.0  # between looks for a plans topic that is not there
+LOST_S = 2.0  # between looks for topics that were deleted
 UPDATES_S = 0.05  # between events of updates: 20 a second are as many as anybody can see
+# Time after the last question or stream of events during which a job counts as watched. A stream
+# that breaks comes back within seconds and continues where it was.
+WATCHED_S = 15.0
 
 _NAMES = {kind: name for name, kind in EVENT_DATA.items()}  # of events
 _log = event_logger(__name__)
@@ -57,70 +71,84 @@ class Sources:
 
     log: Callable[[], Log]
     open_board: Callable[[str], Board]  # by job
+    glances: Glances  # at several boards
     jobs: Callable[[], Mapping[str, JobRecord]]  # as last read
     clock: Callable[[], float]  # seconds since 1970
     billing: Callable[[], Mapping[str, Billing]] = dict  # by pool
 
 
-class _DeletedError(Exception):
-    """There is no such job any more."""
+class Summary(NamedTuple):
+    """How a job is and how far, as a list shows it."""
+
+    state: State
+    # None if they are not known.
+    numbers: Numbers | None = None
+    # Cost of its machines; None if it has none.
+    spent_usd: float | None = None
 
 
 class JobFollower:
-    """Follows one job from `start` until `stop`, or until the job is deleted.
+    """Follows one job until `stop`, or until the job is deleted.
 
     Attributes:
         job: Its name.
-        feed: What happens, once all that had happened before is known.
+        feed: What happens, once all that had happened before is known. Nothing is published while
+            nobody watches.
+        ready: True once all is known that had happened before it began.
         ended_s: When it ended, on the clock `monotonic`; None: it has not.
+        asked_s: When a request last asked about the job, on the clock `monotonic`.
+        summary: As of the last look; None: there was none yet.
+        looked: True once there was a look.
+        is_stale: True from a question about a job that nobody watched until what is new is folded.
+        due_s: When it has something to do even without news, on the clock `monotonic`.
+        looked_at: Its board, for looks.
+
+    Args:
+        on_news: Called by threads of the log's when there may be records to read.
+        outage: Of Kafka; that of all followers of a process.
     """
 
-    def __init__(self, record: JobRecord, sources: Sources) -> None:
+    def __init__(
+        self,
+        record: JobRecord,
+        sources: Sources,
+        on_news: Callable[[JobFollower], None],
+        outage: Outage,
+    ) -> None:
         self.job = record.spec.name
         self.feed = Feed(token_hex(8))
+        self.ready = False
         self.ended_s: float | None = None
+        self.asked_s = -inf
+        self.summary: Summary | None = None
+        self.due_s = 0.0
+        self.looked_at = LookedAt(record, sources.open_board(record.id))
         self._sources = sources
+        self._on_news = partial(on_news, self)
         self._record = record
         self._lock = threading.Lock()
         self._view = JobView(record)
         self._filling = self._view  # becomes the view when it has caught up
-        self._ready = threading.Event()
-        self._stopping = threading.Event()
+        self.looked = self.is_stale = False
         self._away = ""  # why reading does not go on
         self._history: HistoryReader | None = None
         self._lost = False  # its topics were deleted: its record is all that is known
         self._plans: Tail | None = None
         self._plans_until = 0  # end of their topic when it was opened: what had happened before
         self._word: Word | None = None  # of the job's state, as it was told last
-        self._plans_at = 0.0  # when to look for the topic again; 0: nobody looked yet
         self._told_at = 0.0  # when the last event of an update was made
         self._untold = 0  # updates since
         self._head: tuple[JobRecord, bytes] | None = None
-        self._thread = threading.Thread(target=self._run, name=f"follow {self.job}", daemon=True)
-        self._poller = Poller(record, sources.log, sources.open_board, _log)
-        self._outage = Outage(_log.bind(job=self.job), "kafka")
+        self._outage = outage
 
     @property
-    def ready(self) -> bool:
-        """Whether all is known that had happened before it began."""
-        return self._ready.is_set()
+    def watched(self) -> bool:
+        """True if a stream of events is open, or somebody asked within the last seconds."""
+        return self.feed.listeners > 0 or monotonic() < self.asked_s + WATCHED_S
 
     def follows(self, record: JobRecord) -> bool:
         """Whether this is its job, not another one of its name."""
         return self._record.is_same_job(record)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End soon, and all streams of events at once."""
-        self._stopping.set()
-        self.feed.close()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the end."""
-        self._thread.join(timeout_s)
 
     @contextmanager
     def view(self) -> Iterator[JobView]:
@@ -162,95 +190,118 @@ class JobFollower:
             self._head = record, head.encode()[:-1] + b","
         return self._head[1]
 
-    # --- the thread ------------------------------------------------------------------------------
+    # --- for the loop ----------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self._follow_record()
-                try:
-                    self._turn()
-                except (UnavailableError, UnknownTopicError) as error:
-                    self._away = str(error)
-                    self._outage.met(error)
-                    self._lost = isinstance(error, UnknownTopicError)
-                    self._stopping.wait(AGAIN_S)
-                except (ExpiredError, TruncatedError) as error:
-                    _log.warning("followed_anew", job=self.job, reason=str(error))
-                    self._close_tails()
-                self._look()
-                self._catch_up()
-        except _DeletedError:
-            self._away = "it was deleted"
-        except Exception as fault:  # noqa: BLE001 -- told to whoever asks; another follower tries
-            self._away = str(fault)
-            _log.exception("follower_failed", job=self.job)
-        finally:
+    def stop(self, why: str = "") -> None:
+        """End, and all streams of events with it."""
+        if self.ended_s is None:
+            self._away = why
             self.ended_s = monotonic()
             self.feed.close()
             self._close_tails()
-            self._poller.close()
+            self.looked_at.board.close()
 
-    def _turn(self) -> None:
-        """Read on, and tell of it.
+    def guarded(self, step: Callable[[], object]) -> None:
+        """Take a step; what goes wrong is logged, and told to whoever asks."""
+        try:
+            step()
+        except UnavailableError as error:
+            self._away = str(error)
+            self._outage.met(error)
+            self.due_s = monotonic() + AGAIN_S
+        except UnknownTopicError as error:
+            if not self._lost:
+                _log.warning("topics_lost", job=self.job, reason=str(error))
+            self._away, self._lost = str(error), True
+            self._close_tails()
+            self.due_s = monotonic() + LOST_S
+        except (ExpiredError, TruncatedError) as error:
+            _log.warning("followed_anew", job=self.job, reason=str(error))
+            self._close_tails()
+            self.due_s = 0.0
+        except Exception as fault:  # noqa: BLE001 -- told to whoever asks; another follower tries
+            _log.exception("follower_failed", job=self.job)
+            self.stop(str(fault))
+
+    @property
+    def unopened(self) -> bool:
+        """True if its topics are to be opened now."""
+        return self._history is None and self.ended_s is None and monotonic() >= self.due_s
+
+    def topics(self) -> set[Partition]:
+        """Partitions to be asked about before `open`."""
+        return {*topics_of(self._record.id), self._plans_place}
+
+    def open(self, own: OwnTopics) -> None:
+        """Begin to read from the start of its topics.
+
+        Raises:
+            UnknownTopicError: If the job's topics were deleted.
+            UnavailableError: If Kafka does not say what they hold.
+        """
+        log = self._sources.log()
+        self._history = history = HistoryReader(self._record.id, log, None, own, self._on_news)
+        self._lost = False
+        starts = history.updates_start, history.control_start
+        self._filling = JobView(self._record, *starts, self._sources.billing())
+        self.due_s = 0.0
+        self.open_plans(own)
+
+    @property
+    def awaits_plans(self) -> bool:
+        """True if a provisioner may still create its plans topic."""
+        provisioned = self._record.spec.provisioning is not None
+        return provisioned and self._plans is None and self._history is not None
+
+    def open_plans(self, own: OwnTopics) -> None:
+        """Read its plans topic, if there is one."""
+        with suppress(UnknownTopicError):  # nobody provisions it, or not yet
+            bounds = own.bounds(self._plans_place)
+            position = own.identified(self._plans_place, bounds.start)
+            self._plans = self._sources.log().tail(self._plans_place, position, self._on_news)
+            self._plans_until = bounds.end
+
+    def turn(self) -> None:
+        """Read what is new and tell of it; calls for another turn if there may be more.
 
         Raises:
             OutsideError: If Kafka does not do what it should.
         """
-        history = self._open_history()
-        wait_s = self._told_at + UPDATES_S - monotonic() if self._untold else WAIT_S
-        claims = history.claims()
+        if self._history is None or self.ended_s is not None:
+            return
+        self.due_s = inf
+        claims = self._history.claims()
         for first in range(0, len(claims), FOLDED):
             with self._lock:
                 for offset, claim in claims[first : first + FOLDED]:
                     self._filling.job.feed_claim(offset, claim)
-        records = history.updates(0.0 if claims else min(max(wait_s, 0.0), WAIT_S))
+        records = self._history.updates(0.0)
+        self._outage.quiet()
         if records or claims:
-            self._outage.over()
             self._away = ""
             self._take_updates(records)
-        else:
-            self._outage.quiet()
-        if self._untold and monotonic() >= self._told_at + UPDATES_S:
+        if self._untold and (not self.watched or monotonic() >= self._told_at + UPDATES_S):
             self._tell_update()
-        plans = self._open_plans()
-        if plans is not None:
-            self._take_plans(plans)
+        if self._untold:
+            self.due_s = self._told_at + UPDATES_S
+        plans = self._take_plans()
+        if records or claims or plans:
+            self._on_news()
 
-    def _follow_record(self) -> None:
-        record = self._sources.jobs().get(self.job)
-        if record is None or not self.follows(record):
-            raise _DeletedError
+    def take_record(self, record: JobRecord) -> None:
+        """Take over a change of the job."""
         if record is not self._record:
             changed, self._record = record != self._record, record
+            self.looked_at.record = record
             with self._lock:
                 self._view.job.record = self._filling.job.record = record
             if changed and self.ready:
-                self.feed.publish("job", self.told())
+                self._summarize(self._sources.clock())
+                self._publish_job()
 
-    def _open_history(self) -> HistoryReader:
-        if self._history is None:
-            self._history = history = HistoryReader(self._record.id, self._sources.log())
-            billing = self._sources.billing()
-            self._filling = JobView(
-                self._record, history.updates_start, history.control_start, billing
-            )
-            self._plans_at = 0.0
-        return self._history
-
-    def _open_plans(self) -> Tail | None:
-        if self._plans is None and monotonic() >= self._plans_at:
-            place = Partition(topics.plans_topic(self._record.id), 0)
-            log = self._sources.log()
-            try:
-                bounds = log.bounds(place)
-            except UnknownTopicError:
-                self._plans_at = monotonic() + PLANS_S
-                return None  # nobody provisions it, or not yet
-            self._plans_at = monotonic()
-            self._plans = log.tail(place, identified(log, place, bounds.start))
-            self._plans_until = bounds.end
-        return self._plans
+    @property
+    def _plans_place(self) -> Partition:
+        return Partition(topics.plans_topic(self._record.id), 0)
 
     def _take_updates(self, records: Sequence[Audited]) -> None:
         now, live = self._sources.clock(), self._live()
@@ -267,7 +318,7 @@ class JobFollower:
             self._untold += counted
             if self._filling.job.version != before + counted:
                 # A new leader took some back: everything looks different.
-                self.feed.publish("job", self.told())
+                self._publish_job()
 
     def _tell_update(self) -> None:
         count, self._untold, self._told_at = self._untold, 0, monotonic()
@@ -276,9 +327,12 @@ class JobFollower:
         if row is not None:
             self._publish(UpdateEvent(**row._asdict(), count=count))
 
-    def _take_plans(self, plans: Tail) -> None:
+    def _take_plans(self) -> bool:
+        """Fold new records of the plans topic; True if there were some."""
+        if self._plans is None:
+            return False
         live = self._live()
-        records = plans.read(READ_RECORDS, 0.0)
+        records = self._plans.read(READ_RECORDS, 0.0)
         decisions = [(each.offset, decoded(decode_plan, each)) for each in records]
         with self._lock:
             ledger = self._filling.ledger
@@ -287,17 +341,18 @@ class JobFollower:
                     event = plan_event(ledger, record)
                     if event is not None:
                         self._publish(event)
+        return bool(records)
 
-    def _look(self) -> None:
-        look = self._poller.look(self._sources.clock(), monotonic())
-        if look is None:
-            return
+    def look(self, look: Look) -> None:
+        """Take over a look at its board and streams, and tell of what changed."""
+        self.looked = True
         with self._lock:
             before = self._view.job.seen.statuses
             self._filling.look(look)
             if self._view is not self._filling:
                 self._view.look(look)
         self._tell_state(look.at_s)
+        self._summarize(look.at_s)
         if before is None or look.statuses is None or not self._live():
             return
         for worker in sorted({*before, *look.statuses}):
@@ -314,28 +369,47 @@ class JobFollower:
             word = self._view.job.state(now).word
         before, self._word = self._word, word
         if before not in (None, word):
-            self.feed.publish("job", self.told())
+            self._publish_job()
+
+    def _summarize(self, now: float) -> None:
+        with self._lock:
+            view = self._view
+            spent_usd = view.ledger.spent_usd(now) if view.ledger.launches else None
+            self.summary = Summary(view.job.state(now), view.job.numbers(now), spent_usd)
 
     def _publish(self, event: Answer) -> None:
-        self.feed.publish(_NAMES[type(event)], event.model_dump_json().encode())
+        if self.watched:
+            self.feed.publish(_NAMES[type(event)], event.model_dump_json().encode())
+        else:
+            self.feed.skip()
+
+    def _publish_job(self) -> None:
+        if self.watched:
+            self.feed.publish("job", self.told())
+        else:
+            self.feed.skip()
 
     def _live(self) -> bool:
         """Whether what comes now is news."""
         return self.ready and self._filling is self._view
 
-    def _catch_up(self) -> None:
-        """Say that all is known, once what had happened before is."""
-        if self._lost and self._poller.looked:
-            self._ready.set()
-        if self._live() or self._history is None or not (self._plans_at and self._poller.looked):
-            return
+    def catch_up(self) -> bool:
+        """Note that all is known, once what had happened before is; True if that is news."""
+        if self._lost and self.looked:
+            self.ready, before = True, self.ready
+            return not before
+        if self._live() or self._history is None or not self.looked:
+            return False
         plans = 0 if self._plans is None else self._plans.position()
-        if self._history.caught_up and plans >= self._plans_until:
-            with self._lock:
-                anew, self._view = self._view is not self._filling, self._filling
-            if self.ready and anew:
-                self.feed.publish("job", self.told())
-            self._ready.set()
+        if not self._history.caught_up or plans < self._plans_until:
+            return False
+        with self._lock:
+            anew, self._view = self._view is not self._filling, self._filling
+        self._summarize(self._sources.clock())
+        before, self.ready = self.ready, True
+        if before and anew:
+            self._publish_job()
+        return not before
 
     def _close_tails(self) -> None:
         for reader in (self._history, self._plans):

@@ -20,6 +20,7 @@ from common.errors import (
     NotFoundError,
     OutsideError,
     UnavailableError,
+    UnknownOutcomeError,
     UserError,
 )
 from common.telemetry.logging import event_logger
@@ -44,6 +45,7 @@ _STATUSES: tuple[tuple[type[DollError], int], ...] = (  # the first that fits
     (NotFoundError, 404),
     (ConflictError, 409),
     (UserError, 422),
+    (UnknownOutcomeError, 504),
     (UnavailableError, 503),
     (OutsideError, 502),
 )
@@ -58,7 +60,10 @@ _MEANINGS = {
     422: "Fields make no sense; `errors` names each with its path.",
     429: "Too many requests, or too many streams of events; `Retry-After` says how long to wait.",
     502: "A server behind this one did not do what was asked.",
-    503: "A server behind this one is unavailable; `Retry-After` says when to try again.",
+    503: "A server behind this one is unavailable; `Retry-After` says when to try again. A change"
+    " of a job was not made.",
+    504: "A change was sent and not confirmed in time: it may have been made, or may still be made."
+    " Repeat a submission with the same `Idempotency-Key` to find its job.",
 }
 
 

@@ -15,11 +15,11 @@ export function atLeast(value, whole) {
   return count(value) + (whole || !known(value) ? "" : "+");
 }
 
-/** @param {number|null} value @returns {string} three significant digits: 0.351, 12.3k, 4.1M */
+/** @param {number|null} value @returns {string} three significant digits: 0.351, 12.3k, 4.1M, 3.0e+16 */
 export function short(value) {
   if (!known(value)) return UNKNOWN;
   const size = Math.abs(value);
-  if (size !== 0 && size < 0.001) return value.toExponential(1);
+  if (size !== 0 && (size < 0.001 || size >= 1e12)) return value.toExponential(1);
   for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
     if (size >= unit) return significant(value / (letter === "k" ? 1e3 : unit)) + letter;
   }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
+from math import isnan
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-from fastapi import APIRouter, Body, Depends, Header, Query
-from pydantic import ConfigDict, Field, with_config
+from fastapi import APIRouter, Body, Depends, Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, with_config
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
 
@@ -22,6 +24,7 @@ from common.api.answers import (
     WorkersAnswer,
 )
 from common.api.jobs import (
+    counted,
     job_answer,
     job_summary,
     progress_answer,
@@ -40,13 +43,12 @@ from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when ru
 from common.errors import ConflictError, UnavailableError, UserError
 from common.jobs.check import Unchecked, built_apart, check_submission, unasked
 from common.jobs.edit import BLOCKS, CHANGEABLE, Value, changed_spec, plain
-from common.jobs.progress import JobProgress
+from common.jobs.progress import JobProgress, Word
 from common.jobs.purge import purge, remains_of
 from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
 from common.jobs.store import AfterLoss, JobRecord, JobStore
 from common.jobs.watching import waits_for_checkpoint
 from common.planning.replan import check_given_back
-from services.admin.live.followers import followed
 from services.admin.middleware.access import OPERATOR, Operator
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import (
@@ -54,20 +56,18 @@ from services.admin.routes.requests import (
     YAML_TYPE,
     BodyRoute,
     JobName,
-    Limit,
     job_file,
     strictly,
 )
 from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from fastapi.openapi.models import Example
 
-    from common.api.answers import JobSummary
     from common.ports.servers import Board, Log
-    from services.admin.live.follower import JobFollower
+    from services.admin.live.follower import JobFollower, Summary
     from services.admin.middleware.access import Caller
     from services.admin.service import Service
 
@@ -76,6 +76,16 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
 _EXAMPLES: Final[dict[str, Example]] = {
     "digits": {"summary": "Handwritten digits from two clinics", "value": JOB}
 }
+# Fields by which a list is sorted, besides its name and its state.
+_NUMBERS: Final = (
+    *("version", "loss", "accuracy", "updates_per_s", "workers", "lag", "skipped", "quarantined"),
+    *("expired", "lost", "spent_usd"),
+)
+# States in the order of a list: first those in which a person is needed.
+_STATES: Final[tuple[Word, ...]] = (
+    *("held", "waiting for a coordinator", "waiting for workers", "degraded"),
+    *("running", "waiting for records", "drained", "paused", "finished", "stopped"),
+)
 _MOST: Final = 2**31 - 1  # of what counts records and batches
 _MOST_VERSIONS: Final = 2**63 - 1
 _LONGEST_DEADLINE_S: Final = 10 * 365 * 86_400.0
@@ -179,7 +189,7 @@ class JobPatch(TypedDict, total=False):
     dependencies=[OPERATOR, Depends(job_file)],
     openapi_extra={"requestBody": {"content": {YAML_TYPE: {"schema": {"type": "string"}}}}},
     responses={
-        **documented(409, 502),
+        **documented(409, 502, 504),
         201: {"headers": {"Location": {"schema": {"type": "string"}}}},
     },
 )
@@ -227,28 +237,68 @@ async def create_job(
     return Response(submitted.model_dump_json(), 201, location, media_type="application/json")
 
 
-@router.get("")
+class ListQuery(BaseModel):
+    """Which jobs to list, and in which order."""
+
+    wanted: Wanted | None = Field(default=None, description="Only those.", examples=["running"])
+    state: Word | None = Field(default=None, description="Only those.", examples=["held"])
+    text: str = Field(
+        default="",
+        max_length=100,
+        description="Only jobs with this text in name, state, task or a stream's name.",
+        examples=["clinic"],
+    )
+    sort: str = Field(
+        default="id",
+        pattern=f"^-?(id|state|{'|'.join(_NUMBERS)})$",
+        description="Sort by this field, then by name; with a minus, descending. `state` begins"
+        " with held jobs. What is not known comes last.",
+        examples=["-lag"],
+    )
+    limit: Annotated[int, Field(ge=1, le=500, description="How many at most.", examples=[100])] = (
+        100
+    )
+    after: str = Field(
+        default="", max_length=100, description="Only jobs after this one.", examples=["digits"]
+    )
+
+
+@router.get("", response_model=JobList)
 async def list_jobs(
-    service: Answering,
-    wanted: Annotated[Wanted | None, Query(description="Only those.", examples=["running"])] = None,
-    limit: Limit = 100,
-    after: Annotated[
-        str, Query(max_length=100, description="Only names after this one.", examples=["digits"])
-    ] = "",
-) -> JobList:
-    """List jobs by name, each with its state."""
-    jobs = service.stores.jobs
-    names = sorted(
-        name for name, record in jobs.items() if name > after and wanted in (None, record.wanted)
-    )
-    shown = names[:limit]
-    followers = await service.followers.known(shown)
-    now = service.clock()
-    return JobList(
-        jobs=tuple(_summary(jobs[name], followers.get(name), now) for name in shown),
+    request: Request, service: Answering, asked: Annotated[ListQuery, Query()]
+) -> Response:
+    """List jobs, each with its state and its numbers."""
+    jobs, followers = service.stores.jobs, service.followers
+    await followers.known([record for record in jobs.values() if record.wanted == "running"])
+    summaries = {name: followers.summary(record) for name, record in jobs.items()}
+    order = _ordered(summaries, asked.sort)
+    found = [
+        name
+        for name in order
+        if asked.wanted in (None, jobs[name].wanted)
+        and asked.state in (None, summaries[name].state.word)
+        and _contains(jobs[name], summaries[name], asked.text.lower())
+    ]
+    left, after = found, asked.after
+    if after in jobs:
+        places = {name: place for place, name in enumerate(order)}
+        left = [name for name in found if places[name] > places[after]]
+    elif after and asked.sort != "id":
+        raise UserError(f'after: there is no job "{after}" any more; begin with the first page')
+    elif after:
+        left = [name for name in found if name > after]
+    shown = [jobs[name] for name in left[: asked.limit]]
+    await followers.known(shown)
+    if await request.is_disconnected():
+        raise ClientDisconnect
+    answer = JobList(
+        jobs=tuple(job_summary(record, *followers.summary(record)) for record in shown),
+        states=counted(each.state.word for each in summaries.values()),
+        total=len(found),
         unreadable=() if after else unreadable_records(service.stores.unreadable),
-        next=names[limit - 1] if len(names) > limit else None,
+        next=shown[-1].spec.name if len(left) > len(shown) else None,
     )
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
 @router.get("/{job}", response_model=JobAnswer, responses=documented(404))
@@ -258,7 +308,7 @@ async def get_job(service: Answering, job: JobName) -> Response:
     return Response(follower.told(service.job(job)), media_type="application/json")
 
 
-@router.patch("/{job}", response_model=JobAnswer, responses=documented(404, 409, 502))
+@router.patch("/{job}", response_model=JobAnswer, responses=documented(404, 409, 502, 504))
 async def change_job(
     service: Answering,
     caller: Operator,
@@ -283,7 +333,7 @@ async def change_job(
 @router.delete(
     "/{job}",
     status_code=204,
-    responses={**documented(404, 409, 502), 200: {"model": RemainsAnswer}},
+    responses={**documented(404, 409, 502, 504), 200: {"model": RemainsAnswer}},
 )
 async def delete_job(
     service: Answering,
@@ -493,11 +543,36 @@ def _purge(service: Service, job: str, caller: Caller) -> RemainsAnswer:
         return remains_answer(purge(job, store.acting(caller), service.outside))
 
 
-def _summary(record: JobRecord, follower: JobFollower | None, now: float) -> JobSummary:
-    if follower is None or not followed(record):
-        return job_summary(record, None, now)
-    with follower.view() as view:
-        return job_summary(record, view.job, now)
+def _contains(record: JobRecord, summary: Summary, text: str) -> bool:
+    """True if a text, in lower case, is in what a list says of a job in words."""
+    spec = record.spec
+    task = spec.task.name or spec.task.entrypoint or ""
+    words = spec.name, summary.state.word, task, *spec.streams
+    return not text or text in " ".join(words).lower()
+
+
+def _ordered(summaries: Mapping[str, Summary], sort: str) -> list[str]:
+    """Sort jobs by a field, those with equal fields by name."""
+    field, sign = sort.removeprefix("-"), -1 if sort.startswith("-") else 1
+    order = sorted(summaries, reverse=sort == "-id")
+
+    def key(name: str) -> tuple[bool, float]:
+        state, numbers, spent_usd = summaries[name]
+        value: float | None
+        if field == "state":
+            value = _STATES.index(state.word)
+        elif field == "spent_usd":
+            value = spent_usd
+        elif field == "accuracy":
+            value = numbers and numbers.metrics.get(field)
+        else:
+            value = numbers and getattr(numbers, field)
+        unknown = value is None or isnan(value)
+        return unknown, 0.0 if unknown else sign * (value or 0.0)
+
+    if field != "id":
+        order.sort(key=key)
+    return order
 
 
 def _curves(follower: JobFollower, now: float) -> str:

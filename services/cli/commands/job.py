@@ -102,7 +102,7 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
     """List all jobs: state, lag, and what could not be used.
 
     Lag, skipped, expired and lost count records, quarantined counts batches; lost: trained, and
-    then lost by Kafka; "-": not known, or the job is stopped.
+    then lost by Kafka; "-": not known.
 
     Example: [bold]doll job list[/]
     """

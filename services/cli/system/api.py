@@ -96,7 +96,8 @@ class Api:
             jobs += page.jobs
             unreadable += page.unreadable
             if page.next is None or page.next <= after:
-                return JobList(jobs=tuple(jobs), unreadable=tuple(unreadable))
+                found = {"jobs": tuple(jobs), "unreadable": tuple(unreadable), "next": None}
+                return page.model_copy(update=found)
             after = page.next
 
     def job(self, name: str) -> JobRecord:

@@ -6,9 +6,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from common.api.answers import JobList
+from common.api.answers import JobList, JobSummary
 from common.api.dead_letters import dead_letters_page
 from common.api.jobs import (
+    counted,
     job_summary,
     progress_answer,
     remains_answer,
@@ -35,7 +36,7 @@ from common.jobs.changes import local_user
 from common.jobs.check import Unchecked, built_apart, check_submission, unasked
 from common.jobs.edit import BLOCKS, Value, changed_spec
 from common.jobs.notes import notes_on
-from common.jobs.progress import JobProgress
+from common.jobs.progress import UNREAD, JobProgress, resting
 from common.jobs.purge import purge, remains_of
 from common.jobs.quarantine import Quarantine, QuarantinedBatch, RequeuedBatch, told_batches
 from common.jobs.spec import JobSpec, parse_job
@@ -116,13 +117,18 @@ class Direct:
         log, now = self._outside.open_log(), time.time()
         book = JobStore(log)
         records = book.read()
-        found = look_at_jobs(records, log, self._outside.open_board, now)
+        board, glances = self._outside.open_board, self._outside.glances
+        found = look_at_jobs(records, log, board, now, glances)
+        summaries = list[JobSummary]()
+        for name, record in sorted(records.items()):
+            job = found.get(name)
+            state = resting(record) or (UNREAD if job is None else job.state_at_work(now))
+            summaries.append(job_summary(record, state, None if job is None else job.numbers(now)))
         return JobList(
-            jobs=tuple(
-                job_summary(record, found.get(name), now)
-                for name, record in sorted(records.items())
-            ),
+            jobs=tuple(summaries),
             unreadable=unreadable_records(book.unreadable),
+            states=counted(each.state for each in summaries),
+            total=len(records),
         )
 
     def job(self, name: str) -> JobRecord:

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from threading import Barrier
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from common.api.answers import JobList
 from common.api.keys import KeyStore
+from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.snapshot_search import AWAITED
-from common.core.spans import Partition
+from common.core.spans import Partition, Span
 from common.jobs.check import PATIENCE_S, Report, Unchecked
 from common.jobs.edit import CHANGEABLE
 from common.jobs.spec import JobSpec
 from common.jobs.store import JobStore
-from common.topics.names import JOBS
+from common.topics.names import JOBS, control_topic, updates_topic
+from common.wire.messages import encode_audit, encode_claim
+from services.admin import stores
 from services.admin.routes import jobs
 from services.admin.routes.jobs import JobPatch
 from services.admin.routes.requests import JOB
-from tests.unit.admin.conftest import World, problem
+from tests.unit.admin.conftest import HOST, World, problem
 from tests.unit.admin.live.helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     import httpx2
+
+    from common.jobs.store import JobRecord
 
 SPEC = JOB
 
@@ -287,7 +295,81 @@ def test_jobs_are_listed_by_name_page_by_page(world: World) -> None:
         after = page["next"]
     assert found == names
     assert [job["id"] for job in world.get("/v1/jobs?wanted=paused")["jobs"]] == ["b"]
-    assert world.get("/v1/jobs?after=e") == {"jobs": [], "unreadable": [], "next": None}
+    assert world.get("/v1/jobs?after=e")["jobs"] == []
+
+
+def test_jobs_are_sorted_filtered_counted_and_paged(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    names = ["a", "b", "c", "d", "e"]
+    for name in names:
+        assert post(world, name=name).status_code == 201
+    world.ask("PATCH", "/v1/jobs/d", json={"wanted": "paused"})
+    store = JobStore(world.log)
+    store.hold("e", "its weights are not finite")
+
+    def listed(**asked: object) -> list[str]:
+        return [job["id"] for job in world.get("/v1/jobs", params=asked)["jobs"]]
+
+    def is_known() -> bool:
+        states = world.get("/v1/jobs")["states"]
+        return bool(states == {"held": 1, "paused": 1, "waiting for a coordinator": 3})
+
+    eventually(is_known)
+    assert listed(sort="state") == ["e", "a", "b", "c", "d"]
+    assert listed(sort="-state") == ["d", "a", "b", "c", "e"]
+    assert listed(sort="-id") == list(reversed(names))
+    assert listed(sort="version") == names
+    assert listed(state="held") == ["e"]
+    assert listed(text="PAUSED") == ["d"]
+    page = world.get("/v1/jobs", params={"sort": "state", "limit": 2, "after": "a"})
+    assert [job["id"] for job in page["jobs"]] == ["b", "c"]
+    assert (page["next"], page["total"]) == ("c", 5)
+    assert page["states"]["held"] == 1
+    gone = world.ask("GET", "/v1/jobs", params={"sort": "state", "after": "gone"})
+    assert "begin with the first page" in problem(gone, 422)
+
+
+def test_a_paused_job_keeps_its_numbers_in_the_list(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert post(world, name="digits").status_code == 201
+    spans = (Span("clinic-a", 0, 0, 64),)
+    claim, batch = BatchReady(WorkerId("w1"), spans, 64, ()), Batch(0, WorkerId("w1"), spans, 64)
+    with closing(world.log.writer()) as writer:
+        writer.append(control_topic("digits"), encode_claim(claim))
+        for record in (Lead(-1, GENESIS, "c"), UpdateApplied(0, 1, (batch,), 64, 0.25, {})):
+            writer.append(updates_topic("digits"), encode_audit(record))
+    world.ask("PATCH", "/v1/jobs/digits", json={"wanted": "paused"})
+
+    replica = world.replica()
+    (job,) = replica.get("/v1/jobs")["jobs"]
+    replica.close()
+
+    assert (job["state"], job["version"], job["loss"]) == ("paused", 1, 0.25)
+
+
+def test_a_change_of_unknown_outcome_is_found_by_its_idempotency_key(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.streams("clinic-a", "clinic-b")
+    world.get("/v1/jobs")
+    goes_on = threading.Event()
+    submit = JobStore.submit
+
+    def slow(*given: Any, **named: Any) -> JobRecord:  # noqa: ANN401
+        assert goes_on.wait(60.0)
+        return submit(*given, **named)
+
+    monkeypatch.setattr(JobStore, "submit", slow)
+    monkeypatch.setattr(stores, "WRITE_S", 0.2)
+    headers = {"Idempotency-Key": "once"}
+    answer = world.ask("POST", "/v1/jobs", json=SPEC, headers=headers)
+    assert "may have been made" in problem(answer, 504)
+
+    goes_on.set()
+    monkeypatch.setattr(stores, "WRITE_S", 60.0)
+    again = world.ask("POST", "/v1/jobs", json=SPEC, headers=headers)
+    assert again.status_code == 201
+    assert list(JobStore(world.log).read()) == [again.json()["id"]]
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "wanted=happy"])
@@ -480,3 +562,36 @@ def test_metrics_say_how_each_job_is_that_is_not_stopped(digits: World) -> None:
     )
     assert digits.ask("PATCH", "/v1/jobs/letters", json={"wanted": "stopped"}).status_code == 200
     eventually(lambda: not [line for line in lines() if 'job_name="letters"' in line])
+
+
+def test_a_list_is_not_made_for_a_client_that_has_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[object]()
+    monkeypatch.setattr(JobList, "__init__", lambda *_, **given: made.append(given))
+    headers = [(b"host", HOST.encode()), (b"authorization", f"Bearer {world.viewer}".encode())]
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "http",
+        "http_version": "1.1",
+        "path": "/v1/jobs",
+        "raw_path": b"/v1/jobs",
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": (HOST, 80),
+    }
+    sent = list[object]()
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        sent.append(message)
+
+    world.runner.run(world.app(scope, receive, send))
+
+    assert made == []
+    assert sent == []

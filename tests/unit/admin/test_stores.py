@@ -1,20 +1,30 @@
-"""The thread that follows jobs and keys."""
+"""The threads that follow jobs and keys and that write jobs."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
 
 from common.api.keys import KeyStore
 from common.core.spans import Partition
+from common.errors import UnavailableError, UnknownOutcomeError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.testing.log import MemoryLog
 from common.topics.names import JOBS, KEYS
 from common.topics.table import NUMBER
+from services.admin import stores as module
 from services.admin.stores import Stores
 from tests.unit.jobs.test_spec import TEXT
+
+if TYPE_CHECKING:
+    from common.jobs.store import JobRecord
 
 
 def test_lost_records_that_stand_last_are_repaired() -> None:
@@ -36,3 +46,62 @@ def test_lost_records_that_stand_last_are_repaired() -> None:
         assert dict(last.headers)[NUMBER] == b"2"
     assert JobStore(log).read() == {"digits": job}
     assert KeyStore(log).read() == {"ci": key}
+
+
+def test_changes_go_side_by_side() -> None:
+    stores = Stores(MemoryLog, time.time)
+    both = threading.Barrier(2, timeout=60.0)
+
+    async def write() -> list[int]:
+        return await asyncio.gather(*(stores.write(lambda _: both.wait()) for _ in range(2)))
+
+    with closing(stores):
+        asyncio.run(stores.ready())
+        assert sorted(asyncio.run(write())) == [0, 1]
+
+
+def test_change_that_did_not_begin_in_time_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITERS", 1)
+    monkeypatch.setattr(module, "WRITE_S", 0.2)
+    stores, done, begun = Stores(MemoryLog, time.time), threading.Event(), threading.Event()
+    made = list[str]()
+
+    def hang(_: JobStore) -> None:
+        begun.set()
+        assert done.wait(60.0)
+        made.append("first")
+
+    async def write() -> None:
+        first = asyncio.ensure_future(stores.write(hang))
+        await asyncio.to_thread(begun.wait, 60.0)
+        with pytest.raises(UnavailableError, match="nothing was changed") as refused:
+            await stores.write(lambda _: made.append("second"))
+        assert not isinstance(refused.value, UnknownOutcomeError)
+        # The first one began, so nobody knows whether it is made. It is.
+        with pytest.raises(UnknownOutcomeError, match="may have been made"):
+            await first
+        done.set()
+        monkeypatch.setattr(module, "WRITE_S", 60.0)
+        await stores.write(lambda _: made.append("third"))
+
+    with closing(stores):
+        asyncio.run(stores.ready())
+        asyncio.run(write())
+    assert made == ["first", "third"]
+
+
+def test_made_change_is_acknowledged_though_it_cannot_be_folded_at_once() -> None:
+    log = MemoryLog()
+    log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
+    stores = Stores(lambda: log, time.time)
+
+    def submit(store: JobStore) -> JobRecord:
+        record = store.submit(parse_job(TEXT))
+        log.go_away()
+        return record
+
+    with closing(stores):
+        asyncio.run(stores.ready())
+        record = asyncio.run(stores.write(submit))
+        log.come_back()
+    assert JobStore(log).read() == {"digits": record}

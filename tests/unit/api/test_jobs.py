@@ -45,10 +45,11 @@ def test_a_deadline_is_counted_from_submission() -> None:
 
 
 def test_of_a_job_that_nobody_has_read_a_list_says_what_its_record_does() -> None:
-    shown = job_summary(RUNNING, None, NOW)
+    shown = job_summary(RUNNING, UNREAD, None)
     assert (shown.state, shown.why) == UNREAD
     assert (shown.lag, shown.skipped, shown.quarantined, shown.expired) == (None,) * 4
     assert shown.whole
-    assert job_summary(OVER, None, NOW).state == "finished"
-    known = job_summary(RUNNING, JobProgress(RUNNING), NOW)
+    progress = JobProgress(OVER)
+    known = job_summary(OVER, progress.state(NOW), progress.numbers(NOW), 1.5)
+    assert (known.state, known.version, known.loss, known.spent_usd) == ("finished", 0, None, 1.5)
     assert (known.skipped, known.expired) == (0, 0)

@@ -12,12 +12,12 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
 from common.core.spans import Partition
-from common.errors import ConflictError, UnavailableError, WireError
+from common.errors import ConflictError, UnavailableError, UnknownOutcomeError, WireError
 from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog, MemoryWriter
 from common.topics.table import (
@@ -714,3 +714,73 @@ def test_a_restore_beside_another_writer_says_so(clock: ManualClock) -> None:
     with pytest.raises(ConflictError, match="others wrote thing meanwhile"):
         table.restore(saved, replace=False)
     assert table_of(log, clock).read() == {NAME: ("other",)}
+
+
+class TogetherLog(MemoryLog):
+    """A log that confirms records once two threads wait for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = threading.Barrier(2, timeout=60.0)
+
+    def writer(self, **options: Any) -> MemoryWriter:  # noqa: ANN401
+        """Return a writer whose flush waits for another one's."""
+        writer = super().writer(**options)
+        flush = writer.flush
+
+        def together(timeout_s: float) -> bool:
+            self.both.wait()
+            return flush(timeout_s)
+
+        writer.flush = together  # type: ignore[method-assign]
+        return writer
+
+
+def test_changes_of_two_names_wait_for_their_confirmations_together() -> None:
+    log = TogetherLog()
+    table = table_of(log, ManualClock())
+    changes = [
+        threading.Thread(target=table.update, args=(name, lambda _, n=name: (n,), encode))
+        for name in ("one", "other")
+    ]
+    for each in changes:
+        each.start()
+    for each in changes:
+        each.join(60.0)
+    assert table.read() == {"one": ("one",), "other": ("other",)}
+
+
+def test_changes_of_one_name_by_threads_of_one_table_are_all_made() -> None:
+    log = MemoryLog()
+    table = table_of(log, ManualClock())
+
+    def add(number: int) -> None:
+        table.update(NAME, lambda value: (*(value or ()), str(number)), encode)
+
+    changes = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+    for each in changes:
+        each.start()
+    for each in changes:
+        each.join(60.0)
+    assert sorted(table.read()[NAME]) == [str(number) for number in range(8)]
+    assert sorted(table_of(log, ManualClock()).read()[NAME]) == sorted(table.read()[NAME])
+
+
+def test_unconfirmed_change_says_that_it_may_be_made() -> None:
+    log = MemoryLog()
+    table = table_of(log, ManualClock())
+    table.read()
+
+    make = log.writer
+    log.writer = lambda **options: _broken(make(**options))  # type: ignore[method-assign]
+
+    with pytest.raises(UnknownOutcomeError, match="may have been made"):
+        table.update(NAME, lambda _: ("new",), encode)
+
+
+def _broken(writer: MemoryWriter) -> MemoryWriter:
+    def flush(timeout_s: float) -> bool:
+        return timeout_s < 0
+
+    writer.flush = flush  # type: ignore[method-assign]
+    return writer

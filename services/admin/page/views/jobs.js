@@ -1,19 +1,15 @@
-/** The list of jobs: how each is, what it costs, and the way to it; sorted and filtered as one likes. */
+/** The list of jobs: how each is, what it costs, and the way to it; sorted, filtered and paged by the service. */
 
-import { ask, jobPath, me } from "../api.js";
+import { ask, me } from "../api.js";
 import { copy, h, say, show } from "../dom.js";
 import { atLeast, count, money, percent, short } from "../format.js";
 import { badge, banners, noJobs, refused } from "./notices.js";
 
 const EVERY_S = 5;
-const JOBS_PER_S = 8; // asked about by one page, however many there are
-const AT_ONCE = 4;
-const STATES = [ // in the order of the list
-  ...["running", "degraded", "waiting for workers", "waiting for a coordinator", "held"],
-  ...["waiting for records", "drained", "paused", "finished", "stopped"],
-];
-let order = { by: "state", down: false }; // as it was left
-let wanted = "";
+const PAGE = 20; // jobs
+const TYPED_MS = 250; // without a key, until the filter is asked for
+// As it was left. `before` holds the `after` of each page before this one.
+const asked = { sort: "state", state: "", text: "", after: "", before: [] };
 
 /**
  * Show the list until closed.
@@ -22,29 +18,32 @@ let wanted = "";
  * @returns {() => void} closes the view
  */
 export function jobsView(main, state) {
-  const closing = new AbortController();
   const rows = new Map();
-  const { root, title, submit, filter, trouble, unreadable, table, head, body, notice } = copy("jobs");
+  const parts = copy("jobs");
+  const { root, title, submit, filter, sort, states, trouble, unreadable, table, head, body, pages, notice } = parts;
   main.append(root);
-  filter.value = wanted;
+  filter.value = asked.text;
+  let closing = new AbortController();
   let timer = 0;
-  let operator = false;
+  let next = null;
 
   async function turn() {
+    closing.abort();
+    clearTimeout(timer);
+    const { signal } = (closing = new AbortController());
     let againS = EVERY_S;
     try {
-      const [jobs, records] = await all(closing.signal);
-      operator = (await me()).role === "operator";
-      submit.hidden = !operator;
-      list(jobs);
-      show(unreadable, records, () => banners(records.map(broken)));
+      const { sort: by, state: only, text, after } = asked;
+      const query = new URLSearchParams({ sort: by, limit: PAGE, text, after, ...(only ? { state: only } : {}) });
+      const [page, { role }] = await Promise.all([ask(`/v1/jobs?${query}`, signal), me()]);
+      if (signal.aborted) return;
+      submit.hidden = role !== "operator";
+      list(page, role === "operator");
       state("live");
       trouble.hidden = true;
-      await details(jobs);
-      arrange();
-      againS = Math.max(EVERY_S, jobs.length / JOBS_PER_S);
     } catch (refusal) {
       if (refusal.name === "AbortError") return;
+      if (refusal.kind === "wrong" && asked.after) return first(); // the job before this page is gone
       if (failed(refusal)) return;
       againS = Math.max(againS, refusal.againS ?? 0);
     }
@@ -55,7 +54,7 @@ export function jobsView(main, state) {
     const over = refusal.kind === "key" || refusal.kind === "role";
     state(over ? "stopped" : "disconnected");
     if (over || rows.size === 0) {
-      title.hidden = table.hidden = trouble.hidden = true;
+      title.hidden = states.hidden = table.hidden = trouble.hidden = true;
       show(notice, refusal.message, () => refused(refusal));
     } else {
       say(trouble, refusal.message);
@@ -64,71 +63,78 @@ export function jobsView(main, state) {
     return over;
   }
 
-  function list(jobs) {
-    title.hidden = table.hidden = jobs.length === 0;
-    show(notice, jobs.length === 0, () => (jobs.length === 0 ? noJobs(operator) : []));
+  function list(page, operator) {
+    const all = Object.values(page.states).reduce((sum, each) => sum + each, 0);
+    title.hidden = states.hidden = table.hidden = all === 0;
+    show(notice, [all, operator], () => (all === 0 ? noJobs(operator) : []));
+    show(unreadable, page.unreadable, () => banners(page.unreadable.map(broken)));
+    show(states, [page.states, asked.state], () => chips(page.states));
     for (const [id, row] of rows) {
-      if (jobs.some((job) => job.id === id)) continue;
+      if (page.jobs.some((job) => job.id === id)) continue;
       row.root.remove();
       rows.delete(id);
     }
-    for (const job of jobs) {
+    page.jobs.forEach((job, place) => {
       if (!rows.has(job.id)) rows.set(job.id, newRow(job));
       const row = rows.get(job.id);
-      row.values.state = STATES.indexOf(job.state);
-      row.text = [job.id, job.state, job.task, ...job.streams].join(" ").toLowerCase();
-      tellState(row, job);
-    }
-    table.toggleAttribute("data-unrented", !jobs.some((job) => job.provisioned));
-    arrange();
-  }
-
-  // By what was chosen, then by name; what is not known comes last either way.
-  function arrange() {
-    const { by, down } = order;
-    const sorted = [...rows.values()].sort((one, other) => {
-      const [a, b] = [one.values[by] ?? null, other.values[by] ?? null];
-      const between = a === null || b === null ? (a === null) - (b === null) : (down ? -1 : 1) * compared(a, b);
-      return between || compared(one.values.id, other.values.id);
+      tell(row, job);
+      if (body.children[place] !== row.root) body.insertBefore(row.root, body.children[place] ?? null);
     });
-    sorted.forEach(({ root: row, text }, place) => {
-      row.hidden = !text.includes(wanted);
-      if (body.children[place] !== row) body.insertBefore(row, body.children[place] ?? null);
-    });
+    table.toggleAttribute("data-unrented", !page.jobs.some((job) => job.provisioned));
+    const from = asked.before.length * PAGE;
+    next = page.next;
+    pages.hidden = page.total <= PAGE && from === 0;
+    say(parts.where, `${count(from + 1)} to ${count(from + page.jobs.length)} of ${count(page.total)}`);
+    parts.back.disabled = from === 0;
+    parts.on.disabled = next === null;
     for (const button of head.querySelectorAll("button")) {
+      const [by, down] = sorted();
       const cell = button.parentElement;
       if (button.dataset.sort === by) cell.setAttribute("aria-sort", down ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     }
+    sort.value = sorted()[0];
   }
 
-  async function details(jobs) {
-    const left = [...jobs];
-    const work = async () => {
-      for (let job = left.shift(); job !== undefined; job = left.shift()) await detail(job);
-    };
-    await Promise.all(Array.from({ length: AT_ONCE }, work));
+  function chips(found) {
+    const chip = (name, text) =>
+      h("button", { type: "button", class: "badge", "data-state": name.replaceAll(" ", "-"), "data-only": name, "aria-pressed": String(asked.state === name) }, text);
+    return Object.entries(found)
+      .sort(([one], [other]) => (one < other ? -1 : 1))
+      .map(([name, jobs]) => chip(name, `${count(jobs)} ${name}`));
   }
 
-  async function detail(summary) {
-    const [job, provisioning] = await Promise.all([
-      ask(jobPath(summary.id), closing.signal).catch(none), // deleted meanwhile: the next turn knows
-      summary.provisioned ? ask(jobPath(summary.id, "/provisioning?limit=1"), closing.signal).catch(none) : null,
-    ]);
-    const row = rows.get(summary.id);
-    if (job !== null && row !== undefined) tell(row, job, provisioning);
+  function first(change = {}) {
+    Object.assign(asked, change, { after: "", before: [] });
+    turn();
   }
 
   filter.addEventListener("input", () => {
-    wanted = filter.value.trim().toLowerCase();
-    arrange();
+    clearTimeout(timer);
+    timer = setTimeout(() => first({ text: filter.value.trim() }), TYPED_MS);
   });
+  states.addEventListener("click", ({ target }) => {
+    const only = target.closest("button")?.dataset.only;
+    if (only !== undefined) first({ state: asked.state === only ? "" : only });
+  });
+  const choose = (by) => {
+    const [before, down] = sorted();
+    const falls = before === by ? !down : by !== "id" && by !== "state"; // of numbers, the largest
+    first({ sort: (falls ? "-" : "") + by });
+  };
   head.addEventListener("click", ({ target }) => {
     const by = target.closest("button")?.dataset.sort;
-    if (by === undefined) return;
-    const first = by !== "id" && by !== "state"; // of numbers, the largest
-    order = { by, down: order.by === by ? !order.down : first };
-    arrange();
+    if (by !== undefined) choose(by);
+  });
+  sort.addEventListener("change", () => choose(sort.value));
+  parts.on.addEventListener("click", () => {
+    asked.before.push(asked.after);
+    asked.after = next ?? "";
+    turn();
+  });
+  parts.back.addEventListener("click", () => {
+    asked.after = asked.before.pop() ?? "";
+    turn();
   });
 
   turn();
@@ -138,22 +144,9 @@ export function jobsView(main, state) {
   };
 }
 
-function none(refusal) {
-  if (refusal.kind === "missing") return null;
-  throw refusal;
-}
-
-async function all(signal) {
-  const jobs = [];
-  const unreadable = [];
-  let after = null;
-  do {
-    const page = await ask(after === null ? "/v1/jobs" : `/v1/jobs?after=${encodeURIComponent(after)}`, signal);
-    jobs.push(...page.jobs);
-    unreadable.push(...page.unreadable);
-    after = page.next;
-  } while (after !== null);
-  return [jobs, unreadable];
+/** Return the field that the list is sorted by, and true if the largest comes first. */
+function sorted() {
+  return [asked.sort.replace("-", ""), asked.sort.startsWith("-")];
 }
 
 function broken({ id, offset, reason }) {
@@ -161,48 +154,27 @@ function broken({ id, offset, reason }) {
 }
 
 function newRow(job) {
-  const row = { ...copy("jobs-row"), values: { id: job.id }, text: "" };
+  const row = copy("jobs-row");
   row.link.href = `#/jobs/${encodeURIComponent(job.id)}`;
+  row.link.title = `${job.task} · ${job.streams.join(", ")}`;
   say(row.link, job.id);
-  say(row.under, `${job.task} · ${streams(job.streams)}`);
   row.root.addEventListener("click", (event) => {
     if (!event.target.closest("a") && String(getSelection()) === "") row.link.click();
   });
   return row;
 }
 
-function streams(names) {
-  return names.length <= 3 ? names.join(", ") : `${names.slice(0, 2).join(", ")} and ${names.length - 2} more`;
-}
-
-function tellState(row, { state, why }) {
-  const told = state === "running" ? "" : why;
-  show(row.state, [state, told], () => [badge({ state }), told ? h("span", { class: "under why" }, told) : null]);
-}
-
-function tell(row, job, provisioning) {
-  const { progress } = job;
-  const cost = provisioning?.cost ?? null;
-  const counts = ["skipped", "quarantined", "expired", "lost"];
-  Object.assign(row.values, {
-    ...{ state: STATES.indexOf(job.state), version: progress.version, loss: progress.loss, lag: progress.lag },
-    ...{ accuracy: progress.metrics.accuracy ?? null, rate: progress.updates_per_s, workers: progress.workers },
-    ...{ cost: cost?.spent_usd ?? null, ratio: cost?.ratio_to_on_demand ?? null },
-    ...Object.fromEntries(counts.map((name) => [name, progress[name]])),
-  });
-  const { version, loss, accuracy, rate, lag, workers, ratio } = row.values;
-  tellState(row, job);
-  say(row.version, count(version));
-  say(row.loss, short(loss));
-  say(row.accuracy, percent(accuracy));
-  say(row.rate, short(rate));
-  say(row.lag, count(lag));
-  for (const name of counts) say(row[name], atLeast(progress[name], progress.whole));
-  say(row.workers, count(workers));
-  say(row.cost, job.spec.provisioning ? money(row.values.cost) : "");
-  say(row.ratio, job.spec.provisioning ? percent(ratio) : "");
-}
-
-function compared(one, other) {
-  return one < other ? -1 : Number(one > other);
+function tell(row, job) {
+  const told = job.state === "running" ? "" : job.why;
+  show(row.state, job.state, () => badge(job));
+  say(row.why, told);
+  row.why.title = told;
+  say(row.version, count(job.version));
+  say(row.loss, short(job.loss));
+  say(row.accuracy, percent(job.accuracy));
+  say(row.rate, short(job.updates_per_s));
+  say(row.lag, count(job.lag));
+  for (const name of ["skipped", "quarantined", "expired", "lost"]) say(row[name], atLeast(job[name], job.whole));
+  say(row.workers, count(job.workers));
+  say(row.cost, job.provisioned ? money(job.spent_usd) : "");
 }

@@ -1,10 +1,12 @@
-"""The thread that follows a job: what it knows, what it tells, what it survives."""
+"""The follower of a job: what it knows, what it tells, what it survives."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,13 +14,16 @@ import pytest
 from common.core.messages import GENESIS, Drifted, Evaluated, ModelId, WorkerId
 from common.core.spans import Partition
 from common.errors import UnavailableError
+from common.jobs.spec import parse_job
+from common.jobs.watching import one_by_one
 from common.provisioning.records import Ended, LaunchRequested, Lead, Started
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import names as topics
 from common.wire.messages import AUDIT_FORMAT
 from services.admin.live.follower import JobFollower, Sources
-from tests.unit.admin.live.helpers import JOB, Topics, eventually, job, lead, update
+from services.admin.live.followers import Followers
+from tests.unit.admin.live.helpers import JOB, SPEC, Topics, eventually, job, lead, update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,15 +45,23 @@ class Rig:
         self.sources = Sources(
             lambda: self.log,
             lambda name: MemoryBoard(self.redis, name),
+            one_by_one,
             lambda: self.jobs,
             time.time,
         )
-        self.follower = JobFollower(self.jobs[JOB], self.sources)
+        self.followers = Followers(self.sources, threading.Event())
+        self.loop = asyncio.new_event_loop()
         self._read = 0
+
+    @cached_property
+    def follower(self) -> JobFollower:
+        """Of the job, once somebody follows it; a stream of events is open."""
+        follower = self.followers.of(JOB)
+        follower.feed.listen(self.loop, asyncio.Event())
+        return follower
 
     def begin(self) -> JobFollower:
         """Follow, and wait until all is known."""
-        self.follower.start()
         eventually(lambda: self.follower.ready)
         return self.follower
 
@@ -83,9 +96,8 @@ class Rig:
 def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
-    made.follower.stop()
-    if made.follower.ended_s is None and made.follower.ready:
-        made.follower.join(120)
+    made.followers.close()
+    made.loop.close()
 
 
 def test_what_had_happened_is_known_and_not_told(rig: Rig) -> None:
@@ -165,7 +177,9 @@ def test_members_come_leave_and_go(rig: Rig) -> None:
 
 
 def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.admin.live.follower.PLANS_S", 0.01)
+    monkeypatch.setattr("services.admin.live.followers.PLANS_S", 0.01)
+    text = SPEC + "provisioning: {workers: 2}\n"
+    rig.jobs = {JOB: rig.jobs[JOB]._replace(spec=parse_job(text))}
     follower = rig.begin()
     rig.topics.plan(
         Lead(-1, "p", 1.0),
@@ -221,7 +235,6 @@ def test_without_kafka_what_was_known_stays_and_news_come_later(rig: Rig) -> Non
 
 def test_before_kafka_answers_nothing_is_known(rig: Rig) -> None:
     rig.log.go_away()
-    rig.follower.start()
     with pytest.raises(UnavailableError, match=r"plays a broker that is away|still being read"):
         rig.follower.check()
     rig.log.come_back()
@@ -289,7 +302,6 @@ def test_what_a_newer_program_wrote_is_said(rig: Rig) -> None:
     with rig.log.anyway():
         later = b'{"type":"update","format":%d}' % (AUDIT_FORMAT + 1)
         rig.log.append(UPDATES.topic, 0, None, later)
-    rig.follower.start()
     eventually(lambda: rig.follower.ended_s is not None)
     with pytest.raises(UnavailableError, match="run a newer doll"):
         rig.follower.check()
@@ -304,13 +316,31 @@ def test_a_deleted_job_is_followed_no_longer(rig: Rig) -> None:
         follower.check()
 
 
-def test_no_thread_is_left_behind(rig: Rig) -> None:
-    before = set(threading.enumerate())
-    follower = rig.begin()
-    assert len(set(threading.enumerate()) - before) == 1
-    follower.stop()
-    follower.join(120)
-    assert set(threading.enumerate()) <= before
+def test_unwatched_job_is_folded_and_publishes_nothing(rig: Rig) -> None:
+    rig.followers.start()
+    rig.topics.audit(lead(), update(0, 1))
+    record = rig.jobs[JOB]
+
+    def version() -> int:
+        numbers = rig.followers.summary(record).numbers
+        return -1 if numbers is None else numbers.version
+
+    eventually(lambda: version() == 1)
+    rig.topics.audit(update(0, 2))
+    eventually(lambda: version() == 2)
+    feed = rig.follower.feed
+    assert feed.end == 1  # it is counted
+    assert feed.since(0) is None  # so who comes back begins anew
+
+
+def test_deleted_topics_are_read_again_once_they_are_back(rig: Rig) -> None:
+    rig.topics.audit(lead(), update(0, 1), update(0, 2))
+    rig.begin()
+    with rig.log.anyway():
+        rig.log.delete_topic(UPDATES.topic)
+    eventually(lambda: "there is no" in rig.follower._away)  # noqa: SLF001
+    Topics(rig.log).audit(lead(), update(0, 1))
+    eventually(lambda: rig.progress()["version"] == 1)
 
 
 def test_the_genesis_is_no_update(rig: Rig) -> None:

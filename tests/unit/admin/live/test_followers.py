@@ -9,39 +9,52 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.errors import NotFoundError, UnavailableError
+from common.core.spans import Partition
+from common.errors import NotFoundError, OutsideError, UnavailableError
+from common.jobs.progress import UNREAD
+from common.jobs.watching import one_by_one
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.admin.live.follower import Sources
 from services.admin.live.followers import Followers
-from tests.unit.admin.live.helpers import JOB, Topics, eventually, happens, job
+from tests.unit.admin.live.helpers import JOB, Topics, eventually, happens, job, lead, update
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from common.jobs.store import JobRecord
+    from common.ports.servers import Board, FoundTopic, Glance
 
 
 class Rig:
     """Two jobs in memory, one of them stopped, and whoever follows them."""
 
-    def __init__(self) -> None:
-        self.log = MemoryLog()
+    def __init__(self, log: MemoryLog | None = None) -> None:
+        self.log = MemoryLog() if log is None else log
         redis = MemoryRedis()
         self.jobs: dict[str, JobRecord] = {JOB: job(), "old": job("stopped", "old")}
         for name in self.jobs:
             Topics(self.log, name)
+        self.looks = list[int]()
         self.before = set(threading.enumerate())
         self.ending = threading.Event()
         self.sources = Sources(
-            lambda: self.log, lambda name: MemoryBoard(redis, name), lambda: self.jobs, time.time
+            lambda: self.log,
+            lambda name: MemoryBoard(redis, name),
+            self.glances,
+            lambda: self.jobs,
+            time.time,
         )
         self.followers = Followers(self.sources, self.ending, idle_s=60.0, ready_s=5.0)
 
+    def glances(self, boards: Sequence[Board]) -> list[Glance | Exception]:
+        """Look at boards, and count the looks."""
+        self.looks.append(len(boards))
+        return one_by_one(boards)
+
     def followed(self) -> set[str]:
-        """Jobs that have a thread."""
-        names = {thread.name for thread in set(threading.enumerate()) - self.before}
-        return {name.removeprefix("follow ") for name in names if name.startswith("follow ")}
+        """Jobs that are followed."""
+        return set(self.followers._followers)  # noqa: SLF001
 
 
 @pytest.fixture
@@ -121,9 +134,13 @@ def test_another_follower_tries_where_one_has_failed(
 ) -> None:
     monkeypatch.setattr("services.admin.live.followers.FAILED_S", 0.0)
     follower = rig.followers.of("old")
-    follower.stop()
+    rig.followers._followers["old"].guarded(_fail)  # noqa: SLF001
     eventually(lambda: follower.ended_s is not None)
     eventually(lambda: rig.followers.of("old") is not follower)
+
+
+def _fail() -> None:
+    raise ValueError("a fault of ours")
 
 
 def test_the_end_ends_all_streams_and_threads_at_once(rig: Rig) -> None:
@@ -134,3 +151,88 @@ def test_the_end_ends_all_streams_and_threads_at_once(rig: Rig) -> None:
     assert set(threading.enumerate()) <= rig.before
     with pytest.raises(UnavailableError, match="shutting down"):
         rig.followers.of(JOB)
+
+
+def test_paused_jobs_are_read_once_and_then_cost_no_look_and_no_thread(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.admin.live.followers.FILL_S", 0.0)
+    for number in range(50):
+        name = f"paused-{number}"
+        Topics(rig.log, name)
+        rig.jobs[name] = job("paused", name)
+    rig.followers.start()
+    eventually(lambda: len(rig.followers._briefs) == 50)  # noqa: SLF001
+    eventually(lambda: len(set(threading.enumerate()) - rig.before) == 1)
+    rig.looks.clear()
+    eventually(lambda: len(rig.looks) > 3)
+    assert rig.followed() == {JOB}
+    assert set(rig.looks) == {1}
+
+
+def test_records_that_a_paused_job_loses_to_retention_are_shown(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.admin.live.followers.FILL_S", 0.0)
+    monkeypatch.setattr("services.admin.live.followers.RESTING_S", 0.0)
+    rig.jobs = {"paused": job("paused", "paused")}
+    topics = Topics(rig.log, "paused")
+    rig.followers.start()
+
+    def expired() -> int | None:
+        numbers = dict(rig.followers.shown())["paused"].numbers
+        return None if numbers is None else numbers.expired
+
+    eventually(lambda: expired() == 0)
+    topics.arrive("clicks", 130)
+    rig.log.expire(Partition("clicks", 0), 120)
+    # The job begins at 100.
+    eventually(lambda: expired() == 20)
+
+
+def test_numbers_of_a_paused_job_are_read_once_for_a_list(rig: Rig) -> None:
+    rig.jobs["paused"] = record = job("paused", "paused")
+    Topics(rig.log, "paused").audit(lead(), update(0, 1), update(0, 2))
+
+    asyncio.run(rig.followers.known([record]))
+    summary = rig.followers.summary(record)
+
+    assert summary.state.word == "paused"
+    assert summary.numbers is not None
+    assert summary.numbers.version == 2
+    assert "paused" not in rig.followed()
+    rig.log.go_away()
+    asyncio.run(rig.followers.known([record]))  # from memory
+    assert rig.followers.summary(record) == summary
+    rig.log.come_back()
+
+
+def test_list_during_an_outage_is_answered_without_numbers(rig: Rig) -> None:
+    rig.jobs["paused"] = record = job("paused", "paused")
+    rig.log.go_away()
+    asyncio.run(rig.followers.known([record, rig.jobs[JOB]]))
+    assert rig.followers.summary(record).numbers is None
+    assert rig.followers.summary(rig.jobs[JOB]).state is UNREAD
+    rig.log.come_back()
+
+
+class RefusingLog(MemoryLog):
+    """A log that refuses to describe a topic."""
+
+    def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
+        """Describe topics, unless the refused one is among them."""
+        if f"doll.{JOB}.control" in topics:
+            raise OutsideError("Topic authorization failed")
+        return super().describe(topics)
+
+
+def test_topics_that_are_refused_keep_no_other_job_from_being_read() -> None:
+    rig = Rig(RefusingLog())
+    Topics(rig.log, "other")
+    rig.jobs["other"] = job(name="other")
+    rig.followers.start()
+    eventually(lambda: rig.followers.of("other").ready)
+    eventually(lambda: rig.followers.of(JOB).ended_s is not None)
+    with pytest.raises(UnavailableError, match="authorization failed"):
+        rig.followers.of(JOB).check()
+    rig.followers.close()

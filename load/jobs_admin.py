@@ -1,0 +1,288 @@
+"""What an admin service costs beside many jobs, and how fast it answers: a part of `load/jobs.py`.
+
+Of the jobs, 90 % are paused, 9 % run without records, and 1 % make updates. Their topics and
+boards are real and their coordinators are made up, so that the machine is the service's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING
+
+import httpx2
+import psutil
+import uvloop
+
+from common.api.keys import KeyStore
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    BatchReady,
+    Lead,
+    LeaderStatus,
+    UpdateApplied,
+    WorkerId,
+)
+from common.core.spans import Partition, Span
+from common.embedded.process import free_port
+from common.embedded.services import Service, stop_all
+from common.errors import UnavailableError
+from common.jobs.spec import parse_job
+from common.jobs.store import JobRecord, JobStore
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_boards, open_log
+from common.topics.names import control_topic, updates_topic
+from common.wire.messages import encode_audit, encode_claim
+from load.harness import report
+from load.harness.asking import Address, on_schedule
+from load.harness.processor import Processor
+from load.harness.report import Figure, Found
+from load.harness.stack import NotMeasuredError, Servers, await_until, check
+from load.page.pictures import browser, chromium
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.ports.servers import Board, Log
+
+_STREAM, _PARTITIONS = "watched", 4
+_SPEC = f"""
+name: {{name}}
+streams: [{_STREAM}]
+records:
+  fields: {{{{features: {{{{dtype: float32, shape: [41]}}}}, label: {{{{dtype: int64}}}}}}}}
+task: {{{{name: tabular-mlp, classes: 2}}}}
+batch_size: 256
+group_size: 1
+optimizer: {{{{name: adam, learning_rate: 1.0e-3}}}}
+"""
+_WRITERS = 8
+_UPDATES_PER_S = 2.0  # of each job that makes some
+_SETTLES_S = 30.0  # after the service has read all that it follows
+_MEASURED_S = 60.0
+_READY_S = 300.0
+_ASKED_PER_S, _ASKED_S = 20.0, 30.0
+_CHANGES = 50
+_CHANGE_S = 60.0
+_TTL_S = 3600.0
+_FIRST_MS = 60_000.0
+_LIST = "/v1/jobs"
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A job that makes updates, by what its coordinator and its worker write."""
+
+    record: JobRecord
+    board: Board
+
+    def lead(self, log: Log) -> None:
+        """Say once what does not change."""
+        job = self.record.id
+        with closing(log.writer()) as writer:
+            writer.append(updates_topic(job), encode_audit(Lead(-1, GENESIS, "load")))
+            writer.flush(_READY_S)
+        self.board.hold_lease("load", _TTL_S)
+        self.board.put_leader_status(
+            LeaderStatus(0, 0, dict(self.record.first), 0, 0, 1, dict(self.record.first))
+        )
+
+
+def measure_admin(on: Servers, jobs: int) -> Found:
+    """Make jobs, then measure the service alone, with a page, asked often and with changes.
+
+    Raises:
+        NotMeasuredError: If something did not run as it should.
+    """
+    with ExitStack() as stack:
+        log = open_log(on.settings, "load")
+        records = _submit(log, jobs)
+        running = [each for each in records if each.wanted == "running"]
+        boards = stack.enter_context(closing(open_boards(on.settings)))
+        works = [_Work(record, boards.board(record.id)) for record in running]
+        for work in works:
+            work.lead(log)
+        port = free_port()
+        key, _ = KeyStore(log).create("load", "operator")
+        address = Address("127.0.0.1", port, key)
+        own = on.settings.model_copy(update={"api_port": port, "api_requests_per_s": 1e5})
+        service = Service("admin", "admin", own, on.logs)
+        stack.callback(stop_all, [service])
+        ended = threading.Event()
+        active = works[: max(1, jobs // 100)]
+        going_on = threading.Thread(target=_go_on, args=(log, active, ended), daemon=True)
+        going_on.start()
+        stack.callback(ended.set)
+        await_until(partial(_is_ready, address, len(running)), _READY_S, "all jobs are read")
+        sleep(_SETTLES_S)
+        alone = _cost(service)
+        first_ms, page = _with_page(address, service)
+        asked = uvloop.run(
+            on_schedule(address, address.request("GET", _LIST), _ASKED_PER_S, _ASKED_S)
+        )
+        names = [record.spec.name for record in records if record.wanted == "paused"]
+        changes_s, statuses = _change(address, names)
+        check([service])
+    seconds = report.spread(asked.seconds, {"p50": 0.5, "p99": 0.99, "max": 1.0})
+    changed = report.spread(changes_s, {"p50": 0.5, "p99": 0.99, "max": 1.0})
+    figures = (
+        Figure("cores without a page", alone["cores"], 3, most=0.05),
+        Figure("MB without a page", alone["mb"], most=250),
+        Figure("threads", alone["threads"], most=30),
+        Figure("cores with a page", page["cores"], 3, most=0.15),
+        Figure("the list's first content, ms", first_ms, most=1000),
+        Figure(f"GET {_LIST} at {_ASKED_PER_S:g}/s, p50, ms", 1e3 * seconds["p50"], 1),
+        Figure(f"GET {_LIST} at {_ASKED_PER_S:g}/s, p99, ms", 1e3 * seconds["p99"], 1, most=100),
+        Figure(f"{_CHANGES} changes, {_WRITERS} at once, p50, s", changed["p50"], 2),
+        Figure(f"{_CHANGES} changes, {_WRITERS} at once, p99, s", changed["p99"], 2, most=2),
+    )
+    faults = []
+    if set(asked.statuses) != {200}:
+        faults.append(f"answers to GET by status: {dict(asked.statuses)}")
+    if not set(statuses) <= {200, 201}:
+        faults.append(f"answers to changes by status: {dict(statuses)}")
+    data = {
+        "jobs": jobs,
+        "alone": alone,
+        "page": page,
+        "first_ms": first_ms,
+        "list_s": seconds,
+        "list_statuses": dict(asked.statuses),
+        "changes_s": changed,
+        "change_statuses": dict(statuses),
+    }
+    return Found(f"An admin service beside {jobs} jobs; {on.kafka}", figures, data, faults)
+
+
+def _submit(log: Log, jobs: int) -> list[JobRecord]:
+    """Submit all jobs, and pause nine of ten."""
+    log.create_topics([NewTopic(_STREAM, _PARTITIONS)])
+    running = jobs // 10
+    with closing(JobStore(log)) as book, ThreadPoolExecutor(_WRITERS) as threads:
+        book.read()
+
+        def submit(number: int) -> JobRecord:
+            name = f"load-{number:04}"
+            record = _again(lambda: book.submit(parse_job(_SPEC.format(name=name))))
+            if number < running:
+                return record
+            return _again(lambda: book.want(name, "paused", "prices are high: until Monday"))
+
+        return list(threads.map(submit, range(jobs)))
+
+
+def _again(act: Callable[[], JobRecord]) -> JobRecord:
+    """Do something, once more if Kafka was too busy."""
+    with suppress(UnavailableError):
+        return act()
+    return act()
+
+
+def _go_on(log: Log, works: list[_Work], ended: threading.Event) -> None:
+    """Make claims and updates until the end."""
+    writer, version = log.writer(), 0
+    while not ended.wait(1 / _UPDATES_PER_S):
+        version += 1
+        for work in works:
+            job, first = work.record.id, work.record.first
+            begin = first[Partition(_STREAM, 0)] + 256 * (version - 1)
+            spans = (Span(_STREAM, 0, begin, begin + 256),)
+            claim = BatchReady(WorkerId("w1"), spans, 256, ())
+            writer.append(control_topic(job), encode_claim(claim))
+            batch = Batch(version - 1, WorkerId("w1"), spans, 256)
+            made = UpdateApplied(0, version, (batch,), 256, 0.4, {"accuracy": 0.9})
+            writer.append(updates_topic(job), encode_audit(made))
+        writer.flush(_READY_S)
+
+
+def _is_ready(address: Address, running: int) -> bool:
+    """True if the service has read all jobs that run."""
+    with suppress(httpx2.HTTPError):
+        answer = httpx2.get(
+            f"http://{address.host}:{address.port}/v1/jobs?wanted=running&limit=500",
+            headers={"Authorization": f"Bearer {address.key}"},
+            timeout=_CHANGE_S,
+        )
+        if answer.status_code == 200:
+            found = [job for job in answer.json()["jobs"] if job["version"] is not None]
+            return len(found) == running
+    return False
+
+
+def _cost(service: Service) -> dict[str, float]:
+    """Measure what the service uses for a while."""
+    processor = Processor({"admin": service.pid})
+    sleep(_MEASURED_S)
+    process = psutil.Process(service.pid)
+    return {
+        "cores": processor.cores()["admin"],
+        "mb": process.memory_info().rss / 1e6,
+        "threads": process.num_threads(),
+    }
+
+
+def _with_page(address: Address, service: Service) -> tuple[float, dict[str, float]]:
+    """Open the list in a browser; returns milliseconds to its first row, and what it costs.
+
+    Raises:
+        NotMeasuredError: If there is no Chromium.
+    """
+    executable = chromium()
+    if executable is None:
+        raise NotMeasuredError("chromium was not found on PATH")
+    with browser(executable) as opened:
+        context = opened.new_context(
+            viewport={"width": 1366, "height": 768},
+            http_credentials={"username": "load", "password": address.key},
+        )
+        url = f"http://{address.host}:{address.port}/"
+        # Once for the browser's own start; it keeps what does not change.
+        for last in (False, True):
+            page = context.new_page()
+            began = perf_counter()
+            page.goto(url, wait_until="commit")
+            page.locator(".jobs tbody tr").first.wait_for(timeout=_FIRST_MS)
+            first_ms = 1e3 * (perf_counter() - began)
+            if not last:
+                page.close()
+        return first_ms, _cost(service)
+
+
+def _change(address: Address, names: list[str]) -> tuple[list[float], Counter[int]]:
+    """Submit and change jobs, several at once; returns seconds and statuses."""
+    statuses = Counter[int]()
+
+    async def change(client: httpx2.AsyncClient, turns: asyncio.Semaphore, number: int) -> float:
+        async with turns:
+            began = perf_counter()
+            if number % 2:
+                body = json.dumps({"wanted": "paused", "reason": f"change {number}"})
+                answer = await client.patch(f"/v1/jobs/{names[number]}", content=body)
+            else:
+                name = f"more-{number:04}"
+                answer = await client.post(
+                    "/v1/jobs",
+                    content=_SPEC.format(name=name),
+                    headers={"Content-Type": "application/yaml"},
+                )
+            statuses[answer.status_code] += 1
+            return perf_counter() - began
+
+    async def all_changes() -> list[float]:
+        headers = {"Authorization": f"Bearer {address.key}", "Content-Type": "application/json"}
+        base = f"http://{address.host}:{address.port}"
+        turns = asyncio.Semaphore(_WRITERS)
+        async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=_CHANGE_S) as client:
+            return await asyncio.gather(
+                *(change(client, turns, number) for number in range(_CHANGES))
+            )
+
+    return asyncio.run(all_changes()), statuses
