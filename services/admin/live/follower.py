@@ -293,10 +293,14 @@ class JobFollower:
         if record is not self._record:
             changed, self._record = record != self._record, record
             self.looked_at.record = record
+            now = self._sources.clock()
             with self._lock:
                 self._view.job.record = self._filling.job.record = record
+                # The event below tells of the state, too.
+                if self._word is not None:
+                    self._word = self._view.job.state(now).word
             if changed and self.ready:
-                self._summarize(self._sources.clock())
+                self._summarize(now)
                 self._publish_job()
 
     @property

@@ -126,7 +126,7 @@ def test_a_group_makes_an_operator_and_everybody_else_looks(office: Office) -> N
     )
     assert office.world.ask("POST", "/v1/jobs", key=token, json=JOB).status_code == 201
     told = office.world.ask("PATCH", "/v1/jobs/digits", key=token, json={"wanted": "paused"})
-    assert told.json()["reason"] == "by oidc:ada"
+    assert told.json()["reason"] == "paused by oidc:ada"
     assert office.world.get("/v1/me") == {"name": "eve", "role": "viewer"}  # by a key, as before
 
 

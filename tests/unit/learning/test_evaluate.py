@@ -89,7 +89,9 @@ def test_a_task_that_raises_is_the_one_to_blame() -> None:
     model = FlatModel(build_model(task, seed=0))
     records = images(1, 20)
     records["label"][13] = 10
-    with pytest.raises(TaskError, match="batch 1: ValueError: label 10 is outside") as raised:
+    with pytest.raises(
+        TaskError, match="batch 1: ValueError: label: a number is outside"
+    ) as raised:
         per_record(task, model, records, 10)
     assert raised.value.batch_index == 1
 

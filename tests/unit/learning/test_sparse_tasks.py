@@ -145,11 +145,36 @@ def tensors(**columns: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "options", "wrong", "told"),
     [
-        ("sparse-logistic", {"features": 8, "entries": 1}, {"index": [[8]]}, "index 8 is outs"),
-        ("sparse-logistic", {"features": 8, "entries": 1}, {"index": [[-1]]}, "index -1 is out"),
-        ("sparse-logistic", {"features": 8, "entries": 1}, {"label": [2]}, "label 2 is outside"),
-        ("matrix-factorisation", {"users": 8, "items": 8}, {"user": [9]}, "user 9 is outside"),
-        ("matrix-factorisation", {"users": 8, "items": 8}, {"item": [-2]}, "item -2 is outside"),
+        (
+            "sparse-logistic",
+            {"features": 8, "entries": 1},
+            {"index": [[8]]},
+            "index: a number is outside",
+        ),
+        (
+            "sparse-logistic",
+            {"features": 8, "entries": 1},
+            {"index": [[-1]]},
+            "index: a number is outside",
+        ),
+        (
+            "sparse-logistic",
+            {"features": 8, "entries": 1},
+            {"label": [2]},
+            "label: a number is outside",
+        ),
+        (
+            "matrix-factorisation",
+            {"users": 8, "items": 8},
+            {"user": [9]},
+            "user: a number is outside",
+        ),
+        (
+            "matrix-factorisation",
+            {"users": 8, "items": 8},
+            {"item": [-2]},
+            "item: a number is outside",
+        ),
     ],
 )
 def test_what_has_no_weight_is_refused_by_name(
