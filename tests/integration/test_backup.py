@@ -96,8 +96,10 @@ def test_jobs_and_keys_that_kafka_lost_come_back_from_a_backup(
     with closing(open_log(settings)) as log:
         log.delete_topics([JOBS, KEYS])
         await_condition(lambda: "lost records" in readiness(api), "it says what is lost")
-        metrics = api.get("/metrics").text
-        assert f'doll_records_missing{{topic="{JOBS}"}} 3.0' in metrics
+        missing = f'doll_records_missing{{topic="{JOBS}"}} '
+        lines = api.get("/metrics").text.splitlines()
+        # Earlier tests on this broker left other jobs.
+        assert [float(each.split()[1]) >= len(NAMES) for each in lines if missing in each] == [True]
         await_condition(
             lambda: "job_records_missing" in first.said("c1"), "the coordinator says so, too"
         )

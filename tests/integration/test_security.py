@@ -298,8 +298,9 @@ def safe_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeKafka]:
             "DOLL_KAFKA_SSL_CA_LOCATION": str(authority.cert),
         }
         admin = AdminClient({"bootstrap.servers": kafka.settings.bootstrap})
-        allowed = [acl for line in rights(("topic ", "group ")) for acl in acls_of(line)]
-        for answer in admin.create_acls(allowed).values():
+        # Rows of several services name the same rights.
+        allowed = {acl for line in rights(("topic ", "group ")) for acl in acls_of(line)}
+        for answer in admin.create_acls([*allowed]).values():
             answer.result()
         everything = open_log(read_settings({"DOLL_KAFKA": kafka.settings.bootstrap}))
         everything.create_topics([NewTopic("clinic-a")])
