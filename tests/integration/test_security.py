@@ -379,11 +379,11 @@ def test_a_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> Non
     )
     with pytest.raises(ForbiddenError, match=wanted):
         log.bounds(Partition("payroll", 0))
-    with pytest.raises(ForbiddenError, match=r"create on topic salaries.*, or make it by h"):
+    with pytest.raises(ForbiddenError, match=rx):
         log.create_topics([NewTopic("salaries")])
     with closing(log.writer()) as writer:
-        writer.append("clinic-a", b"not ours to write")
-        with pytest.raises(BrokenWriterError, match="refuses write on topic clinic-a"):
+        writer.append("payroll", b"not ours to write")
+        with pytest.raises(BrokenWriterError, match="refuses write on topic payroll"):
             writer.flush(LONG_S)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Header
@@ -100,6 +101,8 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send_in_time)
         finally:
+            # The job counts as watched for some seconds more: the reader may come back.
+            self._follower.asked_s = monotonic()
             feed.unlisten(loop, self._news)
 
     async def _parts(self) -> AsyncIterator[bytes]:
