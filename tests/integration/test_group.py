@@ -183,6 +183,9 @@ aggregation: {mode: group}
             started.callback(child.kill)
         await_condition(lambda: len(job.audit().updates) == 12, "twelve updates")
         found = job.weights(job.audit())
+        # The coordinator writes the end after the last update.
+        with closing(JobStore(log)) as book:
+            await_condition(lambda: book.read()["tables"].wanted == "stopped", "it has ended")
 
     task = task_of(spec, ())
     computer = GradientComputer(task, build_model(task, spec.seed), torch.device("cpu"))
@@ -199,8 +202,6 @@ aggregation: {mode: group}
     alone = np.frombuffer(trainer.weights(), np.float32)
     assert np.abs(alone).max() > 0.1  # it has learned something
     np.testing.assert_allclose(found, alone, rtol=1e-4, atol=1e-5)
-    with closing(JobStore(log)) as book:
-        await_condition(lambda: book.read()["tables"].wanted == "stopped", "it has ended")
     log.close()
 
 
