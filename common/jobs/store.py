@@ -24,6 +24,7 @@ from common.errors import (
     ConflictError,
     NotFoundError,
     UnavailableError,
+    UnknownOutcomeError,
     UserError,
     WireError,
 )
@@ -552,7 +553,7 @@ class JobStore:
 
         try:
             made = self._book.update(name, changed, _encode)
-        except UnavailableError:
+        except UnknownOutcomeError:
             audit(new, "unknown", job=name)
             raise
         audit(new, job=name)

@@ -36,7 +36,7 @@ def backup(context: typer.Context, file: File) -> None:
         part.replace(file)
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
-    saved = " and ".join(f"{count:,} records of {topic}" for topic, count in counts.items())
+    saved = " and ".join(f"{_counted(count)} of {topic}" for topic, count in counts.items())
     typer.echo(f"{file} has {saved}")
 
 
@@ -63,6 +63,10 @@ def restore(
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
     written, differing = restore_to(outside_of(context).open_log(), content, replace=replace)
     for topic, count in written.items():
-        typer.echo(f"{topic}: {count:,} records restored")
+        typer.echo(f"{topic}: {_counted(count)} restored")
     for each in differing:
         typer.echo(f"differs: {each}", err=True)
+
+
+def _counted(records: int) -> str:
+    return f"{records:,} record{'' if records == 1 else 's'}"

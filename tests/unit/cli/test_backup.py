@@ -37,11 +37,11 @@ def test_jobs_and_keys_are_restored_as_they_were(world: World, tmp_path: Path) -
     job, keys = JobStore(world.log).get(JOB), KeyStore(world.log).read()
 
     saved = world.run("backup", str(file)).stdout
-    assert saved == f"{file} has 1 records of doll.jobs and 2 records of doll.keys\n"
+    assert saved == f"{file} has 1 record of doll.jobs and 2 records of doll.keys\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     lose(world)
     told = world.run("restore", str(file)).stdout
-    assert told == "doll.jobs: 1 records restored\ndoll.keys: 2 records restored\n"
+    assert told == "doll.jobs: 1 record restored\ndoll.keys: 2 records restored\n"
 
     assert JobStore(world.log).get(JOB) == job
     assert KeyStore(world.log).read() == keys
