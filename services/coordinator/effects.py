@@ -203,6 +203,11 @@ class Effects:
         return monotonic() < self._unable_until
 
     @property
+    def ends(self) -> bool:
+        """True while the end of the job waits for its last checkpoint, or to be written down."""
+        return self._ending is not None
+
+    @property
     def stands_by(self) -> bool:
         """Whether it neither leads nor is about to."""
         return self._role == "standby"

@@ -102,7 +102,8 @@ class JobCoordinator:
         effects.poll()
         self._see_hold()
         self._see_workers()
-        if effects.finished or (self._stopping and machine.leader is None):
+        is_led = machine.leader is not None or effects.ends
+        if effects.finished or (self._stopping and not is_led):
             return None
         if self._wish.wanted == "stopped" and effects.stands_by and effects.unable:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,17 +22,19 @@ from common.jobs.store import JobStore
 from common.learning.trainer import packed
 from common.ports.servers import NewTopic
 from common.telemetry.logging import fields_of
+from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics.names import control_topic, updates_topic
 from common.wire.messages import encode_audit
 from services.coordinator.loop import protocol_settings
 from tests.unit.cli.test_job import JOB
-from tests.unit.services.replicas import MemoryReplica, until
+from tests.unit.services.replicas import PATIENCE_S, MemoryReplica, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from common.ports.servers import Blobs
     from common.testing.log import MemoryTail
 
 NAME = "digits"
@@ -68,17 +71,31 @@ class RecordingLog(MemoryLog):
         return super().tail(partition, position, on_ready, prompt=prompt)
 
 
+class BlockedBlobs(MemoryBlobs):
+    """Storage whose writes wait until a test lets them go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Write, once the test says so."""
+        self.begun.set()
+        assert self.may_end.wait(PATIENCE_S)
+        super().put(name, data)
+
+
 class Bench:
     """A job that two replicas take part in: the first one leads."""
 
-    def __init__(self, options: str = "") -> None:
+    def __init__(self, options: str = "", blobs: Blobs | None = None) -> None:
         self.log = RecordingLog()
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
         self.log.create_topics([NewTopic("clinic-a")])
         self.book = JobStore(self.log)
         self.record = self.book.submit(parse_job(JOB + options))
-        self.leader = MemoryReplica(self.log, self.redis, "c1")
+        self.leader = MemoryReplica(self.log, self.redis, "c1", blobs=blobs)
         self.leader.look()
         until(lambda: self.leader.leads(NAME), "it leads")
         self.other = MemoryReplica(self.log, self.redis, "c2")
@@ -108,6 +125,30 @@ def test_a_deleted_job_ends_for_all_replicas_and_stays_deleted(bench: Bench) -> 
     for replica in bench.both():
         replica.look_until(lambda each=replica: not each.takes_part_in(NAME), "it has ended")  # type: ignore[misc]
     assert bench.book.read() == {}
+
+
+def test_deleted_job_keeps_its_leader_until_the_last_checkpoint_is_written() -> None:
+    # wanted   stopped | deleted
+    # upload   ████████████████████ done
+    # c1       ends, keeps the lease     leaves
+    blobs = BlockedBlobs()
+    with closing(Bench(blobs=blobs)) as bench:
+        bench.book.want(NAME, "stopped", "enough")
+        bench.leader.look_until(blobs.begun.is_set, "it writes the last checkpoint")
+        bench.book.delete(NAME)
+        bench.leader.look()
+        leases = list[tuple[str, float] | None]()
+
+        def renewed() -> bool:
+            if (lease := bench.redis.jobs[NAME].lease) not in leases:
+                leases.append(lease)
+            return len(leases) > 3
+
+        until(renewed, "its lease is renewed")
+        assert len({lease and lease[0] for lease in leases}) == 1
+        assert bench.leader.takes_part_in(NAME)
+        blobs.may_end.set()
+        bench.leader.look_until(lambda: not bench.leader.takes_part_in(NAME), "it has ended")
 
 
 def test_a_job_that_took_the_name_of_a_deleted_one_is_another(bench: Bench) -> None:
