@@ -349,7 +349,7 @@ class MemoryLog:
         with self.here():
             for name in self._groups.keys() & groups:
                 if self._groups[name].members:
-                    raise OutsideError(f"deleting group {name}: it has members")
+                    raise OutsideError(f"deleting consumer group {name}: it has members")
                 del self._groups[name]
 
     def topics(self) -> list[str]:

@@ -210,7 +210,7 @@ def test_a_group_is_deleted_when_it_has_no_members(owned_rig: Rig, fresh: str) -
         return len(member.owned) == _PARTITIONS
 
     eventually(has_joined)
-    with pytest.raises(OutsideError, match=f"deleting group {fresh}-group"):
+    with pytest.raises(OutsideError, match=f"deleting consumer group {fresh}-group"):
         owned_rig.log.delete_groups(groups)
     member.reader.close()
     owned_rig.log.delete_groups(groups)

@@ -576,7 +576,8 @@ def _all_deleted(
         except KafkaException as raised:
             if cause_of(raised).code() not in _GONE:
                 right = settings.right("delete", f"{what} {name}")
-                refused = as_ours(cause_of(raised), f"deleting {what} {name}", right)
+                doing = f"deleting {'consumer ' * (what == 'group')}{what} {name}"
+                refused = as_ours(cause_of(raised), doing, right)
     if refused is not None:
         raise refused
 
