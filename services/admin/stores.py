@@ -136,7 +136,7 @@ class Stores:
                 changed.
             DollError: What `act` raises.
         """
-        self.start()
+        await self.ready()
         asked = Future[T]()
         try:
             self._orders.put_nowait((act, asked))

@@ -48,6 +48,26 @@ def test_lost_records_that_stand_last_are_repaired() -> None:
     assert KeyStore(log).read() == {"ci": key}
 
 
+def test_change_waits_until_jobs_have_been_read() -> None:
+    log, may_open = MemoryLog(), threading.Event()
+
+    def open_log() -> MemoryLog:
+        assert may_open.wait(60.0)
+        return log
+
+    stores = Stores(open_log, lambda: 1000.0)
+
+    async def change() -> dict[str, JobRecord]:
+        asked = asyncio.create_task(stores.write(lambda store: store.read()))
+        done, _ = await asyncio.wait([asked], timeout=0.2)
+        assert not done
+        may_open.set()
+        return await asked
+
+    assert asyncio.run(change()) == {}
+    stores.close()
+
+
 def test_changes_go_side_by_side() -> None:
     stores = Stores(MemoryLog, time.time)
     both = threading.Barrier(2, timeout=60.0)
