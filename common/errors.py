@@ -105,7 +105,7 @@ class TruncatedError(OutsideError):
     """
 
     def __init__(self, message: str, divergent_offset: int | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message, "kafka")
         self.divergent_offset = divergent_offset
 
 

@@ -12,6 +12,8 @@ import os
 
 from hypothesis import settings
 
+from common.telemetry import outages
+
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("nightly", deadline=None, max_examples=300)
@@ -23,3 +25,7 @@ gc.disable()  # a quarter of the time of all imports goes into looking for garba
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor is what was imported looked through again and again
     gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    outages.forget()  # a test's own processes know of their servers what they meet themselves

@@ -341,7 +341,9 @@ class CheckpointStore:
                 latest, folder_of(name).encode(), None if found is None else found[1]
             ):
                 return
-        raise UnavailableError(f"{self.where} does not keep what was written to {latest}")
+        raise UnavailableError(
+            f"{self.where} does not keep what was written to {latest}", "storage"
+        )
 
 
 def taken_back(name: ModelId, witnesses: Iterable[ModelId]) -> bool:

@@ -34,6 +34,18 @@ OTHER_MODEL = (
 TURN = "turn"
 # Prefixes of the names of processes that cannot do their part of a job; a coordinator's has none.
 WORKER, EVALUATOR = "worker ", "evaluator "
+# Prefix of `<server> <process>`: a notice that the process cannot use the server. Its text is the
+# time since when, in seconds since 1970, a space, and the reason.
+OUTAGE = "outage "
+# Name under which is tried whether Redis takes writes.
+PROBE = "probe"
+
+
+class Trouble(NamedTuple):
+    """An outage of a server that lasts."""
+
+    since_s: float  # since 1970
+    reason: str
 
 
 class Heartbeat(NamedTuple):

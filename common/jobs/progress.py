@@ -23,13 +23,14 @@ from array import array
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from math import isnan, nan
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from msgspec import UNSET
 
 from common.core.ledger import Ledger
-from common.core.liveness import EVALUATOR, MISSING_SCHEMA, TURN, WORKER
+from common.core.liveness import EVALUATOR, MISSING_SCHEMA, OUTAGE, TURN, WORKER, Trouble
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 Word: TypeAlias = Literal[
     "running",
+    "waiting for a server",
     "waiting for a coordinator",
     "waiting for workers",
     "waiting for records",
@@ -79,7 +81,13 @@ TOPIC_RECORDS = 1_000  # likewise, of one stream: a slow one would not show amon
 _REASONS = 3  # of those that are told, the commonest
 _DEFAULT_MIN_BATCH = 2  # of a job whose worker waits for it, though the job file does not say it
 _REASON_LETTERS = 100
-REDIS_AWAY = "Redis is unavailable"
+_SERVERS = {
+    "kafka": "Kafka",
+    "redis": "Redis",
+    "storage": "object storage",
+    "schema_registry": "the schema registry",
+}
+_NEEDED = ("kafka", "redis")  # without them nothing is learned
 
 
 class State(NamedTuple):
@@ -91,6 +99,23 @@ class State(NamedTuple):
     def __str__(self) -> str:
         """As it is shown where there is one line for both."""
         return f"{self.word}: {self.why}" if self.why else self.word
+
+
+def _told_trouble(server: str, met: Sequence[tuple[str, Trouble]]) -> str:
+    """Return a sentence about a server that some processes cannot use; "" is whoever looks."""
+    names = [process for process, _ in met]
+    who = "" if "" in names else f" to {', '.join(names)}"
+    name = _SERVERS.get(server, server)
+    return f"{name} is unavailable{who} since {_since(met)}: {_bare(name, met[0][1].reason)}"
+
+
+def _bare(name: str, reason: str) -> str:
+    return reason.removeprefix(f"{name} is unavailable: ")
+
+
+def _since(met: Sequence[tuple[str, Trouble]]) -> str:
+    at = datetime.fromtimestamp(min(trouble.since_s for _, trouble in met), UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 UNREAD = State("running", "its history is still being read")
@@ -118,6 +143,7 @@ class Look(NamedTuple):
     leader_status: LeaderStatus | None = None
     led: bool | None = None  # whether anybody holds the lease of leaders
     board_away: str = ""  # why the board did not answer
+    troubles: Mapping[str, Trouble] = {}  # by server, as whoever looks meets them
     ends: Mapping[Partition, int] | None = None  # of the streams' partitions
     starts: Mapping[Partition, int] | None = None  # likewise; the first offset that is still there
     waiting: Mapping[str, str] = {}  # key of `MISSING_SCHEMA` by worker
@@ -949,7 +975,8 @@ class JobProgress:
     def state_at_work(self, now: float) -> State:
         """How a job is that is to run: the first of these that is so."""
         return (
-            self._leaderless(now)
+            self._serverless(now)
+            or self._leaderless(now)
             or self._workerless()
             or self._handing_over(now)
             or self._degraded()
@@ -959,6 +986,35 @@ class JobProgress:
 
     # --- how it is -------------------------------------------------------------------------------
 
+    def troubles(self) -> dict[str, list[tuple[str, Trouble]]]:
+        """Return who cannot use a server, by server; "" is whoever looks."""
+        met = {server: [("", trouble)] for server, trouble in self.seen.troubles.items()}
+        for name, text in sorted(self.seen.unable.items()):
+            server, _, process = name.removeprefix(OUTAGE).partition(" ")
+            since_s, _, reason = text.partition(" ")
+            if name.startswith(OUTAGE) and since_s.isdecimal():
+                met.setdefault(server, []).append((process, Trouble(int(since_s), reason)))
+        return met
+
+    def _serverless(self, now: float) -> State | None:
+        """Nothing is learned, because a server is unavailable without which nothing can be."""
+        if not self.seen.at_s or not self._quiet(now):
+            return None
+        troubles = self.troubles()
+        told = [
+            _told_trouble(server, met)
+            for server in _NEEDED
+            if (met := troubles.get(server))
+            # Shorter, and a slow answer would flicker.
+            and min(trouble.since_s for _, trouble in met) < now - QUIET_S
+        ]
+        return State("waiting for a server", "; ".join(told)) if told else None
+
+    def _told_troubles(self, *but: str) -> list[str]:
+        """Return a sentence for each server that somebody cannot use."""
+        troubles = self.troubles()
+        return [_told_trouble(each, met) for each, met in troubles.items() if each not in but]
+
     def _leaderless(self, now: float) -> State | None:
         look, spec = self.seen, self.record.spec
         if not look.at_s:
@@ -966,13 +1022,14 @@ class JobProgress:
         if look.led is None:
             if not self._quiet(now):
                 return None  # somebody leads, whom we cannot see
-            away = f": {look.board_away}" if look.board_away else ""
-            return State("waiting for a coordinator", f"{REDIS_AWAY}{away}")
+            away = f": {_bare('Redis', look.board_away)}" if look.board_away else ""
+            return State("waiting for a server", f"Redis is unavailable{away}")
+        unable = "; ".join(filter(None, [self._unable(""), *self._told_troubles()]))
         if look.led:
             if look.leader_status is None and self._quiet(now):
-                return State("waiting for a coordinator", "one is taking over")
+                return State("waiting for a coordinator", unable or "one is taking over")
             return None
-        if why := self._unable(""):
+        if why := unable:
             pass
         elif self.version:
             why = "none leads it now: another takes over within seconds, if one runs"
@@ -1002,6 +1059,7 @@ class JobProgress:
             if next((k for k in (WORKER, EVALUATOR) if who.startswith(k)), "") == kind
             and who not in joined
             and who != TURN
+            and not who.startswith(OUTAGE)
         )
 
     @property
@@ -1040,12 +1098,16 @@ class JobProgress:
 
     def _degraded(self) -> State | None:
         unable = (self._unable(WORKER), self._unable(EVALUATOR))
-        troubles = (self._told_left_out(), self._copying(), *unable)
+        # Workers say more exactly what keeps them from schemas.
+        away = self._told_troubles(*_NEEDED, "schema_registry")
+        troubles = (self._told_left_out(), self._copying(), *unable, *away)
         if told := [*filter(None, troubles)]:
             return State("degraded", "; ".join(told))
         if waiting := self.seen.waiting:
+            met = self.troubles().get("schema_registry")
+            since = f" since {_since(met)}" if met else ""
             why_by_worker = [
-                f"{', '.join(workers)}: records wait for a schema: {why}"
+                f"{', '.join(workers)}: records wait for a schema{since}: {why}"
                 for status, why in MISSING_SCHEMA.items()
                 if (workers := sorted(w for w in waiting if waiting[w] == status))
             ]

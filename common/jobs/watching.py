@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
-from common.core.liveness import ALIVE, MISSING_SCHEMA, TOO_FEW
+from common.core.liveness import ALIVE, MISSING_SCHEMA, PROBE, TOO_FEW
 from common.core.snapshot_search import AWAITED
 from common.core.spans import LogPosition, Partition
 from common.errors import (
@@ -21,7 +21,8 @@ from common.errors import (
 )
 from common.jobs.progress import JobProgress, Look, partitions_of
 from common.ports.servers import Bounds, Glance, glance_at
-from common.telemetry.logging import EventLogger, Outage, event_logger
+from common.telemetry.logging import EventLogger, event_logger
+from common.telemetry.outages import Outage, troubles
 from common.topics import names as topics
 from common.topics import read
 from common.wire.messages import decode_audit, decode_claim
@@ -199,6 +200,7 @@ def read_history(
 LOOK_S = 0.5
 _SHARE = 10  # of its time that a thread spends looking, at most a tenth
 _LONGEST_S = 10.0  # even where servers are slow
+_PROBE_S = 1.0
 _STARTS_S = 5.0  # between looks at where streams begin: retention looks once in minutes itself
 
 
@@ -226,7 +228,7 @@ class Looker:
     def __init__(self, log: Callable[[], Log], glances: Glances, logger: EventLogger) -> None:
         self._log = log
         self._glances = glances
-        self._redis, self._streams = Outage(logger, "redis"), Outage(logger, "streams")
+        self._redis, self._kafka = Outage(logger, "redis"), Outage(logger, "kafka")
 
     def look(self, jobs: Sequence[LookedAt], now: float, clock: float) -> list[Look]:
         """Look at jobs; returns a look for each.
@@ -249,9 +251,9 @@ class Looker:
             ends = self._log().ends(set[Partition]().union(*places))
             starts = self._log().starts(asked) if asked else {}
         except OutsideError as error:
-            self._streams.met(error)
-            return looks
-        self._streams.over()
+            self._kafka.met(error)
+            return self._with_troubles(looks)
+        self._kafka.over()
         for number, (job, of) in enumerate(zip(jobs, places, strict=True)):
             if ends.keys() >= of:
                 looks[number] = looks[number]._replace(ends={at: ends[at] for at in of})
@@ -259,16 +261,29 @@ class Looker:
                 known = {at: starts[at] for at in of if at in starts}
                 looks[number] = looks[number]._replace(starts=known)
                 job.starts_due = clock + _STARTS_S
-        return looks
+        return self._with_troubles(looks)
 
     def _look_at_boards(self, jobs: Sequence[LookedAt], now: float) -> list[Look]:
         looks = [_seen(Look(now), each) for each in self._glances([job.board for job in jobs])]
         away = [look.board_away for look in looks if look.board_away]
         if away:
             self._redis.met(OutsideError(away[0]))
-        else:
+            return looks
+        try:
+            for job, look in zip(jobs, looks, strict=True):
+                if job.record.wanted == "running" and not look.led:
+                    # Redis that is full, or has become a replica, answers reads and refuses writes.
+                    job.board.put_unable(PROBE, "", _PROBE_S)
+                    break
             self._redis.over()
+        except OutsideError as error:
+            self._redis.met(error)
         return looks
+
+    def _with_troubles(self, looks: list[Look]) -> list[Look]:
+        """Add the outages of this process, which its other parts may have met."""
+        lasting = troubles()
+        return [look._replace(troubles=lasting) for look in looks] if lasting else looks
 
 
 class Poller:
@@ -331,7 +346,7 @@ def _seen(look: Look, found: Glance | Exception) -> Look:
         too_few=tuple(sorted(too_few)),
         leader_status=found.leader_status,
         led=found.led,
-        unable=found.unable,
+        unable={who: why for who, why in found.unable.items() if who != PROBE},
     )
 
 

@@ -18,9 +18,10 @@ from common.runtime.connect import open_boards, open_log
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import HANGS_S, SLOW_S, THREADS, Supervisor
 from common.runtime.termination import end_with, on_termination
-from common.telemetry.logging import EventLogger, Outage, event_logger, set_up_logging
+from common.telemetry.logging import EventLogger, event_logger, set_up_logging
 from common.telemetry.metrics.serving import Watchdogs, serve
 from common.telemetry.metrics.supervision import SupervisionMetrics
+from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from common.ports.servers import Boards, Log

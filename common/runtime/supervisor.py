@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from common.errors import DollError
 from common.runtime.schedule import Schedule
-from common.telemetry.logging import SETTLED_S
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
+from common.telemetry.outages import SETTLED_S
 
 if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger

@@ -13,7 +13,7 @@ import logging
 import sys
 import traceback
 from datetime import UTC, datetime
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
 import structlog
@@ -22,7 +22,7 @@ from structlog.processors import JSONRenderer
 from structlog.stdlib import PositionalArgumentsFormatter, ProcessorFormatter, filter_by_level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import TextIO
 
     from structlog.typing import EventDict, Processor, WrappedLogger
@@ -159,6 +159,11 @@ class EventLogger(structlog.BoundLoggerBase):
     when a logger is made: one that was made before `set_up_logging`, or bound, goes by it too.
     """
 
+    @property
+    def bound(self) -> Mapping[str, object]:
+        """What each event carries."""
+        return self._context
+
     def debug(self, event: str, **fields: object) -> None:
         """Something that only helps to find a fault."""
         self._write(logging.DEBUG, event, fields)
@@ -230,45 +235,6 @@ class Changes:
         changed = topic not in self._last or self._last[topic] != value
         self._last[topic] = value
         return changed
-
-
-SETTLED_S = 3.0  # of quiet end an outage: Kafka's client tries again, and complains, every second
-
-
-class Outage:
-    """Trouble with one server: logged when it begins and when it ends, whatever its errors say.
-
-    Args:
-        what: The server: its events are `<what>_unavailable` and `<what>_recovered`.
-        clock: Seconds that never go back.
-    """
-
-    def __init__(
-        self, logger: EventLogger, what: str, clock: Callable[[], float] = monotonic
-    ) -> None:
-        self._logger = logger
-        self._away, self._back = f"{what}_unavailable", f"{what}_recovered"
-        self._clock = clock
-        self._lasts = False
-        self._met_at = 0.0
-
-    def met(self, error: Exception) -> None:
-        """The server did not answer."""
-        self._met_at = self._clock()
-        if not self._lasts:
-            self._lasts = True
-            self._logger.warning(self._away, reason=str(error))
-
-    def over(self) -> None:
-        """The server answered."""
-        if self._lasts:
-            self._lasts = False
-            self._logger.info(self._back)
-
-    def quiet(self) -> None:
-        """Nothing was heard, not of trouble either, as where a reader's server is unavailable."""
-        if self._lasts and self._clock() - self._met_at >= SETTLED_S:
-            self.over()
 
 
 class StageTimes:

@@ -85,11 +85,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Follow what the routes answer from, and let go of everything at the end."""
     service: Service = app.state.service
     service.start()
-    beating = asyncio.create_task(_beat(service.watchdog))
+    tasks = [
+        asyncio.create_task(_beat(service.watchdog)),
+        asyncio.create_task(service.checks.keep_looking()),
+    ]
     try:
         yield
     finally:
-        beating.cancel()
+        for task in tasks:
+            task.cancel()
         service.close()
 
 

@@ -14,17 +14,25 @@ from pydantic import Field
 from common.api.answers import Answer
 from common.core.spans import Partition
 from common.errors import DollError, UnavailableError
+from common.telemetry.logging import event_logger
+from common.telemetry.outages import Outage, troubles
 from common.topics import names as topics
 
 if TYPE_CHECKING:
     from common.config.servers import Outside
+    from common.core.liveness import Trouble
     from common.ports.servers import Blobs, Board, Log
+    from services.admin.stores import Stores
 
 FRESH_S = 3.0  # an answer counts for so long
 PATIENCE_S = 3.0
+LOOK_S = 5.0  # between looks that nobody asks for
+_TOLD = ("kafka", "redis", "storage", "schema_registry")
 # Time after which the key that a check has written to Redis expires.
 PROBE_S = 10.0
 _NOBODY = "readyz"  # what is looked for, and is not there
+
+_log = event_logger(__name__)
 
 
 class Check(Answer):
@@ -32,6 +40,9 @@ class Check(Answer):
 
     ok: bool = Field(description="Whether it answers.")
     reason: str = Field(default="", description="Why not; or what there is to say though it is.")
+    since_s: float | None = Field(
+        default=None, description="Since when it does not, in seconds since 1970."
+    )
 
 
 class Checks:
@@ -39,6 +50,7 @@ class Checks:
 
     Args:
         ask: By server: raises DollError where it is not well, returns what there is to say.
+        told: Returns what other processes say that they cannot use, by server.
         clock: Seconds that never go back.
         patience_s: A server that takes longer is not well.
     """
@@ -48,8 +60,12 @@ class Checks:
         ask: Mapping[str, Callable[[], str]],
         clock: Callable[[], float] = monotonic,
         patience_s: float = PATIENCE_S,
+        told: Callable[[], Mapping[str, Trouble]] = dict,
     ) -> None:
+        self._told = told
         self._ask = ask
+        # Other parts of this process use Kafka all the time.
+        self._outages = {name: Outage(_log, name) for name in ask if name != "kafka"}
         self._patience_s = patience_s
         self._clock = clock
         self._threads: ThreadPoolExecutor | None = None
@@ -66,6 +82,12 @@ class Checks:
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
 
+    async def keep_looking(self) -> None:
+        """Look again and again, so that outages are known although nobody asks."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
     def close(self) -> None:
         """Ask nobody any more."""
         if self._threads is not None:
@@ -80,10 +102,19 @@ class Checks:
                 self._asked[name] = loop.run_in_executor(self._threads, _checked, ask)
         await asyncio.wait(self._asked.values(), timeout=self._patience_s)
         slow = Check(ok=False, reason=f"did not answer within {self._patience_s:g} s")
-        self._found = {
+        self._found = {"schema_registry": Check(ok=True)} | {
             name: asked.result() if asked.done() else slow for name, asked in self._asked.items()
         }
         self._found_at = self._clock()
+        for name, outage in self._outages.items():
+            check = self._found[name]
+            if check.ok:
+                outage.over()
+            else:
+                outage.met(UnavailableError(check.reason))
+        for name, (since_s, reason) in {**self._told(), **troubles()}.items():
+            if name in _TOLD:
+                self._found[name] = Check(ok=False, reason=reason, since_s=since_s)
         return self._found
 
 
@@ -97,10 +128,10 @@ def _checked(ask: Callable[[], str]) -> Check:
 class Servers:
     """How each server is asked whether it is well; opens it when first asked."""
 
-    def __init__(self, outside: Outside, log: Callable[[], Log], unread: Callable[[], str]) -> None:
+    def __init__(self, outside: Outside, log: Callable[[], Log], stores: Stores) -> None:
         self._outside = outside
         self._log = log
-        self._unread = unread
+        self._stores = stores
 
     def asked(self) -> dict[str, Callable[[], str]]:
         """For `Checks`."""
@@ -121,7 +152,7 @@ class Servers:
 
     def _kafka(self) -> str:
         self._log().bounds(Partition(topics.JOBS, 0))
-        if reason := self._unread():
+        if reason := self._stores.unread or self._stores.unwritten:
             raise UnavailableError(reason)
         return ""
 

@@ -75,8 +75,7 @@ class Service:
         self._log: Log | None = None
         self.stores = Stores(self.log, clock)
         self.issuer = Issuer(self.settings, clock) if self.settings.oidc_issuer else None
-        self._servers = Servers(outside, self.log, lambda: self.stores.unread)
-        self.checks = Checks(self._servers.asked())
+        self._servers = Servers(outside, self.log, self.stores)
         sources = Sources(
             self.log,
             outside.open_board,
@@ -86,6 +85,7 @@ class Service:
             self._billing,
         )
         self.followers = Followers(sources, self.ending)
+        self.checks = Checks(self._servers.asked(), told=self.followers.troubles)
 
     def log(self) -> Log:
         """Kafka, opened when first wanted, shared by all threads.

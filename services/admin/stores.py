@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError, UnknownOutcomeError
 from common.jobs.store import JobRecord, JobStore
-from common.telemetry.logging import Outage, event_logger
+from common.telemetry.logging import event_logger
+from common.telemetry.outages import Outage
 from common.topics import names as topics
 from common.topics.table import RESTORE
 
@@ -40,6 +41,7 @@ ORDERS = 64  # that wait for their turn
 # Changes that wait for a broker's confirmation at the same time. A change waits most of its time,
 # so that more threads than cores pay.
 WRITERS = 4
+REFUSED_S = 60.0  # that a change which Kafka did not take counts as news
 END_S = 2.0  # a thread that waits for Kafka ends with the process
 
 _log = event_logger(__name__)
@@ -74,6 +76,7 @@ class Stores:
         self._opened: tuple[JobStore, KeyStore] | None = None
         self._read = False
         self._away = ""
+        self._refused = "", 0.0  # why the newest change was not made, and when
         self._records = dict[str, KeyRecord]()
         self.jobs: Mapping[str, JobRecord] = {}
         self.unreadable: Mapping[str, Unreadable] = {}
@@ -90,6 +93,12 @@ class Stores:
         if not lost:
             return ""
         return f"Kafka has lost records that were here, of {' and '.join(lost)}: {RESTORE}"
+
+    @property
+    def unwritten(self) -> str:
+        """Why Kafka did not take the newest change; empty if it did, or if that is long ago."""
+        reason, at_s = self._refused
+        return reason if monotonic() - at_s < REFUSED_S else ""
 
     def start(self) -> None:
         """Begin to follow, unless that has begun or ended."""
@@ -218,9 +227,12 @@ class Stores:
             try:
                 store = self._jobs_store()
                 done = act(store)
+                self._refused = "", 0.0
                 with suppress(UnavailableError):  # the change was made: the follower folds it later
                     self._fold(store)
             except Exception as error:  # noqa: BLE001 -- told to whoever asked
+                if isinstance(error, UnavailableError):
+                    self._refused = str(error), monotonic()
                 asked.set_exception(error)
             else:
                 asked.set_result(done)

@@ -31,12 +31,13 @@ from common.errors import (
     UnknownTopicError,
 )
 from common.ports.servers import Fetched, Log, NewTopic, SpanReader, Writer
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 from common.topics.dead_letters import Letter, letter_of, letters_of
 from common.topics.names import dead_letter_topic
 
 if TYPE_CHECKING:
     from common.runtime.supervisor import Supervised, Supervisor
+    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.leading import JobMetrics
 
 _Refused: TypeAlias = "list[tuple[Letter, DeliveryError]]"
@@ -146,7 +147,7 @@ class DeadLetters:
         self._wake = wake
         self._fail = fail
         self._metrics = metrics
-        self._outage = Outage(logger, "dead_letters")
+        self._outage = Outage(logger, "kafka")
         self._queue = deque[Letters]()
         self._ordered = 0
         self._delivered = 0

@@ -40,7 +40,8 @@ from common.errors import (
 )
 from common.jobs.build import trainer_of
 from common.learning.significance import Compression, View
-from common.telemetry.logging import Changes, Outage, StageTimes
+from common.telemetry.logging import Changes, StageTimes
+from common.telemetry.outages import Outage, TroubleTeller
 from common.topics.names import control_topic, updates_topic
 from common.wire import messages as wire
 from common.wire.vectors import encode_sparse
@@ -112,7 +113,7 @@ class Effects:
         wake: Wakes the job's actor.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 -- all that it has in hand
         self,
         replica: Replica,
         record: JobRecord,
@@ -170,7 +171,8 @@ class Effects:
             fail=self._fail,
         )
         self._lease_ttl_s = lease_ttl_s
-        self._outage = Outage(logger, "board")
+        self._outage = Outage(logger, "redis")
+        self._teller = TroubleTeller(self._board, replica.name, record.spec.name)
         self._changes = Changes()
         self._times = StageTimes()
         self._stated = False  # whether this leader has put its status
@@ -234,6 +236,10 @@ class Effects:
         self._writer.poll()
         self._publish()
         self._tell_held()
+        try:
+            self._teller.tell()
+        except UnavailableError as error:
+            self._outage.met(error)
         if not self._may_ask:
             self._ask_lease()
         if self._ending is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from common.core.messages import Failed, Gradient, Reply
 from common.core.vectors import numbers_in
 from common.errors import UnavailableError
-from common.telemetry.logging import Outage
+from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ class ReplyReader:
 
     def __init__(self, replies: Replies, logger: EventLogger) -> None:
         self._replies = replies
-        self._outage = Outage(logger, "replies")
+        self._outage = Outage(logger, "redis")
         self._lock = threading.Lock()
         self._led: dict[str, tuple[int, Callable[[list[Reply]], None]]] = {}
 

@@ -28,13 +28,14 @@ from common.core.messages import GENESIS, ModelId, Positions
 from common.core.snapshots import genesis
 from common.errors import CorruptError, DollError, FutureFormatError, UnavailableError
 from common.learning.checkpoint import model_in
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from common.checkpoints.store import CheckpointStore
     from common.jobs.store import JobRecord
     from common.ports.servers import Board
     from common.runtime.supervisor import Supervised, Supervisor
+    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
 
 FORGED = (
@@ -102,7 +103,7 @@ class SnapshotStore:
         self._stored = stored
         self._verified = verified
         self._clock = clock
-        self._outage = Outage(logger, "checkpoints")
+        self._outage = Outage(logger, "storage")
         self._unreadable = dict[ModelId, str]()  # checkpoints that were passed over, and why
         self._hint = ""  # what is wrong with the hint in storage
         self._begun: ModelId | None = None  # the first snapshot of the leader that writes here

@@ -23,8 +23,8 @@ from common.core.messages import LeaderStatus, LogPositions, Positions, unused_n
 from common.core.spans import LogPosition, Partition
 from common.core.spread import Sightings, elsewhere
 from common.errors import DollError, UnknownTopicError
-from common.telemetry.logging import EventLogger, Outage
 from common.telemetry.metrics.leading import StreamFigures
+from common.telemetry.outages import Outage
 from common.theory.updates import spread_stability, stability
 from common.topics.names import control_topic
 from services.coordinator.needs import Arrivals, DemandMeter
@@ -33,6 +33,7 @@ from services.coordinator.tails import missing
 if TYPE_CHECKING:
     from common.core.spread import JobDemand
     from common.ports.servers import Boards, FoundTopic, Log
+    from common.telemetry.logging import EventLogger
     from services.coordinator.metrics_observer import MetricsObserver
 
 PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
@@ -293,8 +294,8 @@ class StreamWatch:
         self._roster = boards.roster()
         self._sightings = Sightings()
         self._turns_at = -inf  # when to tell jobs again whose turn it is
-        self._outage = Outage(logger, "streams")
-        self._roster_outage = Outage(logger, "roster")
+        self._outage = Outage(logger, "kafka")
+        self._roster_outage = Outage(logger, "redis")
         self._clock = clock
         self._used = used
         self._lock = threading.Lock()

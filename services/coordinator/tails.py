@@ -17,13 +17,14 @@ from common.errors import (
     UnknownTopicError,
     WireError,
 )
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
     from common.core.events import CoordinatorEvent
     from common.core.spans import LogPosition, Partition
     from common.ports.servers import Log
+    from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")
 RawRecords: TypeAlias = tuple[tuple[int, bytes | None], ...]  # by offset
@@ -52,7 +53,7 @@ class TopicTail:
     ) -> None:
         self._topic = partition.topic
         self._decode = decode
-        self._outage = Outage(logger, partition.topic)
+        self._outage = Outage(logger, "kafka")
         self._given_up = False
         self._tail = log.tail(partition, position, wake, prompt=True)
 

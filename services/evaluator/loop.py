@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.errors import CorruptError, NotFoundError, UnavailableError
-from common.telemetry.logging import Outage
+from common.telemetry.outages import Outage
 from common.wire.messages import encode_audit
 from services.evaluator.evaluation_runner import EvaluationRunner, Process
 from services.evaluator.offered_versions import OfferedVersions
@@ -67,7 +67,7 @@ class JobEvaluator:
         self._board = process.board(record.id)
         self._metrics = process.metrics
         self._log = process.logger.bind(job=self._job)
-        self._outage = Outage(self._log, "servers")
+        self._outage = Outage(self._log, "kafka")
         self._updates = UpdatesReader(process.log, record.id, self._read_from, self._log)
         self._versions = OfferedVersions(evaluation.every_updates)
         self._known: ModelId | None = None  # the last offer that was fetched

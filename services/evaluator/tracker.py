@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.liveness import EVALUATOR
 from common.errors import DollError, NotFoundError, UserError
 from common.ports.tracking import Metric, Run, RunStatus, Tracking
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 from services.evaluator.registered_checkpoints import RegisteredCheckpoints
 from services.evaluator.tracked_metrics import TrackedMetrics
 from services.evaluator.updates_reader import READ_RECORDS, UpdatesReader
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.ports.servers import Blobs, Board, Log
     from common.runtime.supervisor import Fault
+    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.evaluator import EvaluatorMetrics
 
 UNABLE_S = 30.0  # that a reason outlives the pause before the next attempt

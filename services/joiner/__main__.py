@@ -20,8 +20,8 @@ from common.errors import UnavailableError
 from common.joining.records import JoinSpec, Records
 from common.runtime.connect import open_log
 from common.runtime.service import run
-from common.telemetry.logging import Outage
 from common.telemetry.metrics.joiner import JoinerMetrics
+from common.telemetry.outages import Outage
 from services.joiner.loop import Joiner, prepare
 from services.joiner.partition import Shared
 

@@ -26,7 +26,8 @@ from common.errors import (
 )
 from common.joining.machine import SIDES
 from common.ports.servers import Log, NewTopic
-from common.telemetry.logging import Changes, Outage
+from common.telemetry.logging import Changes
+from common.telemetry.outages import Outage
 from common.topics.names import joins_topic
 from services.joiner.partition import JoinedPartition, Shared
 

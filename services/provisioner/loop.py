@@ -25,7 +25,7 @@ from common.provisioning.records import (
     Settled,
     Started,
 )
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 from common.topics.names import plans_topic, provisioning_board
 from common.wire.plans import encode_plan
 from services.provisioner.provider_thread import ProviderThread
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from common.provisioning.events import ProvisionerEvent
     from common.provisioning.records import PlanRecord
     from common.runtime.supervisor import Fault
+    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.provisioner import ProvisionerMetrics
 
     Openers: TypeAlias = tuple[Callable[[], Fleet], Callable[[], Prices]]
@@ -120,7 +121,7 @@ class JobProvisioner:
         self._machine = Provisioner(replica.name, settings)
         self._topics: JobTopics | None = None
         self._kafka_outage = Outage(self._log, "kafka")
-        self._board_outage = Outage(self._log, "board")
+        self._board_outage = Outage(self._log, "redis")
         self._metrics.tell(self._called, None)
         self._writer = replica.log.writer(on_ready=wake)
         asked = record.spec.provisioning

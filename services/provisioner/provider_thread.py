@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from common.errors import OutsideError
 from common.provisioning import commands as do
 from common.provisioning import events
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from common.ports.machines import Fleet, Prices
     from common.provisioning.events import ProvisionerEvent
+    from common.telemetry.logging import EventLogger
 
 ProviderCall: TypeAlias = (
     do.Launch | do.Release | do.LookAtMachines | do.LookAtPrices | do.LookAtPast

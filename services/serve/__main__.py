@@ -26,8 +26,8 @@ from common.runtime.connect import connect, open_registry
 from common.runtime.http_server import HttpServer
 from common.runtime.listen import listen, url_of
 from common.runtime.service import keep_imports, run
-from common.telemetry.logging import Outage
 from common.telemetry.metrics.serve import ServeMetrics
+from common.telemetry.outages import Outage
 from common.topics.schemas import JobSchemas
 from services.serve.app import ModelServer, refusal
 from services.serve.batching import Batches

@@ -15,7 +15,8 @@ from common.checkpoints.snapshot_file import from_bytes, in_hand
 from common.checkpoints.store import CheckpointStore
 from common.errors import DollError, NotFoundError
 from common.learning.checkpoint import weights_in
-from common.telemetry.logging import Changes, EventLogger, Outage
+from common.telemetry.logging import Changes, EventLogger
+from common.telemetry.outages import Outage
 from services.serve.served_model import ServedModel, Version
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Follower:
         self._model = model
         self._outside = outside
         self._log = logger
-        self._board_away, self._storage_away = Outage(logger, "board"), Outage(logger, "storage")
+        self._board_away, self._storage_away = Outage(logger, "redis"), Outage(logger, "storage")
         self._told = Changes()
         self._board: Board | None = None
         self._rank: tuple[int, int, int] | None = None  # of the snapshot that is served

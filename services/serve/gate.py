@@ -12,10 +12,12 @@ from starlette.responses import JSONResponse
 from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError
 from common.runtime.connections import CALLER
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from common.telemetry.logging import EventLogger
 
 
 LOOK_S = 1.0  # how late a key that was revoked is refused, and a new one let in
@@ -31,7 +33,7 @@ class KeyGate:
     ) -> None:
         self._store = store
         self._keys = Keys(known.values())
-        self._outage = Outage(logger, "keys")
+        self._outage = Outage(logger, "kafka")
         self._look_at = 0.0
 
     def look(self) -> None:

@@ -20,7 +20,7 @@ from common.core.spans import Partition
 from common.errors import ExpiredError, OutsideError, TruncatedError, UserError
 from common.learning.errors import TaskError
 from common.ports.servers import Log, LogRecord, NewRecord, NewTopic, Tail, Transactions
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 from common.topics.names import positions_topic
 from common.topics.read import records_of
 from services.serve.predictions import as_data
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from common.learning.fields import Columns
+    from common.telemetry.logging import EventLogger
     from services.serve.protocol import Inputs
     from services.serve.served_model import ServedModel
 

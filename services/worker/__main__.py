@@ -34,8 +34,8 @@ from common.runtime.connect import (
     open_tracer,
 )
 from common.runtime.service import keep_imports, run
-from common.telemetry.logging import Outage
 from common.telemetry.metrics.worker import WorkerMetrics
+from common.telemetry.outages import Outage
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
 from services.worker.seat import seat_of

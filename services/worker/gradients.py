@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from common.core.assignments import Assignments
 from common.core.messages import Gradient
 from common.errors import CorruptError, UnavailableError, WireError
-from common.telemetry.logging import Outage
+from common.telemetry.outages import Outage
 from common.wire.vectors import decode_sparse, encoded_bytes
 from services.worker.compute import NoGradientError
 from services.worker.traffic import TrafficCounter
@@ -69,7 +69,7 @@ class GradientLoop:
         self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
         self._missing: ModelId | None = None  # was not on the board, which the leader was told
-        self._board_outage = Outage(self._log, "board")
+        self._board_outage = Outage(self._log, "redis")
         self._times = compute.times
         self._count = TrafficCounter(shell.measures)
         self._heard_s = 0.0  # when triggers were heard last, since 1970

@@ -42,7 +42,7 @@ from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.errors import NotFiniteError
 from common.ports.group import Peer
-from common.telemetry.logging import Outage
+from common.telemetry.outages import Outage
 from services.worker.held import Formed
 from services.worker.traffic import LIFE_BITS, TrafficCounter, counted
 
@@ -148,8 +148,8 @@ class GroupLoop:
         self._heard_s = 0.0  # when triggers were heard last, since 1970
         self._over = threading.Event()
         self._tasks = SimpleQueue["Callable[[], None] | None"]()  # of the collective thread
-        self._board_outage = Outage(self._log, "board")
-        self._storage_outage = Outage(self._log, "checkpoints")
+        self._board_outage = Outage(self._log, "redis")
+        self._storage_outage = Outage(self._log, "storage")
         self._threads = [
             threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
             for name, body in (("group-control", self._control), ("group", self._collective))

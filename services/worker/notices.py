@@ -6,10 +6,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal
 
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from common.ports.servers import Notice, Notices
+    from common.telemetry.logging import EventLogger
 
 # Amazon asks for a look every 5 s of the 120 s that a notice gives, but gives them by best effort,
 # and before a hibernation there are none. Every 2 s makes the most of a late notice, for about ten

@@ -14,10 +14,11 @@ from common.core.liveness import (
     WAITING,
 )
 from common.errors import DollError, LateError, RefusedError, UnavailableError, UnreachableError
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from common.learning.registered import RegisteredCodec
+    from common.telemetry.logging import EventLogger
     from common.topics.schemas import JobSchemas
 
 RETRY_S = 1.0

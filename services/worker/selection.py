@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from common.core.spread import JobDemand, Sightings, View, WorkerPlacement, next_step, with_jobs
 from common.errors import DollError, OutsideError, UnavailableError
 from common.runtime.supervisor import Patience, kind_of
-from common.telemetry.logging import EventLogger, Outage
+from common.telemetry.outages import Outage
 from common.topics.names import job_name
 
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord, JobStore
     from common.ports.servers import Roster
+    from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import WorkerMetrics
 
 JOBS_S = 0.5  # between looks at the jobs topic
@@ -91,7 +92,7 @@ class JobSelector:
         self._heard = False  # of all jobs: by the first records alone, a stopped one seems to run
         self._sightings = Sightings()
         self._kafka_outage = Outage(logger, "kafka")
-        self._roster_outage = Outage(logger, "roster")
+        self._roster_outage = Outage(logger, "redis")
         self._spoke = False  # Redis has let us in
 
     def selected(self) -> JobRecord | None:

@@ -14,6 +14,7 @@ from common.errors import UnavailableError
 from common.runtime.connect import connect, open_log
 from common.wire import messages as wire
 from services.admin.checks import Servers
+from services.admin.stores import Stores
 from tests.contract.test_board_failover import REFUSALS
 from tests.integration.cluster import await_condition
 
@@ -73,11 +74,11 @@ def test_a_job_goes_on_after_whatever_its_redis_refused_for_a_while(
     cluster = started(make, "refusing-redis", 3500)
 
     def refused(begin: Callable[[], object], end: Callable[[], object], what: str) -> None:
-        seen = {name: cluster.said(name).count("board_unavailable") for name in ("w1", "w2")}
+        seen = {name: cluster.said(name).count("redis_unavailable") for name in ("w1", "w2")}
         begin()
         await_condition(
             lambda: all(
-                cluster.said(name).count("board_unavailable") > n for name, n in seen.items()
+                cluster.said(name).count("redis_unavailable") > n for name, n in seen.items()
             ),
             f"both workers have met a server that is {what}",
         )
@@ -137,7 +138,8 @@ def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Re
 def test_readiness_names_a_redis_that_answers_reads_and_refuses_writes(
     settings: Settings, admin: redis.Redis, refusal: str
 ) -> None:
-    servers = Servers(connect(settings), lambda: open_log(settings), lambda: "")
+    stores = Stores(lambda: open_log(settings), time.time)
+    servers = Servers(connect(settings), lambda: open_log(settings), stores)
     ask = servers.asked()["redis"]
     try:
         assert ask() == ""

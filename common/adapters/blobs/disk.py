@@ -135,7 +135,7 @@ class DiskBlobs:
                 except BlockingIOError as error:
                     if time.monotonic() > deadline:
                         locked = f"{lock.name} is locked by another process"
-                        raise UnavailableError(locked) from error
+                        raise UnavailableError(locked, "storage") from error
                     time.sleep(0.002)
                 else:
                     break
@@ -155,7 +155,7 @@ def _disk() -> Iterator[None]:
     except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
         raise UserError(f"a blob's name is the folder of another's: {error}") from error
     except OSError as error:
-        raise UnavailableError(f"the disk did not do it: {error}") from error
+        raise UnavailableError(f"the disk did not do it: {error}", "storage") from error
 
 
 def _unless_missing(error: OSError) -> None:

@@ -111,7 +111,8 @@ class S3Blobs:
             if wrong := self.why_no_list(page, wanted, token):
                 raise UnavailableError(
                     f"{self.where}: expected a list of the names that begin with {wanted!r}, got an"
-                    f" answer {wrong}; check the address, and what stands between"
+                    f" answer {wrong}; check the address, and what stands between",
+                    "storage",
                 )
             keys += (each["Key"] for each in page.get("Contents", ()))
             if not page["IsTruncated"]:
@@ -148,7 +149,9 @@ class S3Blobs:
                     return None
                 raise
             if "ETag" not in answer:
-                raise UnavailableError(f"{self.where}: {name}: the answer is no object of a bucket")
+                raise UnavailableError(
+                    f"{self.where}: {name}: the answer is no object of a bucket", "storage"
+                )
             return answer["Body"].read(), answer["ETag"]
 
     def replace(self, name: str, data: bytes, tag: str | None) -> bool:
@@ -182,7 +185,7 @@ class S3Blobs:
         except ClientError as error:
             raise _as_ours(error, where) from error
         except (BotoCoreError, ResponseParserError) as error:
-            raise UnavailableError(f"{where}: {error}") from error
+            raise UnavailableError(f"{where}: {error}", "storage") from error
 
 
 def _code(error: ClientError) -> str:
@@ -195,5 +198,5 @@ def _as_ours(error: ClientError, where: str) -> UserError | OutsideError:
     if code == "NoSuchBucket" or status in (401, 403):
         return UserError(f"{where}: {error}; check the bucket's name and its policy")
     if status >= 500 or status == 429 or code in {"SlowDown", "RequestTimeout"}:
-        return UnavailableError(f"{where}: {error}")
-    return OutsideError(f"{where}: {error}")
+        return UnavailableError(f"{where}: {error}", "storage")
+    return OutsideError(f"{where}: {error}", "storage")

@@ -192,15 +192,15 @@ def as_ours(error: KafkaError, doing: str, *rights: str) -> OutsideError:
         rights: Rights that this needs, from `KafkaSettings.right`.
     """
     if error.code() in FORBIDDEN:
-        return ForbiddenError(forbidden(error, *rights))
+        return ForbiddenError(forbidden(error, *rights), "kafka")
     text = f"{doing}: {error.str()} ({error.name()})"
     # The client's own _UNKNOWN_TOPIC and _UNKNOWN_PARTITION are not proof: it says so too where it
     # has lost sight of the brokers.
     if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return UnknownTopicError(text)
     if _is_fatal(error) or error.code() == KafkaError.TOPIC_EXCEPTION:
-        return OutsideError(text)
-    return UnavailableError(text)
+        return OutsideError(text, "kafka")
+    return UnavailableError(text, "kafka")
 
 
 def _is_fatal(error: KafkaError) -> bool:
@@ -265,7 +265,7 @@ class Complaints:
                 one that never knew us, so who was let in before may wait instead.
         """
         if self._refused is not None:
-            raise OutsideError(_told(self._refused, doing))
+            raise OutsideError(_told(self._refused, doing), "kafka")
 
     def raise_away(self, doing: str) -> None:
         """Raise once for each time that all brokers were found to be away.
@@ -275,7 +275,7 @@ class Complaints:
         """
         error, self._away = self._away, None
         if error is not None and error.code() in _SHUT_OUT:
-            raise UnavailableError(_told(error, doing))
+            raise UnavailableError(_told(error, doing), "kafka")
         if error is not None:
             raise as_ours(error, doing)
 

@@ -88,7 +88,7 @@ def epoch_ends(
         while len(found) < len(epochs):
             if (left_s := deadline - time.monotonic()) <= 0:
                 complaints.raise_away(doing)
-                raise UnavailableError(f"{doing}: no answer within {timeout_s} s")
+                raise UnavailableError(f"{doing}: no answer within {timeout_s} s", "kafka")
             for message in cast("list[Record]", client.consume(len(epochs), left_s)):
                 _take_end(message, found, doing, *rights)
     except KafkaException as raised:

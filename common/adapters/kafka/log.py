@@ -264,7 +264,7 @@ class KafkaLog:
             if place not in ends:
                 if place not in self.partitions(place.topic):
                     raise UnknownTopicError(f"there is no {place}")
-                raise UnavailableError(f"nobody can tell now where {place} ends")
+                raise UnavailableError(f"nobody can tell now where {place} ends", "kafka")
             if "" != known.topic_id != ends[place].topic_id != "":
                 parted[place] = 0
             else:
@@ -474,7 +474,7 @@ class KafkaLog:
         for wait_s in _FIRST_WAITS_S:
             with suppress(UnavailableError):
                 return self._asked(topic, doing, min(wait_s, timeout_s))
-        raise UnavailableError(self._nobody())
+        raise UnavailableError(self._nobody(), "kafka")
 
     def _nobody(self) -> str:
         """Say that no broker was ever found, and where."""

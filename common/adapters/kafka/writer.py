@@ -301,7 +301,8 @@ class KafkaWriter:
                 return
             if not self._waits:
                 raise UnavailableError(
-                    f"{topic}: Kafka has not taken {queued} bytes that were written before"
+                    f"{topic}: Kafka has not taken {queued} bytes that were written before",
+                    "kafka",
                 )
             self._news.wait()
             self._raise_failure()

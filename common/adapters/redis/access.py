@@ -188,6 +188,7 @@ def fault(client: RedisClient, error: redis.RedisError, doing: str = "") -> Outs
     if isinstance(error, _LET_IN_BEFORE):
         passes = client.let_in
     ours = _meaning(error, text, doing, UnavailableError if passes else OutsideError)
+    ours.server = "redis"
     ours.__cause__ = None if hidden else error
     ours.__suppress_context__ = True
     return ours

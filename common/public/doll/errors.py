@@ -38,7 +38,16 @@ class ConflictError(UserError):
 
 
 class OutsideError(DollError):
-    """Kafka, Redis or object storage did not do what was asked."""
+    """Kafka, Redis or object storage did not do what was asked.
+
+    Args:
+        message: What went wrong.
+        server: Optional. Which one: `kafka`, `redis` or `storage`. If unset, nobody knows.
+    """
+
+    def __init__(self, message: str = "", server: str = "") -> None:
+        super().__init__(message)
+        self.server = server
 
 
 class UnavailableError(OutsideError):

@@ -31,6 +31,16 @@ BUILD = Metric(
     ("worker", "coordinator", "provisioner", "evaluator", "joiner", "admin", "serve"),
 )
 
+OUTAGE = Metric(
+    "doll_outage_seconds",
+    "gauge",
+    "seconds",
+    ("server",),
+    "For how long this process has not been able to use a server: kafka, redis, storage,"
+    " schema_registry, tracking, fleet, prices or notices; 0: it can.",
+    BUILD.told_by,
+)
+
 # --- processes that have many jobs: what is said of each, whatever becomes of it ---------------
 
 JOB_FAULTS = _with_jobs.counter(

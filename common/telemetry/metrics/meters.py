@@ -15,9 +15,12 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from common.telemetry import outages
 from common.telemetry.metrics import catalogue
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from common.telemetry.metrics.metric import Metric, Service
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"  # what `Meters.exposed` is
@@ -31,6 +34,14 @@ class Meters:
         self._service: Service = service
         ProcessCollector(registry=self.registry)  # of CPU, memory and open files
         self.gauge(catalogue.BUILD).labels(service, version("doll")).set(1)
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """What the registry asks at each scrape."""
+        lasting = self.family(catalogue.OUTAGE)
+        for server, seconds in outages.seconds().items():
+            lasting.add_metric([server], seconds)
+        yield lasting
 
     def counter(self, metric: Metric) -> Counter:
         """Make the counter of a line."""

@@ -39,7 +39,7 @@ from common.jobs.watching import (
     decoded,
     topics_of,
 )
-from common.telemetry.logging import Outage, event_logger
+from common.telemetry.logging import event_logger
 from common.topics import names as topics
 from common.wire.plans import decode_plan
 from services.admin.live.answers import plan_event, verdict_event
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.jobs.watching import Glances
     from common.ports.servers import Board, Log, Tail
+    from common.telemetry.outages import Outage
     from common.theory.billing import Billing
 
 FOLDED = 50  # of them at once: about a millisecond under the lock

@@ -21,11 +21,13 @@ from math import inf
 from time import monotonic
 from typing import NamedTuple
 
+from common.core.liveness import Trouble
 from common.errors import NotFoundError, OutsideError, UnavailableError
 from common.jobs.progress import UNREAD, JobProgress, Look, resting
 from common.jobs.store import JobRecord
 from common.jobs.watching import LookedAt, Looker, OwnTopics, look_at_jobs, pause_s
-from common.telemetry.logging import Outage, event_logger
+from common.telemetry.logging import event_logger
+from common.telemetry.outages import Outage
 from services.admin.live.feed import Feed
 from services.admin.live.follower import JobFollower, Sources, Summary
 
@@ -188,6 +190,18 @@ class Followers:
                 yield name, Summary(summary.state)
             elif record.wanted != "stopped":
                 yield name, summary
+
+    def troubles(self) -> dict[str, Trouble]:
+        """What other processes say that they cannot use, by server; the longest outage of each."""
+        found = dict[str, Trouble]()
+        for follower in list(self._followers.values()):
+            with follower.view() as view:
+                met = view.job.troubles()
+            for server, by in met.items():
+                for process, (since_s, reason) in by:
+                    if process and (server not in found or since_s < found[server].since_s):
+                        found[server] = Trouble(since_s, f"{process}: {reason}")
+        return found
 
     def close(self) -> None:
         """End all streams and the thread."""

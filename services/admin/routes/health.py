@@ -30,6 +30,7 @@ class Readiness(Answer):
     kafka: Check
     redis: Check
     storage: Check
+    schema_registry: Check = Field(description="As workers whose records wait for a schema say.")
 
 
 class NotReady(Readiness, Problem):
@@ -57,9 +58,10 @@ async def get_health() -> Health:
     },
 )
 async def get_readiness(service: Answering, request: Request) -> Readiness | Response:
-    """Say whether Kafka, Redis and object storage answer; needs no key.
+    """Say whether Kafka, Redis, object storage and the schema registry answer; needs no key.
 
-    They are asked at most every few seconds, however often this is.
+    They are asked at most every few seconds, however often this is. One that coordinators or
+    workers cannot use is not well either.
     """
     found = await service.checks.look()
     ill = [f"{name}: {check.reason}" for name, check in found.items() if not check.ok]

@@ -83,7 +83,8 @@ _NUMBERS: Final = (
 )
 # States in the order of a list: first those in which a person is needed.
 _STATES: Final[tuple[Word, ...]] = (
-    *("held", "waiting for a coordinator", "waiting for workers", "degraded"),
+    *("held", "waiting for a server", "waiting for a coordinator", "waiting for workers"),
+    "degraded",
     *("running", "waiting for records", "drained", "paused", "finished", "stopped"),
 )
 _MOST: Final = 2**31 - 1  # of what counts records and batches

@@ -541,6 +541,31 @@ def test_changes_are_refused_while_kafka_is_away_and_jobs_are_shown(digits: Worl
     assert digits.get("/v1/jobs")["jobs"][0]["wanted"] == "running"
 
 
+def test_server_that_is_away_is_the_state_of_each_job_until_it_is_back(digits: World) -> None:
+    def told(word: str, why: str) -> bool:
+        (job,) = digits.get("/v1/jobs")["jobs"]
+        shown = digits.get("/v1/jobs/digits")
+        both = all(each["state"] == word and why in each["why"] for each in (job, shown))
+        return both and f'state="{word}"' in digits.ask("GET", "/metrics").text
+
+    eventually(lambda: told("waiting for a coordinator", "none leads"))
+    digits.log.go_away()
+    eventually(lambda: told("waiting for a server", "Kafka is unavailable since 20"))
+    assert problem(digits.ask("GET", "/readyz"), 503).startswith("kafka: ")
+    digits.log.come_back()
+    eventually(lambda: told("waiting for a coordinator", "none leads"))
+    digits.redis.kill()
+    eventually(lambda: told("waiting for a server", "Redis is unavailable since 20"))
+    digits.redis.restart()
+    eventually(lambda: told("waiting for a coordinator", "none leads"))
+    digits.board("digits").put_unable("outage storage c1", "1000 no bucket", 60.0)
+    away = "object storage is unavailable to c1 since 1970-01-01 00:16:40 UTC: no bucket"
+    eventually(lambda: told("waiting for a coordinator", away))
+    eventually(lambda: digits.ask("GET", "/readyz").status_code == 503)
+    storage = digits.ask("GET", "/readyz").json()["storage"]
+    assert storage == {"ok": False, "reason": "c1: no bucket", "since_s": 1000.0}
+
+
 def test_metrics_say_how_each_job_is_that_is_not_stopped(digits: World) -> None:
     assert post(digits, name="letters").status_code == 201
     assert digits.ask("PATCH", "/v1/jobs/digits", json={"wanted": "paused"}).status_code == 200

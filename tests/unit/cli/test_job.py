@@ -410,7 +410,7 @@ def test_watch_goes_on_without_redis(world: World) -> None:
     submitted(world)
     world.redis.kill()
     shown = world.run("job", "watch", "digits", "--once").stdout
-    assert "waiting for a coordinator: Redis is unavailable" in shown
+    assert "waiting for a server: Redis is unavailable" in shown
     assert "no update yet" in shown
 
 

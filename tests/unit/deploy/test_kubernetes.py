@@ -167,7 +167,7 @@ def test_every_pod_has_probes_limits_and_an_account_of_its_own(
             assert container[probe]["httpGet"] == {"path": "/healthz", "port": "metrics"}
         if "api" in ports:
             assert ports["api"] == 8080
-            path = "/v2/health/ready" if workload == "doll-serve" else "/readyz"
+            path = "/v2/health/ready" if workload == "doll-serve" else "/healthz"
             assert container["readinessProbe"]["httpGet"] == {"path": path, "port": "api"}
         for kind in ("requests", "limits"):
             assert {"cpu", "memory"} <= container["resources"][kind].keys()

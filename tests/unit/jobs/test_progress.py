@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from common.core.audit import audit
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.liveness import REGISTRY_LATE, REGISTRY_UNREACHABLE, TURN
+from common.core.liveness import OUTAGE, REGISTRY_LATE, REGISTRY_UNREACHABLE, TURN, Trouble
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -266,7 +267,7 @@ def test_nobody_leads() -> None:
     assert view.state(NOW) == ("waiting for a coordinator", "one is taking over")
     view.look(Look(NOW, board_away="connection refused", ends=FIRST))
     assert view.state(NOW) == (
-        "waiting for a coordinator",
+        "waiting for a server",
         "Redis is unavailable: connection refused",
     )
 
@@ -708,3 +709,55 @@ def test_records_that_are_deleted_unread_are_expired_and_no_lag_from_the_first_l
     after = view.numbers(NOW)
     assert (before.expired, before.lag) == (0, 10)
     assert (after.expired, after.lag) == (7, 3)
+
+
+def unable_to_use(server: str, process: str, since_s: float, reason: str) -> dict[str, str]:
+    """A notice as a process puts it on a job's board."""
+    return {f"{OUTAGE}{server} {process}": f"{since_s:.0f} {reason}"}
+
+
+SINCE = datetime.fromtimestamp(NOW - 60.0, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+@pytest.mark.parametrize("server", ["kafka", "redis"])
+def test_server_without_which_nothing_is_learned_is_the_state_once_nothing_is(server: str) -> None:
+    name = server.title()
+    view = running(rows(4), 1, 200, at_s=NOW)
+    troubles = {server: Trouble(NOW - 60.0, f"{name} is unavailable: refused")}
+    view.look(Look(NOW, {}, None, led=False, ends=FIRST, troubles=troubles))
+    assert view.state(NOW).word != "waiting for a server"  # there was an update just now
+    later = NOW + QUIET_S
+    told = ("waiting for a server", f"{name} is unavailable since {SINCE}: refused")
+    assert view.state(later) == told
+    short = {server: Trouble(later - 1.0, "refused")}
+    view.look(Look(later, {}, None, led=False, ends=FIRST, troubles=short))
+    assert view.state(later).word == "waiting for a coordinator"
+
+
+def test_server_that_only_others_cannot_use_is_told_with_their_names() -> None:
+    view = running(rows(4), 1, 200, at_s=NOW)
+    look = Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
+    unable = unable_to_use("storage", "c1", NOW - 60.0, "no bucket")
+    unable |= unable_to_use("storage", "w1", NOW - 20.0, "refused")
+    view.look(look._replace(unable=unable))
+    away = f"object storage is unavailable to c1, w1 since {SINCE}: no bucket"
+    assert view.state(NOW) == ("degraded", away)
+    view.look(look._replace(leader_status=None, unable=unable))
+    assert view.state(NOW + QUIET_S) == ("waiting for a coordinator", away)
+    view.look(look._replace(unable=unable_to_use("kafka", "c1", NOW - 60.0, "too few replicas")))
+    assert view.state(NOW + QUIET_S) == (
+        "waiting for a server",
+        f"Kafka is unavailable to c1 since {SINCE}: too few replicas",
+    )
+    view.look(look._replace(unable={f"{OUTAGE}storage c1": "since yesterday"}))  # not ours
+    assert view.state(NOW).word == "running"
+
+
+def test_registry_that_is_unavailable_is_told_with_the_time_since_when() -> None:
+    view = running(rows(4), 1, 200, at_s=NOW)
+    unable = unable_to_use("schema_registry", "w1", NOW - 60.0, "refused")
+    waiting = {"w1": REGISTRY_UNREACHABLE}
+    look = Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
+    view.look(look._replace(unable=unable, waiting=waiting))
+    why = f"w1: records wait for a schema since {SINCE}: the registry cannot be reached"
+    assert view.state(NOW) == ("degraded", why)

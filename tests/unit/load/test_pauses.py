@@ -145,7 +145,7 @@ def test_no_worker_can_use_the_time_in_which_it_or_all_had_something_away() -> N
 def test_each_moment_of_a_pause_goes_to_what_the_next_event_ended() -> None:
     events = [
         Event(0.5, "c1", "leader_elected"),  # before
-        Event(2.0, "c1", "board_unavailable"),
+        Event(2.0, "c1", "redis_unavailable"),
         Event(2.5, "c2", "checkpoint_written"),  # says nothing about a pause
         Event(3.0, "c2", "stands_to_lead"),
         Event(3.2, "c2", "leader_elected"),

@@ -266,9 +266,9 @@ def test_a_board_that_answers_and_takes_nothing_is_told_once_and_once_that_it_is
     bench.board.full = False
     bench.turn(60, step_s=0.1)
     said = [record.getMessage() for record in caplog.records]
-    assert [each for each in said if each.startswith("board_")] == [
-        "board_unavailable",
-        "board_recovered",
+    assert [each for each in said if each.startswith("redis_")] == [
+        "redis_unavailable",
+        "redis_recovered",
     ]
 
 

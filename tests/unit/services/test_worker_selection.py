@@ -228,7 +228,7 @@ def test_nobody_moves_while_redis_is_away_or_comes_back_empty(bench: Bench) -> N
     bench.redis.restart()
     bench.turns(worker, 3, b=9000)  # its leader is back first
     assert named(worker.selected()) == "a"
-    assert [line["event"] for line in bench.events("roster_unavailable")] == ["roster_unavailable"]
+    assert [line["event"] for line in bench.events("redis_unavailable")] == ["redis_unavailable"]
 
 
 def test_a_worker_goes_on_while_kafka_is_away(bench: Bench) -> None:

@@ -16,10 +16,8 @@ import structlog
 
 from common.config.settings import Settings
 from common.telemetry.logging import (
-    SETTLED_S,
     Changes,
     EventLogger,
-    Outage,
     StageTimes,
     event_logger,
     fields_of,
@@ -27,7 +25,6 @@ from common.telemetry.logging import (
     set_up_logging,
     to_record,
 )
-from common.testing.clock import ManualClock
 
 UNTOUCHED = """
 import logging, structlog
@@ -180,37 +177,6 @@ def test_a_reason_is_told_when_it_changes() -> None:
     assert told == [True, False, True, True]
     assert changes("other", None)
     assert not changes("other", None)
-
-
-def test_outage_is_logged_when_it_begins_and_ends_whatever_its_errors_say() -> None:
-    log, stream = logger_to()
-    outage = Outage(log, "redis")
-    outage.over()
-    for reason in ("refused", "refused", "timeout"):
-        outage.met(OSError(reason))
-    outage.over()
-    outage.over()
-    told = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
-    assert told == [
-        "redis_unavailable reason=refused",
-        "redis_recovered",
-    ]
-
-
-def test_silence_ends_an_outage_once_it_has_lasted() -> None:
-    log, stream = logger_to()
-    clock = ManualClock()
-    outage = Outage(log, "kafka", clock)
-    for _ in range(3):
-        outage.met(OSError("refused"))
-        outage.quiet()  # the reader finds nothing new, and no wonder
-        clock.advance(SETTLED_S / 2)
-        outage.quiet()
-    clock.advance(SETTLED_S / 2)
-    outage.quiet()
-    outage.quiet()
-    told = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
-    assert told == ["kafka_unavailable reason=refused", "kafka_recovered"]
 
 
 def test_stage_times_are_told_as_counts_and_mean_milliseconds() -> None:

@@ -61,7 +61,7 @@ export function banners(warnings) {
     );
 }
 
-const GRAVE = new Set(["held", "degraded", "waiting for a coordinator", "waiting for workers"]);
+const GRAVE = new Set(["held", "degraded", "waiting for a server", "waiting for a coordinator", "waiting for workers"]);
 
 /**
  * What a person must know about a job at once.

@@ -1,0 +1,72 @@
+"""Looks at jobs: what the board and the streams say, and which servers whoever looks cannot use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from common.errors import UnavailableError
+from common.jobs.spec import parse_job
+from common.jobs.store import JobStore
+from common.jobs.watching import LookedAt, Looker, one_by_one
+from common.ports.servers import NewTopic
+from common.telemetry.logging import event_logger
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.log import MemoryLog
+from tests.unit.jobs.test_spec import TEXT
+
+
+class FullBoard(MemoryBoard):
+    """A board of a Redis that answers reads and refuses writes, as one that is full does."""
+
+    def put_unable(self, *_: object) -> None:
+        """Refuse."""
+        raise UnavailableError("Redis refused SET: OOM", "redis")
+
+
+@dataclass
+class Bench:
+    """A job that runs, and who looks at it."""
+
+    log: MemoryLog = field(default_factory=MemoryLog)
+    redis: MemoryRedis = field(default_factory=MemoryRedis)
+
+    def __post_init__(self) -> None:
+        self.log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
+        self.record = JobStore(self.log).submit(parse_job(TEXT))
+        self.looker = Looker(lambda: self.log, one_by_one, event_logger("looker"))
+
+    def troubles(self, *boards: MemoryBoard) -> dict[str, str]:
+        """Reasons of the outages that a look meets, by server, checked to be in every look."""
+        jobs = [LookedAt(self.record, board) for board in boards]
+        first, *others = self.looker.look(jobs, 1000.0, 0.0)
+        assert all(look.troubles == first.troubles for look in others)
+        return {server: trouble.reason for server, trouble in first.troubles.items()}
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """One."""
+    return Bench()
+
+
+def test_redis_that_refuses_writes_is_an_outage_of_jobs_that_nobody_leads(bench: Bench) -> None:
+    board = MemoryBoard(bench.redis, "digits")
+    full = FullBoard(bench.redis, "letters")
+    assert bench.troubles(full, board) == {"redis": "Redis refused SET: OOM"}
+    assert bench.troubles(board, full) == {}  # one write is enough
+    (look,) = bench.looker.look([LookedAt(bench.record, board)], 1000.0, 0.0)
+    assert look.unable == {}  # what was written to try it is no notice
+    full.hold_lease("c1", 60.0)
+    assert bench.troubles(full) == {}  # whoever leads has written
+
+
+def test_kafka_and_redis_that_do_not_answer_are_outages_until_they_do(bench: Bench) -> None:
+    board = MemoryBoard(bench.redis, "digits")
+    bench.log.go_away()
+    bench.redis.kill()
+    assert bench.troubles(board, board).keys() == {"kafka", "redis"}
+    bench.log.come_back()
+    bench.redis.restart()
+    assert bench.troubles(board, board) == {}

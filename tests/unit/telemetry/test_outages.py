@@ -1,0 +1,143 @@
+"""Outages: one line of the log for each, in metrics for as long as it lasts, told to its job."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+from common.core.liveness import OUTAGE
+from common.errors import UnavailableError
+from common.telemetry import outages
+from common.telemetry.metrics.meters import Meters
+from common.telemetry.outages import (
+    FORGOTTEN_S,
+    SETTLED_S,
+    TELL_S,
+    TOLD_S,
+    Outage,
+    TroubleTeller,
+    troubles,
+)
+from common.testing.board import MemoryBoards, MemoryRedis
+from common.testing.clock import ManualClock
+from tests.unit.telemetry.test_logging import logger_to
+
+if TYPE_CHECKING:
+    import io
+
+    import pytest
+
+REFUSED = OSError("refused")
+
+
+def said(stream: io.StringIO) -> list[str]:
+    """Events with their reasons."""
+    lines = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
+    return [line.partition(" after_s=")[0] for line in lines]
+
+
+def test_outage_is_logged_when_it_begins_and_ends_whatever_its_errors_say() -> None:
+    log, stream = logger_to()
+    outage = Outage(log, "redis")
+    outage.over()
+    for reason in ("refused", "refused", "timeout"):
+        outage.met(OSError(reason))
+    outage.over()
+    outage.over()
+    assert said(stream) == ["redis_unavailable reason=refused", "redis_recovered"]
+
+
+def test_silence_ends_an_outage_once_it_has_lasted() -> None:
+    log, stream = logger_to()
+    clock = ManualClock()
+    outage = Outage(log, "kafka", clock)
+    for _ in range(3):
+        outage.met(REFUSED)
+        outage.quiet()  # the reader finds nothing new, and no wonder
+        clock.advance(SETTLED_S / 2)
+        outage.quiet()
+    clock.advance(SETTLED_S / 2)
+    outage.quiet()
+    outage.quiet()
+    assert said(stream) == ["kafka_unavailable reason=refused", "kafka_recovered"]
+
+
+def test_parts_of_a_process_tell_an_outage_once_until_all_of_them_have_an_answer() -> None:
+    log, stream = logger_to()
+    first, second = Outage(log.bind(job="a"), "redis"), Outage(log.bind(job="b"), "redis")
+    first.met(REFUSED)
+    second.met(OSError("timeout"))
+    first.over()
+    assert troubles()["redis"].reason == "timeout"
+    second.over()
+    assert said(stream) == ["redis_unavailable reason=refused", "redis_recovered"]
+    assert troubles() == {}
+
+
+def test_part_that_ends_in_an_outage_leaves_it_to_its_successor() -> None:
+    log, stream = logger_to()
+    Outage(log, "redis").met(REFUSED)
+    gc.collect()
+    successor = Outage(log, "redis")
+    successor.met(OSError("timeout"))
+    successor.over()
+    assert said(stream) == ["redis_unavailable reason=refused", "redis_recovered"]
+
+
+def test_outage_that_nobody_meets_any_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, stream = logger_to()
+    clock = ManualClock()
+    monkeypatch.setattr(outages, "monotonic", clock)
+    outage = Outage(log, "kafka")
+    outage.met(REFUSED)
+    clock.advance(FORGOTTEN_S + 1.0)
+    assert troubles() == {}
+    outage.met(REFUSED)
+    assert said(stream) == 2 * ["kafka_unavailable reason=refused"]
+
+
+def test_error_says_which_server_it_is_about() -> None:
+    log, stream = logger_to()
+    outage = Outage(log, "redis")
+    outage.met(UnavailableError("no bucket", "storage"))
+    assert list(troubles()) == ["storage"]
+    outage.over()
+    assert said(stream) == ['storage_unavailable reason="no bucket"', "storage_recovered"]
+
+
+def test_metric_says_how_long_an_outage_lasts_and_is_there_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(outages, "time", clock)
+    log, _ = logger_to()
+    kafka, redis = Outage(log, "kafka"), Outage(log, "redis")
+    redis.met(REFUSED)
+    clock.advance(90.0)
+    told = Meters("worker").exposed().decode().splitlines()
+    assert 'doll_outage_seconds{server="kafka"} 0.0' in told
+    assert 'doll_outage_seconds{server="redis"} 90.0' in told
+    del kafka
+
+
+def test_job_is_told_what_its_own_parts_and_the_process_cannot_use() -> None:
+    log, _ = logger_to()
+    clock = ManualClock()
+    board = MemoryBoards(MemoryRedis(clock)).board("digits")
+    own, other = Outage(log.bind(job="digits"), "storage"), Outage(log.bind(job="letters"), "kafka")
+    teller = TroubleTeller(board, "c1", "digits", clock)
+    teller.tell()
+    assert board.unable() == {}
+    own.met(OSError("no\nbucket"))
+    other.met(REFUSED)
+    for _ in range(4):
+        teller.tell()
+        clock.advance(TELL_S)
+        (name, text), *others = board.unable().items()
+        assert (name, others) == (f"{OUTAGE}storage c1", [])
+        since_s, _, reason = text.partition(" ")
+        assert (since_s.isdecimal(), reason) == (True, "no bucket")
+    own.over()
+    teller.tell()
+    clock.advance(TOLD_S)
+    assert board.unable() == {}
