@@ -41,7 +41,7 @@ OUTAGE = "outage "
 PROBE = "probe"
 
 
-class Trouble(NamedTuple):
+class OutageNotice(NamedTuple):
     """An outage of a server that lasts."""
 
     since_s: float  # since 1970

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 from msgspec import UNSET
 
 from common.core.ledger import Ledger
-from common.core.liveness import EVALUATOR, MISSING_SCHEMA, OUTAGE, TURN, WORKER, Trouble
+from common.core.liveness import EVALUATOR, MISSING_SCHEMA, OUTAGE, TURN, WORKER, OutageNotice
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -101,7 +101,7 @@ class State(NamedTuple):
         return f"{self.word}: {self.why}" if self.why else self.word
 
 
-def _told_trouble(server: str, met: Sequence[tuple[str, Trouble]]) -> str:
+def _outage_sentence(server: str, met: Sequence[tuple[str, OutageNotice]]) -> str:
     """Return a sentence about a server that some processes cannot use; "" is whoever looks."""
     names = [process for process, _ in met]
     who = "" if "" in names else f" to {', '.join(names)}"
@@ -113,8 +113,8 @@ def _bare(name: str, reason: str) -> str:
     return reason.removeprefix(f"{name} is unavailable: ")
 
 
-def _since(met: Sequence[tuple[str, Trouble]]) -> str:
-    at = datetime.fromtimestamp(min(trouble.since_s for _, trouble in met), UTC)
+def _since(met: Sequence[tuple[str, OutageNotice]]) -> str:
+    at = datetime.fromtimestamp(min(notice.since_s for _, notice in met), UTC)
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -143,7 +143,7 @@ class Look(NamedTuple):
     leader_status: LeaderStatus | None = None
     led: bool | None = None  # whether anybody holds the lease of leaders
     board_away: str = ""  # why the board did not answer
-    troubles: Mapping[str, Trouble] = {}  # by server, as whoever looks meets them
+    outages: Mapping[str, OutageNotice] = {}  # by server, of the process that looks
     ends: Mapping[Partition, int] | None = None  # of the streams' partitions
     starts: Mapping[Partition, int] | None = None  # likewise; the first offset that is still there
     waiting: Mapping[str, str] = {}  # key of `MISSING_SCHEMA` by worker
@@ -986,34 +986,34 @@ class JobProgress:
 
     # --- how it is -------------------------------------------------------------------------------
 
-    def troubles(self) -> dict[str, list[tuple[str, Trouble]]]:
+    def outages(self) -> dict[str, list[tuple[str, OutageNotice]]]:
         """Return who cannot use a server, by server; "" is whoever looks."""
-        met = {server: [("", trouble)] for server, trouble in self.seen.troubles.items()}
+        met = {server: [("", notice)] for server, notice in self.seen.outages.items()}
         for name, text in sorted(self.seen.unable.items()):
             server, _, process = name.removeprefix(OUTAGE).partition(" ")
             since_s, _, reason = text.partition(" ")
             if name.startswith(OUTAGE) and since_s.isdecimal():
-                met.setdefault(server, []).append((process, Trouble(int(since_s), reason)))
+                met.setdefault(server, []).append((process, OutageNotice(int(since_s), reason)))
         return met
 
     def _serverless(self, now: float) -> State | None:
         """Nothing is learned, because a server is unavailable without which nothing can be."""
         if not self.seen.at_s or not self._quiet(now):
             return None
-        troubles = self.troubles()
-        told = [
-            _told_trouble(server, met)
+        outages = self.outages()
+        sentences = [
+            _outage_sentence(server, met)
             for server in _NEEDED
-            if (met := troubles.get(server))
+            if (met := outages.get(server))
             # Shorter, and a slow answer would flicker.
-            and min(trouble.since_s for _, trouble in met) < now - QUIET_S
+            and min(notice.since_s for _, notice in met) < now - QUIET_S
         ]
-        return State("waiting for a server", "; ".join(told)) if told else None
+        return State("waiting for a server", "; ".join(sentences)) if sentences else None
 
-    def _told_troubles(self, *but: str) -> list[str]:
+    def _outage_sentences(self, *but: str) -> list[str]:
         """Return a sentence for each server that somebody cannot use."""
-        troubles = self.troubles()
-        return [_told_trouble(each, met) for each, met in troubles.items() if each not in but]
+        outages = self.outages()
+        return [_outage_sentence(each, met) for each, met in outages.items() if each not in but]
 
     def _leaderless(self, now: float) -> State | None:
         look, spec = self.seen, self.record.spec
@@ -1024,7 +1024,7 @@ class JobProgress:
                 return None  # somebody leads, whom we cannot see
             away = f": {_bare('Redis', look.board_away)}" if look.board_away else ""
             return State("waiting for a server", f"Redis is unavailable{away}")
-        unable = "; ".join(filter(None, [self._unable(""), *self._told_troubles()]))
+        unable = "; ".join(filter(None, [self._unable(""), *self._outage_sentences()]))
         if look.led:
             if look.leader_status is None and self._quiet(now):
                 return State("waiting for a coordinator", unable or "one is taking over")
@@ -1099,12 +1099,12 @@ class JobProgress:
     def _degraded(self) -> State | None:
         unable = (self._unable(WORKER), self._unable(EVALUATOR))
         # Workers say more exactly what keeps them from schemas.
-        away = self._told_troubles(*_NEEDED, "schema_registry")
+        away = self._outage_sentences(*_NEEDED, "schema_registry")
         troubles = (self._told_left_out(), self._copying(), *unable, *away)
         if told := [*filter(None, troubles)]:
             return State("degraded", "; ".join(told))
         if waiting := self.seen.waiting:
-            met = self.troubles().get("schema_registry")
+            met = self.outages().get("schema_registry")
             since = f" since {_since(met)}" if met else ""
             why_by_worker = [
                 f"{', '.join(workers)}: records wait for a schema{since}: {why}"

@@ -22,7 +22,7 @@ from common.errors import (
 from common.jobs.progress import JobProgress, Look, partitions_of
 from common.ports.servers import Bounds, Glance, glance_at
 from common.telemetry.logging import EventLogger, event_logger
-from common.telemetry.outages import Outage, troubles
+from common.telemetry.outages import Outage, ongoing
 from common.topics import names as topics
 from common.topics import read
 from common.wire.messages import decode_audit, decode_claim
@@ -252,7 +252,7 @@ class Looker:
             starts = self._log().starts(asked) if asked else {}
         except OutsideError as error:
             self._kafka.met(error)
-            return self._with_troubles(looks)
+            return self._with_outages(looks)
         self._kafka.over()
         for number, (job, of) in enumerate(zip(jobs, places, strict=True)):
             if ends.keys() >= of:
@@ -261,7 +261,7 @@ class Looker:
                 known = {at: starts[at] for at in of if at in starts}
                 looks[number] = looks[number]._replace(starts=known)
                 job.starts_due = clock + _STARTS_S
-        return self._with_troubles(looks)
+        return self._with_outages(looks)
 
     def _look_at_boards(self, jobs: Sequence[LookedAt], now: float) -> list[Look]:
         looks = [_seen(Look(now), each) for each in self._glances([job.board for job in jobs])]
@@ -280,10 +280,10 @@ class Looker:
             self._redis.met(error)
         return looks
 
-    def _with_troubles(self, looks: list[Look]) -> list[Look]:
+    def _with_outages(self, looks: list[Look]) -> list[Look]:
         """Add the outages of this process, which its other parts may have met."""
-        lasting = troubles()
-        return [look._replace(troubles=lasting) for look in looks] if lasting else looks
+        outages = ongoing()
+        return [look._replace(outages=outages) for look in looks] if outages else looks
 
 
 class Poller:

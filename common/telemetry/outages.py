@@ -1,17 +1,18 @@
-"""Outages of the servers that a process uses: told once in its log, in its metrics, to its jobs.
+"""Outages of the servers that a process uses: a line of its log, a metric, a notice to its jobs.
 
-All parts of a process that use the same server share what is known of it: each of them notices an
-outage, one line of the log says so. Parts of one job tell the others of that job by the board.
+All parts of a process that use a server share one record of its outage. It begins when the first
+part has an error, and ends when every part that had one has an answer. So the log gets one line at
+the start and one at the end, however many parts and jobs use the server.
 """
 
 from __future__ import annotations
 
 import threading
 from time import monotonic, time
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import ref
 
-from common.core.liveness import OUTAGE, Trouble
+from common.core.liveness import OUTAGE, OutageNotice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,37 +20,52 @@ if TYPE_CHECKING:
     from common.ports.servers import Board
     from common.telemetry.logging import EventLogger
 
-SETTLED_S = 3.0  # of quiet end an outage: Kafka's client tries again, and complains, every second
-# Time after which an outage that nobody met again is over, because who met it has gone.
+# An outage ends after this time without an error, if nothing but errors can be heard: Kafka's
+# client repeats its complaint every second.
+SETTLED_S = 3.0
+# An outage is over if no part has had an error for this time: whoever had one does not try again.
 FORGOTTEN_S = 120.0
-TELL_S = 4.0  # between notices on a job's board
-TOLD_S = 10.0  # lifetime of a notice
+NOTIFY_S = 4.0  # between notices to a job
+NOTICE_TTL_S = 10.0
 
 _lock = threading.Lock()  # guards what follows
-_lasting = dict[str, "_Lasting"]()
-_known = set[str]()
+_ongoing = dict[str, "_Ongoing"]()  # by server
+_used = set[str]()  # servers that this process uses
 
 
-class _Lasting:
-    """An outage of a server that lasts."""
+class _Error(NamedTuple):
+    """The newest error of one part."""
+
+    part: ref[Outage]
+    job: str
+    reason: str
+
+
+class _Ongoing:
+    """An outage that has begun."""
 
     def __init__(self) -> None:
         self.since_s = time()
-        self.met_s = monotonic()
-        # Reason by who met it, until that one has an answer.
-        self.by = WeakKeyDictionary[Outage, str]()
+        self.newest_s = monotonic()  # when a part had an error last
+        # By part. The error of a part that was closed stays, until another part has an answer.
+        self.errors = dict[int, _Error]()
 
     @property
     def is_forgotten(self) -> bool:
-        return monotonic() - self.met_s > FORGOTTEN_S
+        return monotonic() - self.newest_s > FORGOTTEN_S
+
+    def answered(self, part: Outage) -> bool:
+        """Note that a part has an answer; True if the outage is over."""
+        self.errors.pop(id(part), None)
+        return self.is_forgotten or all(each.part() is None for each in self.errors.values())
 
 
 class Outage:
-    """Trouble with a server as one part of a process sees it.
+    """What one part of a process knows of a server: whether it had an error last, or an answer.
 
     Args:
-        logger: Gets the events `<server>_unavailable` and `<server>_recovered`. An outage that a
-            part with a `job` meets is told of this job only.
+        logger: Gets the events `<server>_unavailable` and `<server>_recovered`. If it is bound to a
+            `job`, only this job is told of the errors of this part.
         server: Its name, unless an error says that it is about another one.
         clock: Seconds that never go back.
     """
@@ -58,36 +74,37 @@ class Outage:
         self, logger: EventLogger, server: str, clock: Callable[[], float] = monotonic
     ) -> None:
         self._logger = logger.try_unbind("job", "epoch")
-        self.job = str(logger.bound.get("job", ""))
+        self._job = str(logger.bound.get("job", ""))
         self._server = server
         self._clock = clock
-        self._met = dict[str, float]()  # when, by server, while it lasts
+        self._met = dict[str, float]()  # by server: when it had an error last
         with _lock:
-            _known.add(server)
+            _used.add(server)
 
     def met(self, error: Exception) -> None:
-        """Note that the server did not do what it should."""
+        """Note an error of the server."""
         server = getattr(error, "server", "") or self._server
         self._met[server] = self._clock()
+        reason = " ".join(str(error).split())
         with _lock:
-            _known.add(server)
-            lasting = _lasting.get(server)
-            begins = lasting is None or lasting.is_forgotten
-            if lasting is None or begins:
-                lasting = _lasting[server] = _Lasting()
-            lasting.met_s = monotonic()
-            lasting.by[self] = " ".join(str(error).split())
+            _used.add(server)
+            outage = _ongoing.get(server)
+            begins = outage is None or outage.is_forgotten
+            if outage is None or begins:
+                outage = _ongoing[server] = _Ongoing()
+            outage.newest_s = monotonic()
+            outage.errors[id(self)] = _Error(ref(self), self._job, reason)
         if begins:
             event = f"{server}_unavailable"
-            self._logger.warning(event, reason=str(error))
+            self._logger.warning(event, reason=reason)
 
     def over(self) -> None:
-        """Note that the server answered."""
-        for server in {self._server, *self._met} if _lasting else ():
+        """Note an answer of the server."""
+        for server in {self._server, *self._met} if _ongoing else ():
             self._end(server)
 
     def quiet(self) -> None:
-        """Nothing was heard, not of trouble either, as where a reader's server is unavailable."""
+        """Note neither an error nor an answer, as of a poll that returned nothing."""
         now = self._clock()
         for server, met_s in list(self._met.items()):
             if now - met_s >= SETTLED_S:
@@ -96,51 +113,45 @@ class Outage:
     def _end(self, server: str) -> None:
         self._met.pop(server, None)
         with _lock:
-            lasting = _lasting.get(server)
-            if lasting is None:
+            outage = _ongoing.get(server)
+            if outage is None or not outage.answered(self):
                 return
-            lasting.by.pop(self, None)
-            if lasting.by:
-                return
-            del _lasting[server]
+            del _ongoing[server]
         event = f"{server}_recovered"
-        self._logger.info(event, after_s=round(time() - lasting.since_s, 1))
+        self._logger.info(event, after_s=round(time() - outage.since_s, 1))
 
 
-def troubles(job: str = "") -> dict[str, Trouble]:
-    """Return the outages that last, by server.
+def ongoing(job: str = "") -> dict[str, OutageNotice]:
+    """Return the outages that are not over, by server.
 
     Args:
-        job: Optional. Leaves out what only parts of other jobs have met. If unset, nothing is.
+        job: Optional. Leaves out errors that only parts of other jobs had. If unset, returns all.
     """
+    found = dict[str, OutageNotice]()
     with _lock:
-        found = {
-            server: (lasting.since_s, [why for by, why in lasting.by.items() if _is_of(by, job)])
-            for server, lasting in _lasting.items()
-            if not lasting.is_forgotten
-        }
-    return {server: Trouble(since, whys[-1]) for server, (since, whys) in found.items() if whys}
-
-
-def _is_of(outage: Outage, job: str) -> bool:
-    return not job or outage.job in ("", job)
+        for server, outage in _ongoing.items():
+            reasons = [
+                each.reason for each in outage.errors.values() if not job or each.job in ("", job)
+            ]
+            if reasons and not outage.is_forgotten:
+                found[server] = OutageNotice(outage.since_s, reasons[-1])
+    return found
 
 
 def seconds() -> dict[str, float]:
-    """Return for how long the outage of each server has lasted; 0 if there is none."""
-    lasting, now = troubles(), time()
+    """Return how long the outage of each server that this process uses has lasted; 0 if none."""
+    outages, now = ongoing(), time()
+    none = OutageNotice(now, "")
     with _lock:
-        known = sorted(_known)
-    nothing = Trouble(now, "")
-    return {each: max(0.0, now - lasting.get(each, nothing).since_s) for each in known}
+        return {each: max(0.0, now - outages.get(each, none).since_s) for each in sorted(_used)}
 
 
-class TroubleTeller:
-    """Tells the outages that a process sees on the board of one of its jobs. For one thread.
+class OutageNotifier:
+    """Puts notices of this process's outages on the board of one of its jobs. For one thread.
 
     Args:
-        process: Its name, as the job's state tells it.
-        job: Name of the job, as loggers have it.
+        process: Its name, which the state of the job shows.
+        job: Name of the job, as loggers are bound to it.
     """
 
     def __init__(
@@ -152,25 +163,25 @@ class TroubleTeller:
         self._clock = clock
         self._due = 0.0
 
-    def tell(self) -> None:
-        """Tell them, if it is time to.
+    def notify(self) -> None:
+        """Put a notice of each outage, if it is time to.
 
         Raises:
             UnavailableError: If Redis is unavailable.
         """
-        if not _lasting or self._clock() < self._due:
+        if not _ongoing or self._clock() < self._due:
             return
-        self._due = self._clock() + TELL_S
-        lasting = troubles(self._job)
-        if "redis" in lasting:
-            return  # it would not arrive
-        for server, (since_s, reason) in lasting.items():
+        self._due = self._clock() + NOTIFY_S
+        outages = ongoing(self._job)
+        if "redis" in outages:
+            return  # a notice would not arrive
+        for server, (since_s, reason) in outages.items():
             name = f"{OUTAGE}{server} {self._process}"
-            self._board.put_unable(name, f"{since_s:.0f} {reason}", TOLD_S)
+            self._board.put_unable(name, f"{since_s:.0f} {reason}", NOTICE_TTL_S)
 
 
 def forget() -> None:
-    """Know of no server and no outage any more, as a process that begins; for tests."""
+    """Forget all servers and outages, so that a test begins as a process does."""
     with _lock:
-        _lasting.clear()
-        _known.clear()
+        _ongoing.clear()
+        _used.clear()

@@ -1,22 +1,22 @@
 """A file with the records of `doll.jobs` and `doll.keys`, and the way back from it.
 
     {"format": 1, "saved_s": 1795812345.1, "topics": {
-      "doll.jobs": {"topic_id": "J7aWbs...", "settings": {"retention.ms": "-1", ...}, "records": {
+      "doll.jobs": {"settings": {"retention.ms": "-1", ...}, "records": {
         "digits": {"number": 12, "value": "<base64>"}}}, ...}}
 
-The file has the record in force of each name, with its number. It holds the secrets that seal
-snapshots and the hashes of API keys.
+The file has the valid record of each job and key, with the number that orders the records of one
+name. It holds the secrets that seal snapshots and the hashes of API keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from common.errors import NotFoundError, UserError
+from common.errors import ConflictError, NotFoundError, UserError
 from common.topics import names as topics
 from common.topics.table import CompactedTable, InForce, table_topic
 
@@ -28,12 +28,11 @@ _TABLES = {"job": topics.JOBS, "key": topics.KEYS}
 
 
 class _Record(msgspec.Struct, frozen=True):
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
     value: bytes
 
 
 class _Topic(msgspec.Struct, frozen=True):
-    topic_id: str
     settings: dict[str, str]
     records: dict[str, _Record]
 
@@ -47,14 +46,19 @@ class _Backup(msgspec.Struct, frozen=True):
 _BACKUP = msgspec.json.Decoder(_Backup)
 
 
-def back_up(log: Log, clock: Callable[[], float]) -> tuple[bytes, dict[str, int]]:
+def back_up(
+    log: Log, clock: Callable[[], float], earlier: bytes = b""
+) -> tuple[bytes, dict[str, int]]:
     """Return the content of a backup file, and the number of records by topic.
 
     Args:
         log: Log that has the topics.
         clock: Returns seconds since 1970.
+        earlier: Optional. Content of the backup that this one replaces. If unset, there is none.
 
     Raises:
+        ConflictError: If Kafka has fewer records of a topic than the earlier backup.
+        UserError: If `earlier` is no backup.
         NotFoundError: If neither topic has a record: there is nothing to save.
         UnavailableError: If Kafka is unavailable for long.
     """
@@ -62,12 +66,17 @@ def back_up(log: Log, clock: Callable[[], float]) -> tuple[bytes, dict[str, int]
     for noun, topic in _TABLES.items():
         with closing(_table(log, topic, noun)) as table:
             records = {name: _Record(*each) for name, each in table.in_force().items()}
-        about, settings = log.describe([topic]), log.settings([topic])
-        topic_id = about[topic].topic_id if topic in about else ""
-        found[topic] = _Topic(topic_id, settings.get(topic, {}), records)
-    counts = {topic: len(each.records) for topic, each in found.items()}
+        found[topic] = _Topic(log.settings([topic]).get(topic, {}), records)
+    counts = _counts(found)
     if not any(counts.values()):
         raise NotFoundError(f"there is nothing to save: {' and '.join(counts)} have no records")
+    for topic, count in _counts(_decoded(earlier).topics if earlier else {}).items():
+        # Jobs that are deleted and keys that are revoked keep their records.
+        if count > counts[topic]:
+            raise ConflictError(
+                f"the backup there has {count:,} records of {topic}, and Kafka has"
+                f" {counts[topic]:,}: it has lost some; keep that backup, or choose another file"
+            )
     return msgspec.json.format(msgspec.json.encode(_Backup(clock(), found))), counts
 
 
@@ -77,7 +86,7 @@ def restore(log: Log, content: bytes, *, replace: bool) -> tuple[dict[str, int],
     Args:
         log: Log to which the records are written.
         content: Content of the file.
-        replace: True to write a record even if the topic has another one of its name.
+        replace: True to write a record even if the topic has a different one with the same key.
 
     Returns:
         The number of records that were written, by topic, and the settings of the topics that
@@ -89,10 +98,9 @@ def restore(log: Log, content: bytes, *, replace: bool) -> tuple[dict[str, int],
             somebody else writes them at the same time. Nothing is written to that topic then.
         UnavailableError: If Kafka is unavailable for long.
     """
-    try:
-        backup = _BACKUP.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"the file is no backup of DOLL: {error}") from error
+    backup = _decoded(content)
+    if not backup.topics:
+        raise UserError("the file is no backup of DOLL: it names no topic")
     if unknown := sorted(backup.topics.keys() - set(_TABLES.values())):
         raise UserError(f"the file is no backup of DOLL: it names the topic {unknown[0]!r}")
     written, differing = dict[str, int](), list[str]()
@@ -105,6 +113,17 @@ def restore(log: Log, content: bytes, *, replace: bool) -> tuple[dict[str, int],
             written[topic] = table.restore(records, replace=replace)
         differing += _differing(topic, saved.settings, log.settings([topic]).get(topic, {}))
     return written, differing
+
+
+def _decoded(content: bytes) -> _Backup:
+    try:
+        return _BACKUP.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"the file is no backup of DOLL: {error}") from error
+
+
+def _counts(found: Mapping[str, _Topic]) -> dict[str, int]:
+    return {topic: len(each.records) for topic, each in found.items()}
 
 
 def _differing(topic: str, saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

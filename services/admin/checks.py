@@ -1,4 +1,4 @@
-"""Whether the servers behind this one answer: asked in the background, seldom, and not for long."""
+"""Checks of the servers behind this one: in the background, with a time limit."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from common.api.answers import Answer
 from common.core.spans import Partition
 from common.errors import DollError, UnavailableError
 from common.telemetry.logging import event_logger
-from common.telemetry.outages import Outage, troubles
+from common.telemetry.outages import Outage, ongoing
 from common.topics import names as topics
 
 if TYPE_CHECKING:
     from common.config.servers import Outside
-    from common.core.liveness import Trouble
+    from common.core.liveness import OutageNotice
     from common.ports.servers import Blobs, Board, Log
     from services.admin.stores import Stores
 
 FRESH_S = 3.0  # an answer counts for so long
 PATIENCE_S = 3.0
 LOOK_S = 5.0  # between looks that nobody asks for
-_TOLD = ("kafka", "redis", "storage", "schema_registry")
+_SERVERS = ("kafka", "redis", "storage", "schema_registry")
 # Time after which the key that a check has written to Redis expires.
 PROBE_S = 10.0
-_NOBODY = "readyz"  # what is looked for, and is not there
+_ABSENT = "Readyz"  # a blob that is not there, and no name that a job can have
 
 _log = event_logger(__name__)
 
@@ -38,21 +38,21 @@ _log = event_logger(__name__)
 class Check(Answer):
     """One server."""
 
-    ok: bool = Field(description="Whether it answers.")
-    reason: str = Field(default="", description="Why not; or what there is to say though it is.")
+    ok: bool = Field(description="Whether all processes that use it can.")
+    reason: str = Field(default="", description="Why not; or a remark although they can.")
     since_s: float | None = Field(
-        default=None, description="Since when it does not, in seconds since 1970."
+        default=None, description="Since when they cannot, in seconds since 1970."
     )
 
 
 class Checks:
-    """Asks each server in a thread of its own; one that hangs is not asked again meanwhile.
+    """Asks each server in a thread of its own. One that still hangs is not asked again.
 
     Args:
-        ask: By server: raises DollError where it is not well, returns what there is to say.
-        told: Returns what other processes say that they cannot use, by server.
+        ask: By server: raises DollError if it is unavailable, else returns a remark or "".
         clock: Seconds that never go back.
-        patience_s: A server that takes longer is not well.
+        patience_s: Time limit of one question.
+        reported: Returns the outages that other processes report, by server.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Checks:
         ask: Mapping[str, Callable[[], str]],
         clock: Callable[[], float] = monotonic,
         patience_s: float = PATIENCE_S,
-        told: Callable[[], Mapping[str, Trouble]] = dict,
+        reported: Callable[[], Mapping[str, OutageNotice]] = dict,
     ) -> None:
-        self._told = told
+        self._reported = reported
         self._ask = ask
         # Other parts of this process use Kafka all the time.
         self._outages = {name: Outage(_log, name) for name in ask if name != "kafka"}
@@ -112,8 +112,8 @@ class Checks:
                 outage.over()
             else:
                 outage.met(UnavailableError(check.reason))
-        for name, (since_s, reason) in {**self._told(), **troubles()}.items():
-            if name in _TOLD:
+        for name, (since_s, reason) in {**self._reported(), **ongoing()}.items():
+            if name in _SERVERS:
                 self._found[name] = Check(ok=False, reason=reason, since_s=since_s)
         return self._found
 
@@ -123,6 +123,9 @@ def _checked(ask: Callable[[], str]) -> Check:
         return Check(ok=True, reason=ask())
     except DollError as error:
         return Check(ok=False, reason=" ".join(str(error).split()))
+    except Exception as error:  # noqa: BLE001 -- else nobody would look any more
+        _log.exception("check_failed")
+        return Check(ok=False, reason=f"{type(error).__name__}: {error}")
 
 
 class Servers:
@@ -144,7 +147,7 @@ class Servers:
 
     @cached_property
     def _board(self) -> Board:
-        return self._outside.open_board(_NOBODY)
+        return self._outside.open_board(_ABSENT)
 
     @cached_property
     def _blobs(self) -> Blobs:
@@ -164,5 +167,5 @@ class Servers:
     def _storage(self) -> str:
         if not self._outside.settings.blobs:
             return "none is named: jobs run without checkpoints"
-        self._blobs.get(_NOBODY)
+        self._blobs.get(_ABSENT)
         return ""

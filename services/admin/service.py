@@ -85,7 +85,7 @@ class Service:
             self._billing,
         )
         self.followers = Followers(sources, self.ending)
-        self.checks = Checks(self._servers.asked(), told=self.followers.troubles)
+        self.checks = Checks(self._servers.asked(), reported=self.followers.outages)
 
     def log(self) -> Log:
         """Kafka, opened when first wanted, shared by all threads.

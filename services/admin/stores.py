@@ -231,7 +231,7 @@ class Stores:
                 with suppress(UnavailableError):  # the change was made: the follower folds it later
                     self._fold(store)
             except Exception as error:  # noqa: BLE001 -- told to whoever asked
-                if isinstance(error, UnavailableError):
+                if isinstance(error, UnavailableError) and error.server in ("", "kafka"):
                     self._refused = str(error), monotonic()
                 asked.set_exception(error)
             else:

@@ -41,7 +41,7 @@ from common.errors import (
 from common.jobs.build import trainer_of
 from common.learning.significance import Compression, View
 from common.telemetry.logging import Changes, StageTimes
-from common.telemetry.outages import Outage, TroubleTeller
+from common.telemetry.outages import Outage, OutageNotifier
 from common.topics.names import control_topic, updates_topic
 from common.wire import messages as wire
 from common.wire.vectors import encode_sparse
@@ -172,7 +172,7 @@ class Effects:
         )
         self._lease_ttl_s = lease_ttl_s
         self._outage = Outage(logger, "redis")
-        self._teller = TroubleTeller(self._board, replica.name, record.spec.name)
+        self._notifier = OutageNotifier(self._board, replica.name, record.spec.name)
         self._changes = Changes()
         self._times = StageTimes()
         self._stated = False  # whether this leader has put its status
@@ -237,7 +237,7 @@ class Effects:
         self._publish()
         self._tell_held()
         try:
-            self._teller.tell()
+            self._notifier.notify()
         except UnavailableError as error:
             self._outage.met(error)
         if not self._may_ask:

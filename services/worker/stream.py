@@ -23,7 +23,7 @@ from common.core.worker import Worker
 from common.errors import UnavailableError
 from common.ports.servers import EndReached, Fetched, OutOfRange, Truncated
 from common.telemetry.logging import StageTimes
-from common.telemetry.outages import Outage, TroubleTeller
+from common.telemetry.outages import Outage, OutageNotifier
 from common.topics.names import control_topic, group_name
 from common.wire import messages as wire
 from services.worker.time_lag import TimeLag
@@ -114,7 +114,7 @@ class Stream:
         self._truncated = dict[Partition, Truncated]()  # as told last
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "redis", clock)
-        self._teller = TroubleTeller(board, str(worker), str(logger.bound.get("job", "")), clock)
+        self._notifier = OutageNotifier(board, str(worker), str(logger.bound.get("job", "")), clock)
         self._delivered = list[tuple[int, int | None]]()
         self._unsent = list[tuple[int, Claim]]()  # by number: announced in this turn
         self._heard = deque[events.RoundBegan]()  # from another thread
@@ -363,7 +363,7 @@ class Stream:
         leader_status = self._board.get_leader_status()
         if self._left_out is not None:
             self._left_out.look(leader_status)
-        self._teller.tell()
+        self._notifier.notify()
         # First the reports: a claim that the leader's status has decided must be known as sent.
         self._report_deliveries()
         self._feed(events.LeaderStatusSeen(leader_status))

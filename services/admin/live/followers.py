@@ -21,7 +21,7 @@ from math import inf
 from time import monotonic
 from typing import NamedTuple
 
-from common.core.liveness import Trouble
+from common.core.liveness import OutageNotice
 from common.errors import NotFoundError, OutsideError, UnavailableError
 from common.jobs.progress import UNREAD, JobProgress, Look, resting
 from common.jobs.store import JobRecord
@@ -191,16 +191,16 @@ class Followers:
             elif record.wanted != "stopped":
                 yield name, summary
 
-    def troubles(self) -> dict[str, Trouble]:
+    def outages(self) -> dict[str, OutageNotice]:
         """What other processes say that they cannot use, by server; the longest outage of each."""
-        found = dict[str, Trouble]()
+        found = dict[str, OutageNotice]()
         for follower in list(self._followers.values()):
             with follower.view() as view:
-                met = view.job.troubles()
+                met = view.job.outages()
             for server, by in met.items():
                 for process, (since_s, reason) in by:
                     if process and (server not in found or since_s < found[server].since_s):
-                        found[server] = Trouble(since_s, f"{process}: {reason}")
+                        found[server] = OutageNotice(since_s, f"{process}: {reason}")
         return found
 
     def close(self) -> None:

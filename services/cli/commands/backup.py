@@ -1,8 +1,9 @@
-"""`doll backup` and `doll restore`: what Kafka alone has of jobs and API keys, in a file."""
+"""`doll backup` and `doll restore`: jobs and API keys, which only Kafka stores, in a file."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from time import time
 from typing import Annotated
@@ -18,15 +19,19 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.", s
 def backup(context: typer.Context, file: File) -> None:
     """Save all jobs and API keys, as Kafka has them, to a file that only its owner can read.
 
-    An existing file is replaced at once when the new one is complete. The file holds secrets.
+    An existing backup is replaced atomically, but never by one with fewer jobs or keys. The file
+    holds secrets.
 
     Example: [bold]doll backup doll-backup.json[/]
     """
     from common.topics.backup import back_up
 
-    content, counts = back_up(outside_of(context).open_log(), time)
+    if not file.name or file.is_dir():
+        raise UserError(f"{file} is a folder: name a file")
     part = file.with_name(f"{file.name}.part")
     try:
+        earlier = file.read_bytes() if file.exists() else b""
+        content, counts = back_up(outside_of(context).open_log(), time, earlier)
         part.unlink(missing_ok=True)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
@@ -35,6 +40,8 @@ def backup(context: typer.Context, file: File) -> None:
             os.fsync(stream.fileno())
         part.replace(file)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink()
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
     saved = " and ".join(f"{_counted(count)} of {topic}" for topic, count in counts.items())
     typer.echo(f"{file} has {saved}")
@@ -49,7 +56,7 @@ def restore(
         typer.Option("--replace", help="Replace records of the same jobs and keys in Kafka."),
     ] = False,
 ) -> None:
-    """Bring the jobs and API keys of a backup back after Kafka has lost them.
+    """Restore jobs and API keys from a backup after Kafka has lost them.
 
     Services continue with the restored records; none has to be restarted.
 

@@ -60,15 +60,36 @@ def test_a_restore_over_another_job_of_the_name_needs_replace(world: World, tmp_
     assert JobStore(world.log).get(JOB).wanted == "running"
 
 
-def test_an_empty_topic_is_not_saved_over_a_good_backup(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [
+        ((topics.JOBS, topics.KEYS), "there is nothing to save"),
+        ((topics.JOBS,), "has 1 records of doll.jobs, and Kafka has 0: it has lost some"),
+        ((topics.KEYS,), "has 1 records of doll.keys, and Kafka has 0: it has lost some"),
+    ],
+)
+def test_a_topic_that_lost_records_is_not_saved_over_a_good_backup(
+    world: World, tmp_path: Path, lost: tuple[str, ...], reason: str
+) -> None:
     submitted(world)
     file = tmp_path / "backup.json"
+    world.run("key", "create", "page", "--role", "viewer")
     world.run("backup", str(file))
     good = file.read_bytes()
-    lose(world)
+    for topic in lost:
+        world.log.recreate(topic)
     refused = world.run("backup", str(file), code=exits.REFUSED)
-    assert "there is nothing to save" in refused.stderr
+    assert reason in refused.stderr
     assert file.read_bytes() == good
+    assert [each.name for each in tmp_path.iterdir()] == ["backup.json"]
+
+
+def test_a_file_that_is_no_backup_is_not_replaced_by_one(world: World, tmp_path: Path) -> None:
+    submitted(world)
+    file = tmp_path / "thesis.txt"
+    file.write_text("chapter 1")
+    assert "is no backup of DOLL" in world.run("backup", str(file), code=exits.REFUSED).stderr
+    assert file.read_text() == "chapter 1"
 
 
 @pytest.mark.parametrize(
@@ -77,13 +98,18 @@ def test_an_empty_topic_is_not_saved_over_a_good_backup(world: World, tmp_path: 
         *(b"", b"null", b"[]", b"{", b"\xff", b'{"format":2}', b"[" * 100_000),
         *(
             json.dumps({"format": 1, "saved_s": 0, "topics": {"doll.jobs": each}}).encode()
-            for each in (None, 5, {"topic_id": "", "settings": {}, "records": {"a": {"number": 1}}})
+            for each in (
+                *(None, 5, {"settings": {}, "records": {"a": {"number": 1}}}),
+                {"settings": {}, "records": {"a": {"number": -1, "value": ""}}},
+                {"settings": {}, "records": {"a": {"number": 10**15, "value": ""}}},
+            )
         ),
+        json.dumps({"format": 1, "saved_s": 0, "topics": {}}).encode(),
         json.dumps(
             {
                 "format": 1,
                 "saved_s": 0,
-                "topics": {"clicks": {"topic_id": "", "settings": {}, "records": {}}},
+                "topics": {"clicks": {"settings": {}, "records": {}}},
             }
         ).encode(),
     ],
@@ -99,3 +125,5 @@ def test_files_that_cannot_be_read_or_written_are_named(world: World, tmp_path: 
     missing = tmp_path / "missing" / "backup.json"
     assert "cannot be read" in world.run("restore", str(missing), code=exits.REFUSED).stderr
     assert "cannot be written" in world.run("backup", str(missing), code=exits.REFUSED).stderr
+    for folder in (tmp_path, tmp_path.root):
+        assert "is a folder" in world.run("backup", str(folder), code=exits.REFUSED).stderr

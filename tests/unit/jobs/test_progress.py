@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from common.core.audit import audit
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.liveness import OUTAGE, REGISTRY_LATE, REGISTRY_UNREACHABLE, TURN, Trouble
+from common.core.liveness import OUTAGE, REGISTRY_LATE, REGISTRY_UNREACHABLE, TURN, OutageNotice
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -723,14 +723,14 @@ SINCE = datetime.fromtimestamp(NOW - 60.0, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"
 def test_server_without_which_nothing_is_learned_is_the_state_once_nothing_is(server: str) -> None:
     name = server.title()
     view = running(rows(4), 1, 200, at_s=NOW)
-    troubles = {server: Trouble(NOW - 60.0, f"{name} is unavailable: refused")}
-    view.look(Look(NOW, {}, None, led=False, ends=FIRST, troubles=troubles))
+    outages = {server: OutageNotice(NOW - 60.0, f"{name} is unavailable: refused")}
+    view.look(Look(NOW, {}, None, led=False, ends=FIRST, outages=outages))
     assert view.state(NOW).word != "waiting for a server"  # there was an update just now
     later = NOW + QUIET_S
     told = ("waiting for a server", f"{name} is unavailable since {SINCE}: refused")
     assert view.state(later) == told
-    short = {server: Trouble(later - 1.0, "refused")}
-    view.look(Look(later, {}, None, led=False, ends=FIRST, troubles=short))
+    short = {server: OutageNotice(later - 1.0, "refused")}
+    view.look(Look(later, {}, None, led=False, ends=FIRST, outages=short))
     assert view.state(later).word == "waiting for a coordinator"
 
 

@@ -37,12 +37,12 @@ class Bench:
         self.record = JobStore(self.log).submit(parse_job(TEXT))
         self.looker = Looker(lambda: self.log, one_by_one, event_logger("looker"))
 
-    def troubles(self, *boards: MemoryBoard) -> dict[str, str]:
+    def outages(self, *boards: MemoryBoard) -> dict[str, str]:
         """Reasons of the outages that a look meets, by server, checked to be in every look."""
         jobs = [LookedAt(self.record, board) for board in boards]
         first, *others = self.looker.look(jobs, 1000.0, 0.0)
-        assert all(look.troubles == first.troubles for look in others)
-        return {server: trouble.reason for server, trouble in first.troubles.items()}
+        assert all(look.outages == first.outages for look in others)
+        return {server: notice.reason for server, notice in first.outages.items()}
 
 
 @pytest.fixture
@@ -54,19 +54,19 @@ def bench() -> Bench:
 def test_redis_that_refuses_writes_is_an_outage_of_jobs_that_nobody_leads(bench: Bench) -> None:
     board = MemoryBoard(bench.redis, "digits")
     full = FullBoard(bench.redis, "letters")
-    assert bench.troubles(full, board) == {"redis": "Redis refused SET: OOM"}
-    assert bench.troubles(board, full) == {}  # one write is enough
+    assert bench.outages(full, board) == {"redis": "Redis refused SET: OOM"}
+    assert bench.outages(board, full) == {}  # one write is enough
     (look,) = bench.looker.look([LookedAt(bench.record, board)], 1000.0, 0.0)
     assert look.unable == {}  # what was written to try it is no notice
     full.hold_lease("c1", 60.0)
-    assert bench.troubles(full) == {}  # whoever leads has written
+    assert bench.outages(full) == {}  # whoever leads has written
 
 
 def test_kafka_and_redis_that_do_not_answer_are_outages_until_they_do(bench: Bench) -> None:
     board = MemoryBoard(bench.redis, "digits")
     bench.log.go_away()
     bench.redis.kill()
-    assert bench.troubles(board, board).keys() == {"kafka", "redis"}
+    assert bench.outages(board, board).keys() == {"kafka", "redis"}
     bench.log.come_back()
     bench.redis.restart()
-    assert bench.troubles(board, board) == {}
+    assert bench.outages(board, board) == {}

@@ -11,12 +11,12 @@ from common.telemetry import outages
 from common.telemetry.metrics.meters import Meters
 from common.telemetry.outages import (
     FORGOTTEN_S,
+    NOTICE_TTL_S,
+    NOTIFY_S,
     SETTLED_S,
-    TELL_S,
-    TOLD_S,
     Outage,
-    TroubleTeller,
-    troubles,
+    OutageNotifier,
+    ongoing,
 )
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import ManualClock
@@ -68,16 +68,17 @@ def test_parts_of_a_process_tell_an_outage_once_until_all_of_them_have_an_answer
     first.met(REFUSED)
     second.met(OSError("timeout"))
     first.over()
-    assert troubles()["redis"].reason == "timeout"
+    assert ongoing()["redis"].reason == "timeout"
     second.over()
     assert said(stream) == ["redis_unavailable reason=refused", "redis_recovered"]
-    assert troubles() == {}
+    assert ongoing() == {}
 
 
 def test_part_that_ends_in_an_outage_leaves_it_to_its_successor() -> None:
     log, stream = logger_to()
     Outage(log, "redis").met(REFUSED)
     gc.collect()
+    assert ongoing()["redis"].reason == "refused"
     successor = Outage(log, "redis")
     successor.met(OSError("timeout"))
     successor.over()
@@ -91,7 +92,7 @@ def test_outage_that_nobody_meets_any_more_is_forgotten(monkeypatch: pytest.Monk
     outage = Outage(log, "kafka")
     outage.met(REFUSED)
     clock.advance(FORGOTTEN_S + 1.0)
-    assert troubles() == {}
+    assert ongoing() == {}
     outage.met(REFUSED)
     assert said(stream) == 2 * ["kafka_unavailable reason=refused"]
 
@@ -100,7 +101,7 @@ def test_error_says_which_server_it_is_about() -> None:
     log, stream = logger_to()
     outage = Outage(log, "redis")
     outage.met(UnavailableError("no bucket", "storage"))
-    assert list(troubles()) == ["storage"]
+    assert list(ongoing()) == ["storage"]
     outage.over()
     assert said(stream) == ['storage_unavailable reason="no bucket"', "storage_recovered"]
 
@@ -125,19 +126,19 @@ def test_job_is_told_what_its_own_parts_and_the_process_cannot_use() -> None:
     clock = ManualClock()
     board = MemoryBoards(MemoryRedis(clock)).board("digits")
     own, other = Outage(log.bind(job="digits"), "storage"), Outage(log.bind(job="letters"), "kafka")
-    teller = TroubleTeller(board, "c1", "digits", clock)
-    teller.tell()
+    notifier = OutageNotifier(board, "c1", "digits", clock)
+    notifier.notify()
     assert board.unable() == {}
     own.met(OSError("no\nbucket"))
     other.met(REFUSED)
     for _ in range(4):
-        teller.tell()
-        clock.advance(TELL_S)
+        notifier.notify()
+        clock.advance(NOTIFY_S)
         (name, text), *others = board.unable().items()
         assert (name, others) == (f"{OUTAGE}storage c1", [])
         since_s, _, reason = text.partition(" ")
         assert (since_s.isdecimal(), reason) == (True, "no bucket")
     own.over()
-    teller.tell()
-    clock.advance(TOLD_S)
+    notifier.notify()
+    clock.advance(NOTICE_TTL_S)
     assert board.unable() == {}
