@@ -142,7 +142,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         the request is whole                              answered: no timer
         that was answered, and nothing came since         idle: uvicorn's timer of keeping alive
 
-    Who sends a request before the last one was answered is read no further than its head.
+    Of a request that comes before the last one was answered, only the head is read.
     """
 
     _connections: Connections
@@ -153,7 +153,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self.address = ""
         self._coming: Literal["head", "body", ""] = "head"  # of a request that is not whole yet
-        self._head_bytes = 0  # that came since a head or a piece of a body was whole
+        self._head_bytes = 0  # since the last piece of a body, or the end of a request
         self._answering = 0  # requests whose head is whole
         self._timer: asyncio.TimerHandle | None = None
 
@@ -164,7 +164,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _waits(self) -> bool:
-        """Whether it is for the client to go on."""
+        """Whether the server waits for bytes of the client."""
         return self._answering <= (self._coming == "body")
 
     def cut(self) -> None:
@@ -244,10 +244,11 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._refuse(408, f"the request took longer than {self._request_s:g} s to arrive")
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Close the connection, and say why unless the request has its answer."""
+        """Close the connection, and say why unless a response has begun."""
         if self.transport.is_closing():
             return
-        if self._coming == "head" or not self.cycle.response_started:
+        begun = self._answering if self._coming == "head" else self.cycle.response_started
+        if not begun:
             self.transport.write(_as_sent(self._refusal(status, detail)))
         self.transport.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -279,6 +279,16 @@ def test_a_head_without_end_is_refused(port: int) -> None:
     except ConnectionError:
         return  # it is gone already
     assert client.last_words().startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_head_without_end_is_not_refused_in_the_middle_of_another_answer(
+    world: World, port: int
+) -> None:
+    client = Client(port, head(world, "GET /v1/jobs/digits/events"))
+    client.hear(b"event: job")
+    with suppress(ConnectionError):
+        client.say(b"GET /healthz HTTP/1.1\r\nX-More: " + b"y" * HEAD_BYTES)
+    assert b"431" not in client.last_words()
 
 
 def test_who_listens_reads_slowly_or_comes_back_is_not_cut_off(world: World, port: int) -> None:
