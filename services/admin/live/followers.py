@@ -41,7 +41,9 @@ PLANS_S = 2.0  # between looks for plans topics that are not there
 # Time between looks at jobs that nobody watches: a list and a scrape need no newer numbers.
 UNWATCHED_S = 2.0
 RESTING_S = 60.0  # between looks at jobs that do not run
-FAILED_BRIEF_S = 300.0  # after a job could not be read, until it is tried again
+# Time until a job that could not be read is tried again: because its topics are gone, say, or
+# because Kafka was unavailable.
+FAILED_BRIEF_S, AWAY_BRIEF_S = 300.0, 5.0
 # Jobs whose newest records are read together: a page of a list.
 BRIEFS = 100
 # Paused jobs of which nobody asked, read together so often after the start.
@@ -54,14 +56,14 @@ class _Brief(NamedTuple):
     """A job that does not run, read from its newest records."""
 
     looked_at: LookedAt
-    read_s: float
+    again_s: float  # when to read it again if that failed, on the clock `monotonic`
     # None if its topics are gone, or could not be read.
     job: JobProgress | None
     summary: Summary
 
     def is_of(self, record: JobRecord) -> bool:
         """True if it need not be read again for this record."""
-        done = self.job is not None or monotonic() < self.read_s + FAILED_BRIEF_S
+        done = self.job is not None or monotonic() < self.again_s
         return self.looked_at.record is record and done
 
     def looked(self, look: Look) -> _Brief:
@@ -195,6 +197,8 @@ class Followers:
         """What other processes say that they cannot use, by server; the longest outage of each."""
         found = dict[str, OutageNotice]()
         for follower in list(self._followers.values()):
+            if follower.ended_s is not None:
+                continue
             with follower.view() as view:
                 met = view.job.outages()
             for server, by in met.items():
@@ -257,11 +261,13 @@ class Followers:
                     self._reads_briefs = False
                     return
             sources, now, found = self._sources, self._sources.clock(), {}
+            again_s = FAILED_BRIEF_S
             try:
                 log = sources.log()
                 found = look_at_jobs(unread, log, sources.open_board, now, sources.glances)
             except OutsideError as error:
                 _log.warning("list_not_read", reason=str(error))
+                again_s = AWAY_BRIEF_S
             with self._changed:
                 for name, record in unread.items():
                     del self._unread[name]
@@ -269,7 +275,7 @@ class Followers:
                     summary = Summary(resting(record) or UNREAD)
                     if name in found:
                         job, summary = found[name], _summary_of(found[name], now)
-                    self._briefs[name] = _Brief(looked_at, monotonic(), job, summary)
+                    self._briefs[name] = _Brief(looked_at, monotonic() + again_s, job, summary)
             self._settled.wake()
 
     def _keep(self) -> None:
@@ -339,7 +345,8 @@ class Followers:
     def _await_news(self) -> None:
         """Wait for news of a job that somebody watches, or until something is due."""
         with self._changed:
-            due_s = min((each.due_s for each in self._followers.values()), default=inf)
+            living = (each for each in self._followers.values() if each.ended_s is None)
+            due_s = min((each.due_s for each in living), default=inf)
             until_s = min(due_s, self._sweep_due) - monotonic()
             self._changed.wait_for(lambda: self._urgent or self._ending.is_set(), until_s)
             self._urgent = False
@@ -362,6 +369,7 @@ class Followers:
                     with suppress(NotFoundError, UnavailableError):  # deleted in this moment
                         self._begun(job)
             followers = list(self._followers.values())
+            self._woken.intersection_update(followers)
         for follower, why in left:
             follower.stop(why)
         for follower in followers:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -129,6 +130,36 @@ def test_a_deleted_job_is_forgotten(rig: Rig) -> None:
         rig.followers.of(JOB)
 
 
+def test_a_deleted_job_with_news_leaves_nothing_behind(rig: Rig) -> None:
+    follower = rig.followers.of(JOB)
+    eventually(lambda: follower.ready)
+    rig.jobs = {}
+    rig.followers._hear(follower)  # noqa: SLF001 -- as a record that comes just then
+    eventually(lambda: follower.ended_s is not None)
+    eventually(lambda: not rig.followers._woken)  # noqa: SLF001
+
+
+def test_a_follower_that_has_failed_keeps_the_thread_from_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = Counter[str]()
+    for name in ("_sweep", "_await_news"):
+        made = getattr(Followers, name)
+
+        def counted(self: Followers, name: str = name, made: Any = made) -> None:  # noqa: ANN401
+            passes[name] += 1
+            made(self)
+
+        monkeypatch.setattr(Followers, name, counted)
+    follower = rig.followers.of("old")
+    eventually(lambda: follower.ready)
+    follower.due_s = 0.0  # as it is while its topics are opened
+    follower.guarded(_fail)
+    passes.clear()
+    eventually(lambda: passes["_sweep"] == 6)
+    assert passes["_await_news"] < 100
+
+
 def test_another_follower_tries_where_one_has_failed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,13 +238,23 @@ def test_numbers_of_a_paused_job_are_read_once_for_a_list(rig: Rig) -> None:
     rig.log.come_back()
 
 
-def test_list_during_an_outage_is_answered_without_numbers(rig: Rig) -> None:
+def test_list_during_an_outage_is_answered_without_numbers_and_soon_with_them(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.admin.live.followers.AWAY_BRIEF_S", 0.0)
+    Topics(rig.log, "paused")
     rig.jobs["paused"] = record = job("paused", "paused")
     rig.log.go_away()
     asyncio.run(rig.followers.known([record, rig.jobs[JOB]]))
     assert rig.followers.summary(record).numbers is None
     assert rig.followers.summary(rig.jobs[JOB]).state is UNREAD
     rig.log.come_back()
+
+    def is_known() -> bool:
+        asyncio.run(rig.followers.known([record]))
+        return rig.followers.summary(record).numbers is not None
+
+    eventually(is_known)
 
 
 class RefusingLog(MemoryLog):
