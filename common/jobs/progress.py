@@ -744,13 +744,14 @@ def held_back(look: Look, before: Mapping[Partition, HeldBack]) -> dict[Partitio
 def lasting(held: Mapping[Partition, HeldBack], now: float) -> str:
     """Return which open transactions last, the oldest first; empty if none does."""
     told = list[str]()
-    for place, (stable, offsets, since_s) in sorted(held.items(), key=lambda each: each[1].since_s):
+    oldest = sorted(held.items(), key=lambda each: (each[1].since_s, each[0]))
+    for place, (stable, offsets, since_s) in oldest:
         if (age_s := now - since_s) >= _LASTING_S:
             age = f"{int(age_s)} seconds" if age_s < 120 else f"{int(age_s / 60):,} minutes"
             what = f"holds back {_counted(offsets, 'offset')}, for {age}"
             told.append(f"an open transaction at {place}@{stable} {what}")
     if (more := len(told) - _SHOWN_PARTITIONS) > 0:
-        told[_SHOWN_PARTITIONS:] = [f"{_counted(more, 'more partition')}"]
+        told[_SHOWN_PARTITIONS:] = [_counted(more, "more partition")]
     return "; ".join(told)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,17 +12,11 @@ from common.jobs.watching import LookedAt, Looker, one_by_one
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger
 from common.testing.board import MemoryBoards, MemoryRedis
-from common.testing.log import MemoryLog
-from tests.unit.admin.live.helpers import STREAMS, job, lead, update
+from tests.unit.admin.live.helpers import HELD, STREAMS, HeldLog, job, lead, update
 from tests.unit.jobs.test_progress import claim_of, leader_status, rows
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from common.core.messages import Positions
-
 FIRST = job().first
-PLACE, OTHER = Partition("clicks", 0), Partition("views", 1)
+PLACE, OTHER = HELD, Partition("views", 1)
 START = 1000.0
 SENTENCE = "an open transaction at clicks[0]@120 holds back 1,010 offsets, for "
 
@@ -155,15 +148,6 @@ def test_without_kafka_nobody_knows_of_transactions() -> None:
 
 
 # --- the look -------------------------------------------------------------------------------------
-
-
-class HeldLog(MemoryLog):
-    """A log with an open transaction on its first partition."""
-
-    def high_watermarks(self, partitions: Collection[Partition]) -> Positions:
-        """Add the records of the transaction."""
-        found = super().high_watermarks(partitions)
-        return {place: end + 7 * (place == PLACE) for place, end in found.items()}
 
 
 def test_look_has_both_ends_of_each_partition() -> None:
