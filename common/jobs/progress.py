@@ -144,7 +144,9 @@ class Look(NamedTuple):
     led: bool | None = None  # whether anybody holds the lease of leaders
     board_away: str = ""  # why the board did not answer
     outages: Mapping[str, OutageNotice] = {}  # by server, of the process that looks
-    ends: Mapping[Partition, int] | None = None  # of the streams' partitions
+    ends: Mapping[Partition, int] | None = None  # high watermarks of the streams' partitions
+    # Last stable offsets of the same partitions. One that is missing is the high watermark.
+    stable: Mapping[Partition, int] = {}
     starts: Mapping[Partition, int] | None = None  # likewise; the first offset that is still there
     waiting: Mapping[str, str] = {}  # key of `MISSING_SCHEMA` by worker
     too_few: tuple[str, ...] = ()  # workers whose records are fewer than `min_batch`
@@ -739,6 +741,46 @@ class Ends:
         return [max(0, last - first) / (until_s - since_s) for first, last in pairs]
 
 
+# --- open transactions ----------------------------------------------------------------------------
+
+# An open transaction is shown from this age on: every transactional producer has one for moments.
+_LASTING_S = 10.0
+_SHOWN_PARTITIONS = 3  # of those with an open transaction, the ones with the oldest
+
+
+class HeldBack(NamedTuple):
+    """Offsets of a partition that no reader gets before a transaction ends."""
+
+    stable: int  # the last stable offset, which is the first of them
+    offsets: int  # from there to the high watermark
+    since_s: float  # when the last stable offset was first seen there
+
+
+def held_back(look: Look, before: Mapping[Partition, HeldBack]) -> dict[Partition, HeldBack]:
+    """Return the partitions whose last stable offset is below the high watermark."""
+    found = dict[Partition, HeldBack]()
+    for place, end in (look.ends or {}).items():
+        stable, known = look.stable.get(place, end), before.get(place)
+        if stable < end:
+            since_s = look.at_s if known is None or known.stable != stable else known.since_s
+            found[place] = HeldBack(stable, end - stable, since_s)
+    return found
+
+
+def lasting(held: Mapping[Partition, HeldBack], now: float) -> str:
+    """Return which open transactions last, the oldest first; empty if none does."""
+    told = list[str]()
+    oldest = sorted(held.items(), key=lambda each: (each[1].since_s, each[0]))
+    for place, (stable, offsets, since_s) in oldest:
+        if (age_s := now - since_s) >= _LASTING_S:
+            age = f"{int(age_s)} seconds" if age_s < 120 else f"{int(age_s / 60):,} minutes"
+            what = f"holds back {_counted(offsets, 'offset')}, for {age}"
+            told.append(f"an open transaction at {place}@{stable} {what}")
+    if (more := len(told) - _SHOWN_PARTITIONS) > 0:
+        told[_SHOWN_PARTITIONS:] = [_counted(more, "more partition")]
+    return "; ".join(told)
+
+
 def _spread(count: int, room: Sequence[int]) -> list[int]:
     """Spread a count over places in proportion to their room, and never more than there is."""
     total = sum(room)
@@ -806,6 +848,7 @@ class JobProgress:
         self._recent = RecentRates()
         self._newest: UpdateApplied | None = None  # that counted when it came
         self._ends = Ends(record.spec.streams, record.first)
+        self._held_back: Mapping[Partition, HeldBack] = {}
         self._quarantined = 0
         self._expired = 0  # records of batches whose records were deleted before their gradient
         self._dead = Counter[str]()  # offsets of quarantined batches, by stream
@@ -894,6 +937,8 @@ class JobProgress:
         """Take in what the board and the streams said."""
         self.seen = look
         self._ends.look(look.at_s, look.ends, look.starts)
+        if look.ends is not None:
+            self._held_back = held_back(look, self._held_back)
 
     # --- what is told ----------------------------------------------------------------------------
 
@@ -947,6 +992,20 @@ class JobProgress:
         lags = self._lags()
         return None if lags is None else sum(lags)
 
+    @property
+    def held_back(self) -> Mapping[Partition, HeldBack]:
+        """Partitions with an open transaction; empty if Kafka does not say it."""
+        return self._held_back if self._ends.ends is not None else {}
+
+    def open_transactions_s(self, now: float) -> dict[str, float]:
+        """Age of the oldest open transaction by stream, 0 without one; empty if not known."""
+        if self._ends.ends is None:
+            return {}
+        ages = dict.fromkeys(self._ends.names, 0.0)
+        for place, held in self._held_back.items():
+            ages[place.topic] = max(ages[place.topic], now - held.since_s)
+        return ages
+
     def samples_of(self, now: float) -> Counter[str]:
         """Samples by worker, of late; do not change it."""
         return self._recent.samples_of(now)
@@ -979,7 +1038,7 @@ class JobProgress:
             or self._leaderless(now)
             or self._workerless()
             or self._handing_over(now)
-            or self._degraded()
+            or self._in_trouble(now)
             or self._without_records(now)
             or State("running", "")
         )
@@ -1039,6 +1098,7 @@ class JobProgress:
 
     def _workerless(self) -> State | None:
         statuses, lag = self.seen.statuses, self.lag
+        lag = None if lag is None else max(lag - self._unreadable(), 0)
         if statuses is None or lag == 0:
             return None
         if any(s == "alive" and w not in self._left_out for w, s in statuses.items()):
@@ -1096,6 +1156,15 @@ class JobProgress:
         why = "`aggregation` was changed, and nothing is learned until the newest version is stored"
         return State("degraded", f"{why}: if that lasts, is object storage reachable?")
 
+    def _in_trouble(self, now: float) -> State | None:
+        degraded = self._degraded()
+        whys = (lasting(self.held_back, now), degraded.why if degraded else "")
+        return State("degraded", "; ".join(filter(None, whys))) if any(whys) else None
+
+    def _unreadable(self) -> int:
+        """Offsets behind open transactions, of all partitions."""
+        return sum(each.offsets for each in self.held_back.values())
+
     def _degraded(self) -> State | None:
         unable = (self._unable(WORKER), self._unable(EVALUATOR))
         # Workers say more exactly what keeps them from schemas.
@@ -1143,7 +1212,8 @@ class JobProgress:
             return State("drained", "all records are settled, and none arrives")
         group_size = self._synchrony().group_size
         missing, too_few = group_size - waiting, len(self.seen.too_few)
-        unclaimed = sum(self._unclaimed() or [0])
+        unreadable = self._unreadable()
+        unclaimed = max(sum(self._unclaimed() or [0]) - unreadable, 0)
         # Each worker fills a batch of its own: all but one may lack a single record.
         apart = max(0, len(self.seen.statuses or ()) - 1) * (spec.batch_size - 1)
         enough = unclaimed >= missing * spec.batch_size + apart
@@ -1160,6 +1230,8 @@ class JobProgress:
                 f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,}:"
                 f" {_counted(waiting, 'batch')} and {records} are there"
             )
+        if unreadable:
+            why += f"; not readable yet: {_counted(unreadable, 'offset')}"
         return State("waiting for records", why)
 
     def _quiet(self, now: float) -> bool:

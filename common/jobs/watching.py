@@ -248,7 +248,9 @@ class Looker:
         due = [clock >= job.starts_due for job in jobs]
         asked = {at for of, is_due in zip(places, due, strict=True) if is_due for at in of}
         try:
-            ends = self._log().ends(set[Partition]().union(*places))
+            # The high watermarks last: none of them is below the last stable offset.
+            stable = self._log().ends(set[Partition]().union(*places))
+            ends = self._log().high_watermarks(stable)
             starts = self._log().starts(asked) if asked else {}
         except OutsideError as error:
             self._kafka.met(error)
@@ -256,7 +258,9 @@ class Looker:
         self._kafka.over()
         for number, (job, of) in enumerate(zip(jobs, places, strict=True)):
             if ends.keys() >= of:
-                looks[number] = looks[number]._replace(ends={at: ends[at] for at in of})
+                looks[number] = looks[number]._replace(
+                    ends={at: ends[at] for at in of}, stable={at: stable[at] for at in of}
+                )
             if due[number]:
                 known = {at: starts[at] for at in of if at in starts}
                 looks[number] = looks[number]._replace(starts=known)

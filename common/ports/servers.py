@@ -398,6 +398,9 @@ class Log(Protocol):
             UnavailableError: If the broker is unavailable.
         """
 
+    def high_watermarks(self, partitions: Collection[Partition]) -> Positions:
+        """The offset after the last record, of open transactions as well; otherwise as `ends`."""
+
     def end_positions(
         self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
     ) -> dict[Partition, LogPosition]:

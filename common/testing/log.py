@@ -372,6 +372,9 @@ class MemoryLog:
     def ends(self, partitions: Collection[Partition]) -> Positions:
         return {place: bounds.end for place, bounds in self._bounds_of(partitions).items()}
 
+    def high_watermarks(self, partitions: Collection[Partition]) -> Positions:
+        return self.ends(partitions)
+
     def end_positions(
         self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
     ) -> dict[Partition, LogPosition]:

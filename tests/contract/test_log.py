@@ -118,13 +118,15 @@ def test_ends_leave_out_what_does_not_exist(rig: Rig, fresh: str) -> None:
     for _ in range(2):  # the second time it would be there, had the first created it
         assert rig.log.ends([*absent, partition]) == {partition: 3}
         assert rig.log.ends(absent) == {}
-    assert rig.log.ends([]) == {}
+        assert rig.log.high_watermarks([*absent, partition]) == {partition: 3}
+    assert rig.log.ends([]) == rig.log.high_watermarks([]) == {}
 
 
 def test_an_end_is_where_a_reader_ends(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 3)
     rig.append_before_hole(partition, b"3")
     eventually(lambda: rig.log.ends([partition]) == {partition: 5})
+    assert rig.log.high_watermarks([partition]) == {partition: 5}
     assert rig.log.bounds(partition) == Bounds(0, 5)
 
 

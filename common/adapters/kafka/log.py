@@ -32,7 +32,7 @@ from common.adapters.kafka.client import (
     made,
 )
 from common.adapters.kafka.epochs import PastEpochs, TopicsQuestion, epoch_ends
-from common.adapters.kafka.offsets import Offset, OffsetsQuestion
+from common.adapters.kafka.offsets import Offset, OffsetsQuestion, Which
 from common.adapters.kafka.settings import client_properties, reader_properties
 from common.adapters.kafka.spans import KafkaSpanReader
 from common.adapters.kafka.stream import KafkaStreamReader
@@ -214,6 +214,11 @@ class KafkaLog:
     def ends(self, partitions: Collection[Partition]) -> Positions:
         """See the port."""
         return {place: found.offset for place, found in self._offsets("end", partitions).items()}
+
+    def high_watermarks(self, partitions: Collection[Partition]) -> Positions:
+        """See the port."""
+        found = self._offsets("high watermark", partitions)
+        return {place: each.offset for place, each in found.items()}
 
     def end_positions(
         self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
@@ -410,9 +415,7 @@ class KafkaLog:
                 reached[place] = unknown[place].ends[epochs[place]] = end
         return reached
 
-    def _offsets(
-        self, which: Literal["start", "end"], partitions: Collection[Partition]
-    ) -> dict[Partition, Offset]:
+    def _offsets(self, which: Which, partitions: Collection[Partition]) -> dict[Partition, Offset]:
         found = dict[Partition, Offset]()
         left, until = set(partitions), time.monotonic() + _OFFSETS_S
         self._meet_admin({place.topic for place in left})
@@ -430,7 +433,7 @@ class KafkaLog:
         return found
 
     def _ask_offsets(
-        self, which: Literal["start", "end"], left: set[Partition], found: dict[Partition, Offset]
+        self, which: Which, left: set[Partition], found: dict[Partition, Offset]
     ) -> KafkaError | None:
         """Move those that are known from `left` to `found`; leave those out that do not exist.
 

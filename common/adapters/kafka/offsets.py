@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo
 
 
+# The end is the last stable offset. Records of open transactions lie above it, up to the high
+# watermark.
+Which: TypeAlias = Literal["start", "end", "high watermark"]
+
+
 class Offset(NamedTuple):
     """An end of a log."""
 
@@ -32,7 +37,8 @@ class OffsetsQuestion:
     Args:
         admin: The client to ask.
         partitions: At least one.
-        which: The first retained offset, or the one after the last that a reader may see.
+        which: The first retained offset, the one after the last that a reader may see, or the one
+            after the last.
         timeout_s: After which every answer is that none came.
     """
 
@@ -40,15 +46,16 @@ class OffsetsQuestion:
         self,
         admin: AdminClient,
         partitions: Iterable[Partition],
-        which: Literal["start", "end"],
+        which: Which,
         timeout_s: float,
     ) -> None:
         make = OffsetSpec.earliest if which == "start" else OffsetSpec.latest
         spec: OffsetSpec = make()  # type: ignore[no-untyped-call]  # the library's own
         wanted = {TopicPartition(*partition): spec for partition in partitions}
-        # As readers see it: records of transactions that are under way come after the end.
+        everything = which == "high watermark"
+        level = IsolationLevel.READ_UNCOMMITTED if everything else IsolationLevel.READ_COMMITTED
         self._answers: dict[TopicPartition, Future[ListOffsetsResultInfo]] = admin.list_offsets(
-            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_s
+            wanted, isolation_level=level, request_timeout=timeout_s
         )
 
     def is_answered(self) -> bool:

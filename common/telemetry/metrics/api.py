@@ -22,6 +22,7 @@ class ShownJob(NamedTuple):
     lag: int | None = None
     # Skipped records, quarantined batches, expired and lost records.
     counts: tuple[int, int, int, int] | None = None
+    open_transactions_s: Mapping[str, float] = {}  # by stream
 
 
 class ApiMetrics:
@@ -63,7 +64,7 @@ class ApiMetrics:
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """What the registry asks at each scrape."""
-        state, lag, *counters = map(self.meters.family, _OF_JOBS)
+        state, lag, transactions, *counters = map(self.meters.family, _OF_JOBS)
         for shown in self._jobs():
             state.add_metric([shown.job, shown.state], 1)
             if shown.lag is not None:
@@ -71,15 +72,18 @@ class ApiMetrics:
             if shown.counts is not None:
                 for counter, count in zip(counters, shown.counts, strict=True):
                     counter.add_metric([shown.job], count)
+            for stream, age_s in shown.open_transactions_s.items():
+                transactions.add_metric([shown.job, stream], age_s)
         missing = self.meters.family(catalogue.RECORDS_MISSING)
         for topic, count in self._missing().items():
             missing.add_metric([topic], count)
-        yield from (state, lag, *counters, missing)
+        yield from (state, lag, transactions, *counters, missing)
 
 
 _OF_JOBS = (
     catalogue.JOB_STATE,
     catalogue.JOB_LAG,
+    catalogue.OPEN_TRANSACTION,
     catalogue.JOB_SKIPPED,
     catalogue.JOB_QUARANTINED,
     catalogue.JOB_EXPIRED,

@@ -288,7 +288,8 @@ STREAM_RECORDS = _coordinator.gauge(
 STREAM_LAG = _coordinator.gauge(
     "doll_stream_lag_records",
     "records",
-    "Arrived and claimed by nobody yet; what waits is in doll_batches_waiting.",
+    "Arrived, behind no open transaction, and claimed by nobody yet; what waits is in"
+    " doll_batches_waiting.",
     "stream",
 )
 ARRIVAL_RATE = _coordinator.gauge(
@@ -486,7 +487,14 @@ JOB_STATE = _admin.gauge(
 JOB_LAG = _admin.gauge(
     "doll_job_lag_records",
     "records",
-    "In the job's streams and in no update yet, whether it is led or not.",
+    "In the job's streams up to the high watermark and in no update yet, whether it is led or not.",
+)
+OPEN_TRANSACTION = _admin.gauge(
+    "doll_stream_open_transaction_seconds",
+    "seconds",
+    "Since the last stable offset of one of the stream's partitions was first seen to stand still"
+    " below the high watermark; 0: no transaction is open.",
+    "stream",
 )
 JOB_SKIPPED = _admin.gauge(
     "doll_job_skipped_records", "records", "Did not decode, since the job began."

@@ -86,6 +86,7 @@ class Summary(NamedTuple):
     numbers: Numbers | None = None
     # Cost of its machines; None if it has none.
     spent_usd: float | None = None
+    open_transactions_s: Mapping[str, float] = {}  # see `JobProgress.open_transactions_s`
 
 
 class JobFollower:
@@ -380,7 +381,12 @@ class JobFollower:
         with self._lock:
             view = self._view
             spent_usd = view.ledger.spent_usd(now) if view.ledger.launches else None
-            self.summary = Summary(view.job.state(now), view.job.numbers(now), spent_usd)
+            self.summary = Summary(
+                view.job.state(now),
+                view.job.numbers(now),
+                spent_usd,
+                view.job.open_transactions_s(now),
+            )
 
     def _publish(self, event: Answer) -> None:
         if self.watched:

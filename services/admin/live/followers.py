@@ -479,7 +479,8 @@ def _rests(record: JobRecord | None, brief: _Brief) -> bool:
 
 
 def _summary_of(job: JobProgress, now: float) -> Summary:
-    return Summary(job.state(now), job.numbers(now))
+    transactions_s = job.open_transactions_s(now)
+    return Summary(job.state(now), job.numbers(now), open_transactions_s=transactions_s)
 
 
 def _refuse(error: OutsideError) -> None:

@@ -293,7 +293,7 @@ async def list_jobs(
     if await request.is_disconnected():
         raise ClientDisconnect
     answer = JobList(
-        jobs=tuple(job_summary(record, *followers.summary(record)) for record in shown),
+        jobs=tuple(job_summary(record, *followers.summary(record)[:3]) for record in shown),
         states=counted(each.state.word for each in summaries.values()),
         total=len(found),
         unreadable=() if after else unreadable_records(service.stores.unreadable),
@@ -558,7 +558,7 @@ def _ordered(summaries: Mapping[str, Summary], sort: str) -> list[str]:
     order = sorted(summaries, reverse=sort == "-id")
 
     def key(name: str) -> tuple[bool, float]:
-        state, numbers, spent_usd = summaries[name]
+        state, numbers, spent_usd, _ = summaries[name]
         value: float | None
         if field == "state":
             value = _STATES.index(state.word)

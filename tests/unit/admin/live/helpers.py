@@ -21,17 +21,17 @@ from common.core.spans import Partition, Span
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
 from common.ports.servers import NewTopic
+from common.testing.log import MemoryLog
 from common.topics import names as topics
 from common.wire.messages import encode_audit, encode_claim
 from common.wire.plans import encode_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from common.core.events import Wanted
-    from common.core.messages import AuditRecord
+    from common.core.messages import AuditRecord, Positions
     from common.provisioning.records import PlanRecord
-    from common.testing.log import MemoryLog
 
 JOB = "digits"
 STREAMS = ("clicks", "views")
@@ -56,6 +56,18 @@ def job(wanted: Wanted = "running", name: str = JOB) -> JobRecord:
     spec = parse_job(SPEC.replace(f"name: {JOB}", f"name: {name}"))
     first = {Partition(stream, index): 100 for stream in STREAMS for index in (0, 1)}
     return JobRecord(spec, wanted, first, "submitted", 1000.0)
+
+
+HELD = Partition("clicks", 0)
+
+
+class HeldLog(MemoryLog):
+    """A log with an open transaction of seven records on one partition."""
+
+    def high_watermarks(self, partitions: Collection[Partition]) -> Positions:
+        """Add the records of the transaction."""
+        found = super().high_watermarks(partitions)
+        return {place: end + 7 * (place == HELD) for place, end in found.items()}
 
 
 def batch(

@@ -18,7 +18,16 @@ from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.admin.live.follower import Sources
 from services.admin.live.followers import Followers
-from tests.unit.admin.live.helpers import JOB, Topics, eventually, happens, job, lead, update
+from tests.unit.admin.live.helpers import (
+    JOB,
+    HeldLog,
+    Topics,
+    eventually,
+    happens,
+    job,
+    lead,
+    update,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -255,6 +264,21 @@ def test_list_during_an_outage_is_answered_without_numbers_and_soon_with_them(
         return rig.followers.summary(record).numbers is not None
 
     eventually(is_known)
+
+
+def test_age_of_an_open_transaction_is_known_of_jobs_that_run_and_that_are_paused() -> None:
+    rig = Rig(HeldLog())
+    rig.jobs["paused"] = job("paused", "paused")
+    Topics(rig.log, "paused").audit(lead(), update(0, 1))
+    rig.followers.start()
+
+    def ages(name: str) -> dict[str, float]:
+        return dict(rig.followers.summary(rig.jobs[name]).open_transactions_s)
+
+    eventually(lambda: ages(JOB).get("clicks", 0.0) > 0.0)
+    eventually(lambda: ages("paused").get("clicks", 0.0) > 0.0)
+    assert ages(JOB)["views"] == ages("paused")["views"] == 0.0
+    rig.followers.close()
 
 
 class RefusingLog(MemoryLog):
