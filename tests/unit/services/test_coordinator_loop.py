@@ -229,9 +229,9 @@ def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
         metrics = bench.leader.replica.metrics.meters.registry
         busy = partial(metrics.get_sample_value, "doll_workers_busy_ratio", {"job_name": NAME})
         until(lambda: busy() == 1.0, "they are busy, as far as is known")
-        assert told() == 0
+        before = told()  # a busy machine may have shown the leader the first worker alone
         beat(bench, "w2", "leaving")
-        until(lambda: told() == 1, "it is told")
+        until(lambda: told() == before + 1, "it is told")
 
 
 def beat(bench: Bench, worker: str, status: str = "alive", digest: str = "") -> None:
