@@ -96,7 +96,7 @@ def built_apart(spec: JobSpec, allowed: Collection[str], patience_s: float = PAT
         else:
             how = f"ended early, with status {error.returncode}"
         return Report(unended=f"the check of the task {how}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Report(unended="the check of the task ended without an answer")
 
 

@@ -105,8 +105,16 @@ def unnamed(parameters: int, buffers: int) -> Layout:
     return Piece((), (parameters,)), Piece((), (buffers,), is_buffer=True)
 
 
+class _Header(msgspec.Struct):
+    """Header of a safetensors file, without what it says of the tensors."""
+
+    metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
+
+
 _KIND = msgspec.json.Decoder(Kind)
-_HEADER = msgspec.json.Decoder(dict[str, dict[str, Any]])
+_HEADER = msgspec.json.Decoder(_Header)
+# Errors that msgspec raises for bytes that anybody may have written.
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _LENGTH = 8  # bytes that say how long the header is
 
 
@@ -139,14 +147,17 @@ def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
         raise CorruptError(f"{len(data)} bytes do not hold tensors: {error}") from error
 
 
-def _metadata(data: bytes) -> dict[str, Any]:
+def _metadata(data: bytes) -> dict[str, str]:
     """Read the metadata of a file, or of its first bytes: the library does not return them.
 
     Raises:
-        msgspec.DecodeError: If they are not there.
+        CorruptError: If they are not there.
     """
     end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-    return _HEADER.decode(data[_LENGTH:end]).get("__metadata__", {})
+    try:
+        return _HEADER.decode(data[_LENGTH:end]).metadata
+    except _MALFORMED as error:
+        raise CorruptError(f"no layout is in the first {len(data)} bytes: {error}") from error
 
 
 def kind_in(metadata: Mapping[str, str]) -> Kind:
@@ -157,7 +168,7 @@ def kind_in(metadata: Mapping[str, str]) -> Kind:
     """
     try:
         return _KIND.decode(metadata.get("trainer", ""))
-    except msgspec.DecodeError as error:
+    except _MALFORMED as error:
         raise CorruptError(f"it does not say whose snapshot it is: {error}") from error
 
 
@@ -167,10 +178,7 @@ def layout_at(head: bytes) -> Layout:
     Raises:
         CorruptError: If the layout is not in them.
     """
-    try:
-        return kind_in(_metadata(head)).layout
-    except msgspec.DecodeError as error:
-        raise CorruptError(f"no layout is in the first {len(head)} bytes: {error}") from error
+    return kind_in(_metadata(head)).layout
 
 
 def weights_in(snapshot: bytes) -> tuple[Vector, Layout]:

@@ -18,9 +18,9 @@ reader takes the lost record for the one in force. Therefore `repair` writes the
 more if a lost record stays the last one of its name. Compaction leaves each record alone for an
 hour, and the repair is done long before.
 
-A removed name keeps a record, because its numbers must not begin again. A record without a number
-or a value comes from another program and counts for nothing. A record that does not parse counts by
-its number and is logged: a later version may have written it, and it must not stop other names.
+No name is ever removed, because its numbers must not begin again. A record without a number or a
+value comes from another program and counts for nothing. A record that does not parse counts by its
+number and is logged: a later version may have written it, and it must not stop other names.
 
 If somebody deletes the topic, a table keeps the entries that it has read, so that jobs continue. It
 reads the new topic from its first record. The entries of which the new topic has no record are
@@ -59,8 +59,6 @@ R = TypeVar("R")
 # Names of headers: a decimal number, and a random id by which a writer finds its own record.
 NUMBER = "number"
 WRITE = "write"
-# Value of the record of a removed name.
-REMOVED = b"null"
 # Time for which a lost record may be the last one. Its writer needs milliseconds to write again.
 REPAIR_S = 5.0
 # Age up to which compaction leaves a record alone: many times the time of a repair.
@@ -91,7 +89,7 @@ class Unreadable(NamedTuple):
 
 
 class InForce(NamedTuple):
-    """The record of a name that counts; a removed name has the value `REMOVED`."""
+    """The record of a name that counts."""
 
     number: int
     value: bytes
@@ -178,7 +176,7 @@ class CompactedTable(Generic[T]):
             return self._missing
 
     def in_force(self) -> dict[str, InForce]:
-        """Return the records that count as of now, by name, with those of removed names.
+        """Return the records that count as of now, by name.
 
         Raises:
             UnavailableError: If Kafka is unavailable for long.
@@ -257,9 +255,7 @@ class CompactedTable(Generic[T]):
                 self._catch_up()
             return dict(self._entries)
 
-    def update(
-        self, name: str, change: Callable[[T | None], R], encode: Callable[[R], bytes | None]
-    ) -> R:
+    def update(self, name: str, change: Callable[[T | None], R], encode: Callable[[R], bytes]) -> R:
         """Change an entry, and return once the change is known to be made.
 
         Args:
@@ -267,7 +263,7 @@ class CompactedTable(Generic[T]):
             change: Gets the entry as it is now, None if there is none, and returns the new one, or
                 the very same object to change nothing. It is called again if somebody else changed
                 the entry meanwhile. It may raise to refuse the change.
-            encode: Writes the new entry; None removes the name.
+            encode: Writes the new entry.
 
         Returns:
             The last result of `change`.
@@ -324,7 +320,7 @@ class CompactedTable(Generic[T]):
                 self._open = None
                 self._whole = False
 
-    def _put(self, name: str, made_from: InForce | None, value: bytes | None) -> bool:
+    def _put(self, name: str, made_from: InForce | None, value: bytes) -> bool:
         """Append a record made from the one in force; True if it counts, False if it lost.
 
         Raises:
@@ -335,7 +331,7 @@ class CompactedTable(Generic[T]):
         writer = self._log.writer()
         self._outcomes[write] = None
         try:
-            self._append(writer, name, number, write, REMOVED if value is None else value)
+            self._append(writer, name, number, write, value)
             if not writer.flush(_PATIENCE_S):
                 raise self._unknown_fate(name, "Kafka did not confirm it")
             with self._lock:
@@ -503,9 +499,6 @@ class CompactedTable(Generic[T]):
     def _enter(self, name: str, record: LogRecord, value: bytes) -> None:
         """Make a record the entry of its name."""
         self._unreadable.pop(name, None)
-        if value == REMOVED:
-            self._entries.pop(name, None)
-            return
         try:
             self._entries[name] = self._decode(record.key, value)
         except WireError as error:

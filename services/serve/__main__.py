@@ -121,7 +121,7 @@ def _open(
     looks = [each.look for each in followers]
     if arguments.keys:
         keys = stack.enter_context(closing(KeyStore(outside.open_log())))
-        gate = KeyGate(keys, _awaited(process, keys.read), logger)
+        gate = KeyGate(keys, _awaited(process, keys.read), job, logger)
         app, looks = gate.before(app), [gate.look, *looks]
     _listen(app, process, stack)
     _look(process, looks)

@@ -12,6 +12,8 @@ from starlette.responses import JSONResponse
 from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError
 from common.runtime.connections import CALLER
+from common.runtime.refusals import Refusals
+from common.telemetry.logging import EventLogger
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
@@ -29,9 +31,10 @@ class KeyGate:
     """Knows the API keys; those of before count while Kafka is unavailable."""
 
     def __init__(
-        self, store: KeyStore, known: Mapping[str, KeyRecord], logger: EventLogger
+        self, store: KeyStore, known: Mapping[str, KeyRecord], job: str, logger: EventLogger
     ) -> None:
         self._store = store
+        self._refusals = Refusals(job)
         self._keys = Keys(known.values())
         self._outage = Outage(logger, "kafka")
         self._look_at = 0.0
@@ -52,6 +55,7 @@ class KeyGate:
 
         async def gate(scope: Scope, receive: Receive, send: Send) -> None:
             if not scope.get("path", "").startswith(_OPEN):
+                send = self._refusals.observe(scope, send)
                 scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
                 caller = self._keys.role_of(key.strip()) if scheme.lower() == "bearer" else None
                 if caller is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.adapters.ec2.metadata import InstanceMetadata
+
+T = TypeVar("T")
 
 _INTERRUPTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
@@ -66,16 +68,17 @@ class Ec2Notices:
 
 
 def _interruption(body: bytes) -> Notice:
-    try:
-        answer = _INSTANCE_ACTION.decode(body)
-    except msgspec.DecodeError as error:
-        raise WireError(f"no instance action: {error}") from error
+    answer = _decoded(_INSTANCE_ACTION, "instance action", body)
     return Notice("interruption", answer.time.timestamp(), answer.action)
 
 
 def _rebalance(body: bytes) -> Notice:
-    try:
-        answer = _RECOMMENDATION.decode(body)
-    except msgspec.DecodeError as error:
-        raise WireError(f"no recommendation to rebalance: {error}") from error
+    answer = _decoded(_RECOMMENDATION, "recommendation to rebalance", body)
     return Notice("rebalance", answer.notice_time.timestamp(), "")
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], what: str, body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"no {what}: {error}") from error

@@ -149,5 +149,5 @@ class Records:
 def _decoded(path: Path, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptError(f"{path} is no record of a fleet: {error}; move it away") from error

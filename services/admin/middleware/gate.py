@@ -5,11 +5,8 @@ How much may be asked: requests by the second, streams at once, the size of a bo
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
-from http import HTTPStatus
 from math import ceil
-from time import monotonic, time
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastapi import HTTPException
@@ -17,7 +14,7 @@ from starlette.requests import HTTPConnection
 
 from common.api.keys import KeyRecord
 from common.errors import UnavailableError
-from common.jobs.changes import NamedActor, audit, change_by
+from common.runtime.refusals import Buckets, Refusals, address_of
 from services.admin.middleware import access
 from services.admin.middleware.problems import problem, problem_of
 from services.admin.routes.page import refused_page
@@ -29,95 +26,10 @@ if TYPE_CHECKING:
     from services.admin.middleware.access import Caller
     from services.admin.service import Service
 
-BUCKETS = 10_000  # callers that are remembered: about 2 MB; whoever was forgotten has a full bucket
 _LONGEST_LENGTH = 20  # digits of Content-Length: of 2^64
 _DOTS = 2  # of a token: no key has one
 _EVENTS = "/events"  # paths of streams of events end so
 _CLOSE = {"Connection": "close"}  # nobody reads the rest
-# Lines of the log about refusals: a flood of requests must not be a flood of lines. Addresses
-# without a key may be any number, so all of them together have a limit, too.
-_REFUSED_KEY_PER_S = 5.0
-_REFUSED_ADDRESS_PER_S = 1 / 60
-_REFUSED_ADDRESSES_PER_S = 1.0
-_ACTION_CHARACTERS = 200
-_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-
-
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    at_s: float  # when there were so many
-
-
-class Buckets:
-    """A token bucket for each caller.
-
-    Args:
-        rate_per_s: Requests of one caller, on average; twice that at once.
-        most: Callers that are remembered.
-    """
-
-    def __init__(self, rate_per_s: float, most: int = BUCKETS) -> None:
-        self._rate_per_s = rate_per_s
-        self._size = max(1.0, 2 * rate_per_s)
-        self._most = most
-        self._buckets = OrderedDict[str, _Bucket]()  # longest unseen first
-
-    def take(self, caller: str, now: float) -> float:
-        """Take a token; returns for how many seconds there is none, 0 if one was taken."""
-        bucket = self._buckets.get(caller)
-        if bucket is None:
-            bucket = self._buckets[caller] = _Bucket(self._size, now)
-            if len(self._buckets) > self._most:
-                self._buckets.popitem(last=False)
-        else:
-            self._buckets.move_to_end(caller)
-            gained = max(0.0, now - bucket.at_s) * self._rate_per_s
-            bucket.tokens, bucket.at_s = min(self._size, bucket.tokens + gained), now
-        if bucket.tokens < 1:
-            return (1 - bucket.tokens) / self._rate_per_s
-        bucket.tokens -= 1
-        return 0.0
-
-    def __len__(self) -> int:
-        return len(self._buckets)
-
-
-class Refusals:
-    """Logs refused requests: a key is missing or not valid, or its role is too small."""
-
-    def __init__(self) -> None:
-        self._keys = Buckets(_REFUSED_KEY_PER_S)
-        self._addresses = Buckets(_REFUSED_ADDRESS_PER_S)
-        self._strangers = Buckets(_REFUSED_ADDRESSES_PER_S)
-        self._unlogged = 0
-
-    def log(self, scope: Scope, status: int, now: float) -> None:
-        """Log a request that was answered with 401 or 403, unless there are too many.
-
-        Args:
-            scope: Request, after it was routed if it was let in.
-            status: Status of the answer.
-            now: Seconds that never go back.
-        """
-        connection, caller = HTTPConnection(scope), access.caller_of(scope)
-        if caller is not None:
-            wait_s = self._keys.take(caller.name, now)
-        else:
-            wait_s = self._addresses.take(_address(connection), now)
-            wait_s = wait_s or self._strangers.take("", now)
-        if wait_s > 0:
-            self._unlogged += 1
-            return
-        reason = "the role is too small" if caller else "there is no valid key"
-        if status == HTTPStatus.FORBIDDEN and caller is None:
-            reason = "the request comes from a page of another site"
-        if self._unlogged:
-            reason, self._unlogged = f"{reason}; {self._unlogged} more since the last line", 0
-        action = f"{scope['method']} {scope['path']}"[:_ACTION_CHARACTERS]
-        by = caller or NamedActor(_address(connection), "none")
-        refused = change_by(by, time(), action, reason)
-        audit([refused], "refused", job=scope.get("path_params", {}).get("job", ""))
 
 
 class Gate:
@@ -136,11 +48,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
 
-        async def send_on(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] in _REFUSED:
-                self._refusals.log(scope, message["status"], monotonic())
-            await send(message)
-
+        send_on = self._refusals.observe(scope, send)
         refusal = await self._refusal(scope)
         receive = _bounded(receive, self._body_bytes)
         if refusal is not None:
@@ -182,7 +90,7 @@ class Gate:
     def _limit(self, connection: HTTPConnection, caller: Caller | None) -> Response | None:
         """Too many requests, or too large a one."""
         path = connection.scope["path"]
-        address = _address(connection)
+        address = address_of(connection.scope)
         kind = "key" if isinstance(caller, KeyRecord) else "person"
         who = f"address {address}" if caller is None else f"{kind} {caller.name}"
         wait_s = self._buckets.take(who, monotonic())
@@ -218,10 +126,6 @@ def _denial(
     if caller is not None:
         access.let_in(connection.scope, caller)
     return None
-
-
-def _address(connection: HTTPConnection) -> str:
-    return connection.client.host if connection.client else "nowhere"
 
 
 def _too_many(path: str, what: str, wait_s: float) -> Response:

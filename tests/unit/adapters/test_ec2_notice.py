@@ -113,6 +113,8 @@ def test_what_could_be_no_header_is_no_token(
         b"[]",
         b"{}",
         b'{"action": "stop"}',
+        b'{"action": "stop", "more": ' + b"[" * 4000,
+        b'{"action": "\xff", "noticeTime": "\xff"}',
         b'{"action": 3, "time": "2027-01-15T08:00:00Z"}',
         b'{"action": "stop", "time": "soon"}',
         b'{"action": "stop", "time": "2027-01-15T08:00:00"}',

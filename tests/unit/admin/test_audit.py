@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 
 from common.api.keys import KeyStore
 from common.jobs.store import FreeName, JobStore
-from common.telemetry.logging import fields_of
-from services.admin.middleware.gate import Refusals
 from services.admin.routes.requests import JOB
+from tests.unit.runtime.test_refusals import audited
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tests.unit.admin.conftest import World
 
 
@@ -26,11 +23,6 @@ def digits(world: World) -> World:
     world.streams(*JOB["streams"])
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
     return world
-
-
-def audited(caplog: pytest.LogCaptureFixture) -> list[Mapping[str, Any]]:
-    """Return the fields of all audit lines so far."""
-    return [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
 
 
 def test_each_change_of_two_keys_leaves_the_name_of_its_key(digits: World) -> None:
@@ -136,18 +128,6 @@ def test_flood_without_a_key_is_one_line_and_later_a_count(
     assert "doll_" not in caplog.text
 
 
-def test_flood_of_many_addresses_is_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = Refusals()
-    for second in range(10):
-        for number in range(200):
-            address = f"2001:db8::{second:x}:{number:x}"
-            scope = _scope(address)
-            refusals.log(scope, 401, float(second))
-    lines = audited(caplog)
-    assert len(lines) <= 12
-    assert "199 more since the last line" in lines[-1]["reason"]
-
-
 def test_request_of_another_site_is_logged_as_that(
     digits: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,13 +135,3 @@ def test_request_of_another_site_is_logged_as_that(
     digits.ask("DELETE", "/v1/jobs/digits", headers=headers)
     [line] = audited(caplog)
     assert "another site" in line["reason"]
-
-
-def _scope(address: str) -> dict[str, Any]:
-    return {
-        "type": "http",
-        "method": "GET",
-        "path": "/v1/jobs",
-        "headers": [],
-        "client": (address, 1234),
-    }

@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common.config.settings import Settings
-from services.admin.middleware.gate import Buckets
 from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:
@@ -24,41 +21,6 @@ def small() -> Iterator[World]:
     )
     yield made
     made.close()
-
-
-def test_a_caller_may_ask_twice_its_rate_at_once_and_then_by_the_second() -> None:
-    buckets = Buckets(rate_per_s=10)
-    assert [buckets.take("eve", 0.0) for _ in range(20)] == [0.0] * 20
-    assert buckets.take("eve", 0.0) == pytest.approx(0.1)
-    assert buckets.take("olga", 0.0) == 0.0
-    assert buckets.take("eve", 0.1) == 0.0
-    assert buckets.take("eve", 0.1) > 0
-
-
-@given(st.lists(st.floats(0, 10), min_size=1, max_size=200).map(sorted), st.floats(0.5, 20))
-def test_nobody_gets_more_than_the_rate_and_what_was_saved(times: list[float], rate: float) -> None:
-    buckets = Buckets(rate)
-    taken = sum(buckets.take("eve", now) == 0.0 for now in times)
-    assert taken <= max(1.0, 2 * rate) + rate * (times[-1] - times[0]) + 1e-6
-
-
-def test_whoever_waits_as_long_as_was_said_gets_in() -> None:
-    buckets = Buckets(rate_per_s=3)
-    now = 0.0
-    for _ in range(50):
-        wait_s = buckets.take("eve", now)
-        if wait_s:
-            now += wait_s + 1e-9
-            assert buckets.take("eve", now) == 0.0
-
-
-def test_only_so_many_callers_are_remembered_and_the_busiest_among_them() -> None:
-    buckets = Buckets(rate_per_s=1, most=10)
-    assert [buckets.take("busy", 0.0) for _ in range(2)] == [0.0, 0.0]
-    for number in range(100):
-        buckets.take(f"passer-by {number}", 0.0)
-        assert buckets.take("busy", 0.0) > 0
-    assert len(buckets) == 10
 
 
 def test_a_key_that_asks_too_often_is_told_when_to_come_back(small: World) -> None:

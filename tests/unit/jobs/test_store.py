@@ -26,6 +26,7 @@ from common.jobs.store import (
     CHANGES_KEPT,
     EARLIER_KEPT,
     AfterLoss,
+    FreeName,
     JobRecord,
     JobStore,
     Origin,
@@ -38,7 +39,7 @@ from common.telemetry.logging import fields_of
 from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog, MemoryWriter
 from common.topics import names as topics
-from common.topics.table import NUMBER, REMOVED
+from common.topics.table import NUMBER
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:
@@ -235,11 +236,12 @@ def test_news_come_with_a_refresh(log: MemoryLog) -> None:
 
 def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None:
     JobStore(log).submit(parse_job(TEXT))
-    for value in (b"", b"{", b"\xff", b'{"spec": {"name": "x"}, "wanted": "running", "first": []}'):
-        write(log, topics.JOBS, value, key=b"x")
+    half = b'{"spec": {"name": "x"}, "wanted": "running", "first": []}'
+    for number, value in enumerate((b"", b"{", b"\xff", b"null", half), 2):
+        write(log, topics.JOBS, value, b"digits", number)
     book = JobStore(log)
     assert list(book.read()) == ["digits"]
-    assert book.rejected == 4
+    assert book.rejected == 5
 
 
 def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: MemoryLog) -> None:
@@ -251,7 +253,7 @@ def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: M
     assert list(book.read()) == ["digits"]  # as it was
     assert {name: found.offset for name, found in book.unreadable.items()} == {"digits": 1, "x": 3}
     assert book.unreadable["x"].reason.startswith("job record: ")
-    write(log, topics.JOBS, REMOVED, b"x", 3)
+    write(log, topics.JOBS, msgspec.json.encode(FreeName(2)), b"x", 3)
     book.want("digits", "paused", "look at it")
     assert book.unreadable == {}
 

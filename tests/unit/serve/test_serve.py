@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from starlette.responses import Response
 
 from common.api.keys import KeyStore
 from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
@@ -61,9 +62,12 @@ from services.serve.predictions import PredictionWriter
 from services.serve.served_model import ServedModel
 from services.serve.topic_answerer import Route, TopicAnswerer
 from tests.ulps import assert_within_ulps
+from tests.unit.runtime.test_refusals import audited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from starlette.types import Receive, Scope, Send
 
     from common.checkpoints.find import Wish
     from common.learning.fields import Columns
@@ -594,10 +598,12 @@ def test_of_a_group_the_weights_are_served_that_a_member_has_left(
     assert led(5, ModelId(3, 2), whole=True) == "3-2"
 
 
-def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(world: World) -> None:
+def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     store = KeyStore(world.log)
     key, _ = store.create("shop", "viewer")
-    gate = KeyGate(store, store.read(), event_logger("serve"))
+    gate = KeyGate(store, store.read(), "digits", event_logger("serve"))
     world.app = gate.before(world.app)
     infer = "/v2/models/digits/infer"
     for headers in ({}, {"Authorization": "Bearer doll_guess"}, {"Authorization": f"Basic {key}"}):
@@ -612,6 +618,33 @@ def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(world: World) -
     gate.look()
     assert world.ask(infer, asked(), mine).status_code == 401
     store.close()
+    [line] = audited(caplog)  # of one address there is one in a minute
+    assert line == {
+        "by": "127.0.0.1",
+        "role": "none",
+        "action": f"POST {infer}",
+        "job": "digits",
+        "reason": "there is no valid key",
+        "outcome": "refused",
+    }
+    assert key not in caplog.text
+
+
+def test_refusal_of_a_valid_key_is_logged_with_its_name(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    # No route of a model server asks for more than a valid key yet.
+    async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=403)(scope, receive, send)
+
+    store = KeyStore(world.log)
+    key, _ = store.create("shop", "viewer")
+    world.app = KeyGate(store, store.read(), "digits", event_logger("serve")).before(refusing)
+    assert world.ask("/v2", headers={"Authorization": f"Bearer {key}"}).status_code == 403
+    store.close()
+    [line] = audited(caplog)
+    assert (line["by"], line["role"], line["action"]) == ("shop", "viewer", "GET /v2")
+    assert line["outcome"] == "refused"
 
 
 @pytest.mark.parametrize(("alias", "version"), [("best", 1), (2, 2), ("newest", 2)])

@@ -33,9 +33,24 @@ def hot(optimizer: str = "sgd") -> bytes:
     return to_bytes(SnapshotFile(Snapshot(5, ModelId(5, 1), 0, 0, {}), trainer))
 
 
+def forged(header: bytes) -> bytes:
+    """A hot snapshot with weights that begin with a header of any kind."""
+    trainer = len(header).to_bytes(8, "little") + header
+    return to_bytes(SnapshotFile(Snapshot(5, ModelId(5, 1), 0, 0, {}), trainer))
+
+
 @pytest.mark.parametrize(
     ("snapshot", "said"),
-    [(hot(), DIFFERENCE), (b"", WHY), (b"garbage", WHY), (hot()[:90], WHY)],
+    [
+        (hot(), DIFFERENCE),
+        (b"", WHY),
+        (b"garbage", WHY),
+        (hot()[:90], WHY),
+        (forged(b'{"\xff": {}}'), WHY),
+        (forged(b'{"a":' * 5000), WHY),
+        (forged(b'{"__metadata__": {"trainer": 5}}'), WHY),
+        (forged(b'{"__metadata__": {"trainer": "%b"}}' % (rb"{\"a\":" * 5000)), WHY),
+    ],
 )
 def test_worker_that_is_left_out_says_so_once_and_names_the_first_difference(
     snapshot: bytes, said: str, caplog: pytest.LogCaptureFixture

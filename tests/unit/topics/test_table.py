@@ -478,18 +478,6 @@ def test_a_record_without_a_value_removes_nothing_even_with_a_number(
     assert table.read() == {NAME: ("ours",)}
 
 
-def test_the_numbers_of_a_removed_name_go_on(log: MemoryLog, clock: ManualClock) -> None:
-    table = table_of(log, clock)
-    table.update(NAME, lambda _: ("first",), encode)
-    table.update(NAME, lambda _: None, lambda _: None)
-    assert table.read() == {}
-    log.compact(PLACE, 2)
-    other = table_of(log, clock)
-    assert other.update(NAME, lambda value: (*(value or ()), "second"), encode) == ("second",)
-    write(log, b'["late, made from the first"]', "2")
-    assert table.read() == table_of(log, clock).read() == {NAME: ("second",)}
-
-
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_record_that_does_not_parse_counts_by_its_number(
     log: MemoryLog, clock: ManualClock, *, closed: bool
@@ -673,18 +661,6 @@ def test_a_restore_refuses_other_records_unless_they_are_to_be_replaced(
     assert other.read()["a"] == ("2",)
     assert other.restore(saved, replace=True) == 1
     assert table.read() == table_of(log, clock).read() == {"a": ("1",), "b": ("1",)}
-
-
-def test_a_restore_of_a_removed_name_keeps_it_removed(log: MemoryLog, clock: ManualClock) -> None:
-    table = table_of(log, clock)
-    table.update("a", lambda _: ("1",), encode)
-    table.update("a", lambda _: None, lambda _: None)
-    saved = table.in_force()
-    log.recreate(TOPIC)
-    assert table_of(log, clock).restore(saved, replace=False) == 1
-    assert table.read() == {}
-    table.update("a", lambda _: ("2",), encode)
-    assert table_of(log, clock).in_force()["a"].number == saved["a"].number + 1
 
 
 def test_a_restore_beside_another_writer_says_so(clock: ManualClock) -> None:

@@ -1,0 +1,123 @@
+"""The log line of each request that a service refuses, and the token buckets that bound the log."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from http import HTTPStatus
+from time import monotonic, time
+from typing import TYPE_CHECKING, cast
+
+from common.jobs.changes import NamedActor, audit, change_by
+from common.runtime.connections import CALLER
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Scope, Send
+
+    from common.jobs.changes import Actor
+
+BUCKETS = 10_000  # callers that are remembered: about 2 MB; whoever was forgotten has a full bucket
+# Lines of the log about refusals: a flood of requests must not be a flood of lines. Addresses
+# without a key may be any number, so all of them together have a limit, too.
+_REFUSED_KEY_PER_S = 5.0
+_REFUSED_ADDRESS_PER_S = 1 / 60
+_REFUSED_ADDRESSES_PER_S = 1.0
+_ACTION_CHARACTERS = 200
+_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at_s: float  # when there were so many
+
+
+class Buckets:
+    """A token bucket for each caller.
+
+    Args:
+        rate_per_s: Requests of one caller, on average; twice that at once.
+        most: Callers that are remembered.
+    """
+
+    def __init__(self, rate_per_s: float, most: int = BUCKETS) -> None:
+        self._rate_per_s = rate_per_s
+        self._size = max(1.0, 2 * rate_per_s)
+        self._most = most
+        self._buckets = OrderedDict[str, _Bucket]()  # longest unseen first
+
+    def take(self, caller: str, now: float) -> float:
+        """Take a token; returns for how many seconds there is none, 0 if one was taken."""
+        bucket = self._buckets.get(caller)
+        if bucket is None:
+            bucket = self._buckets[caller] = _Bucket(self._size, now)
+            if len(self._buckets) > self._most:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(caller)
+            gained = max(0.0, now - bucket.at_s) * self._rate_per_s
+            bucket.tokens, bucket.at_s = min(self._size, bucket.tokens + gained), now
+        if bucket.tokens < 1:
+            return (1 - bucket.tokens) / self._rate_per_s
+        bucket.tokens -= 1
+        return 0.0
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+
+class Refusals:
+    """Logs refused requests: a key is missing or not valid, or its role is too small.
+
+    Args:
+        job: Job of the service. If empty, each request's path names its job.
+    """
+
+    def __init__(self, job: str = "") -> None:
+        self._job = job
+        self._keys = Buckets(_REFUSED_KEY_PER_S)
+        self._addresses = Buckets(_REFUSED_ADDRESS_PER_S)
+        self._strangers = Buckets(_REFUSED_ADDRESSES_PER_S)
+        self._unlogged = 0
+
+    def observe(self, scope: Scope, send: Send) -> Send:
+        """Return a function that sends an answer, and logs it if it is 401 or 403."""
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] in _REFUSED:
+                self.log(scope, message["status"], monotonic())
+            await send(message)
+
+        return send_on
+
+    def log(self, scope: Scope, status: int, now: float) -> None:
+        """Log a request that was answered with 401 or 403, unless there are too many.
+
+        Args:
+            scope: Request, after it was routed if it was let in.
+            status: Status of the answer.
+            now: Seconds that never go back.
+        """
+        caller, address = cast("Actor | None", scope.get(CALLER)), address_of(scope)
+        if caller is not None:
+            wait_s = self._keys.take(caller.name, now)
+        else:
+            wait_s = self._addresses.take(address, now)
+            wait_s = wait_s or self._strangers.take("", now)
+        if wait_s > 0:
+            self._unlogged += 1
+            return
+        reason = "the role is too small" if caller else "there is no valid key"
+        if status == HTTPStatus.FORBIDDEN and caller is None:
+            reason = "the request comes from a page of another site"
+        if self._unlogged:
+            reason, self._unlogged = f"{reason}; {self._unlogged} more since the last line", 0
+        action = f"{scope['method']} {scope['path']}"[:_ACTION_CHARACTERS]
+        refused = change_by(caller or NamedActor(address, "none"), time(), action, reason)
+        audit([refused], "refused", job=self._job or scope.get("path_params", {}).get("job", ""))
+
+
+def address_of(scope: Scope) -> str:
+    """Return the address of the other end of a request's connection."""
+    client: tuple[str, int] | None = scope.get("client")
+    return client[0] if client else "nowhere"
