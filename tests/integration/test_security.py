@@ -36,7 +36,7 @@ from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
-from common.ports.servers import Fetched, NewTopic
+from common.ports.servers import Fetched, NewRecord, NewTopic
 from common.runtime.connect import open_board, open_boards, open_log
 from tests.certificates import Authority
 from tests.redis_servers import system_redis_server
@@ -299,7 +299,11 @@ def safe_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeKafka]:
         }
         admin = AdminClient({"bootstrap.servers": kafka.settings.bootstrap})
         # Rows of several services name the same rights.
-        allowed = {acl for line in rights(("topic ", "group ")) for acl in acls_of(line)}
+        allowed = {
+            acl
+            for line in rights(("topic ", "group ", "transactional_id "))
+            for acl in acls_of(line)
+        }
         # What may be described may neither be created nor written.
         for topic in ("salaries", "ledgers"):
             allowed |= {*acls_of(f"topic literal {topic} describe")}
@@ -415,6 +419,12 @@ def test_a_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> Non
         writer.append("ledgers", b"not ours to write")
         with pytest.raises(BrokenWriterError, match="refuses write on topic ledgers"):
             writer.flush(LONG_S)
+    log.create_topics([NewTopic("doll.notes")])
+    both = [NewRecord(topic, b"a record") for topic in ("doll.notes", "ledgers")]
+    with closing(log.transactions("doll.test")) as transactions:
+        with pytest.raises(ForbiddenError, match=r"refuses write on topic ledgers \(principal"):
+            transactions.write(both)
+        transactions.write(both[:1])
 
 
 @pytest.mark.kafka

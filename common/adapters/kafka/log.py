@@ -327,7 +327,7 @@ class KafkaLog:
 
     def transactions(self, name: str) -> KafkaTransactions:
         """See the port."""
-        return KafkaTransactions(self._settings, name, self.partitions)
+        return KafkaTransactions(self._settings, lambda: self._admin, name, self.partitions)
 
     def close(self) -> None:
         """See the port."""
