@@ -32,12 +32,15 @@ from common.jobs.changes import COORDINATOR, Change, audit, change_by, local_use
 from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
 from common.ports.servers import Log, NewTopic
+from common.telemetry.logging import event_logger
 from common.topics import names as topics
 from common.topics.table import RESTORE, CompactedTable, Unreadable, table_topic
 
 if TYPE_CHECKING:
     from common.core.messages import LogPositions, Positions
     from common.jobs.changes import Actor
+
+_log = event_logger(__name__)
 
 T = TypeVar("T")
 E = TypeVar("E", bound="JobRecord | FreeName")
@@ -640,7 +643,10 @@ class JobStore:
                     f" choose another name; if Kafka has lost that job's record, {RESTORE}"
                 )
         wanted = [*own, table_topic(topics.JOBS)]
-        found = self._log.settings([topic.name for topic in wanted])
+        refused = list[str]()
+        found = self._log.settings([topic.name for topic in wanted], refused)
+        if refused:
+            _log.warning("topic_settings_unknown", job=spec.name, reason="; ".join(refused))
         lossy = [each for each in topics.differences(wanted, found) if each.loses]
         if lossy:  # somebody made them before us, or changed them
             raise ConflictError(

@@ -363,10 +363,16 @@ class Log(Protocol):
             UnavailableError: If the broker is unavailable.
         """
 
-    def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
+    def settings(
+        self, topics: Collection[str], refused: list[str] | None = None
+    ) -> dict[str, dict[str, str]]:
         """All settings of topics, by Kafka's names, in one request.
 
         Topics that do not exist, or of which the broker tells nobody or not us, are missing.
+
+        Args:
+            topics: Names of the topics.
+            refused: Optional. Gets a sentence for each topic whose settings we may not read.
 
         Raises:
             UnavailableError: If the broker is unavailable.

@@ -181,6 +181,8 @@ class Supervisor:
         self._clock = clock
         self._schedule = Schedule[Supervised]()
         self._running = set[Supervised]()
+        # Time at which a job last waited for something, by what it is: all jobs share an outage.
+        self._waited_at = dict[str, float]()
         self._crowded = False
         # Time at which long turns last took all threads but one.
         self._crowded_at = 0.0
@@ -315,6 +317,8 @@ class Supervisor:
         pause_s, news = job.failed(error, now, self._patience)
         if self._metrics is not None:
             self._metrics.failed(job.name, "unavailable" if _of_the_world(error) else "fault")
+        if _of_the_world(error):
+            news = self._is_new(_told(error).replace(f"doll.{job.name}.", "doll."), now) and news
         if news:
             told = {"job": job.name, "reason": _told(error), "again_in_s": pause_s}
             if _of_the_world(error):
@@ -322,6 +326,13 @@ class Supervisor:
             else:
                 self._log.error("job_failed", **told, exc_info=error)
         return now + pause_s
+
+    def _is_new(self, outage: str, now: float) -> bool:
+        """True if no job has waited for this lately; another job may say the same of its topics."""
+        with self._changed:
+            lately = {each: at for each, at in self._waited_at.items() if now - at < SETTLED_S}
+            self._waited_at = {**lately, outage: now}
+        return outage not in lately
 
     def _close_actor(self, job: Supervised) -> None:
         actor, job.actor = job.actor, None

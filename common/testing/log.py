@@ -356,7 +356,10 @@ class MemoryLog:
         with self.here():
             return sorted(self._topics)
 
-    def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
+    def settings(
+        self, topics: Collection[str], refused: list[str] | None = None
+    ) -> dict[str, dict[str, str]]:
+        del refused
         with self.here():
             return {topic: dict(self._settings[topic]) for topic in topics if topic in self._topics}
 

@@ -153,6 +153,7 @@ class DeadLetters:
         self._delivered = 0
         self._told = 0  # of those ordered, how many the log has named
         self._running: Supervised | None = None  # from the first letter on
+        self._again_at = 0.0
         self._writer: Writer | None = None
 
     @property
@@ -178,10 +179,13 @@ class DeadLetters:
 
     def turn(self) -> float | None:
         """Write what is ordered; what comes twice is known by its offset."""
+        if monotonic() < self._again_at:  # orders wake it, too
+            return self._again_at
         try:
             while self._queue:
                 if not self._deliver(self._queue[0]):
-                    return monotonic() + RETRY_S
+                    self._again_at = monotonic() + RETRY_S
+                    return self._again_at
                 self._queue.popleft()
                 self._delivered += 1
                 self._wake()
@@ -234,8 +238,8 @@ class DeadLetters:
         try:
             missing = sorted(topics - self._source.describe(topics).keys())
             if missing:
-                self._log.warning("dead_letter_topic_missing", topics=", ".join(missing))
                 self._source.create_topics([NewTopic(each, kept_forever=True) for each in missing])
+                self._log.warning("dead_letter_topic_missing", topics=", ".join(missing))
         except UnavailableError as error:
             self._outage.met(error)
             return True

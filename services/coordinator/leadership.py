@@ -265,7 +265,10 @@ class Leadership:
             for stream in self._record.spec.streams
         ]
         wanted = [*own, *letters]
-        found = self._source.settings([topic.name for topic in wanted])
+        refused = list[str]()
+        found = self._source.settings([topic.name for topic in wanted], refused)
+        if refused:
+            self._log.warning("topic_settings_unknown", reason="; ".join(refused))
         lossy = [each for each in differences(own, found) if each.loses]
         if lossy:
             return (

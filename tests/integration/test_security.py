@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 import redis
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._acl import AclBinding, AclBindingFilter, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from common.adapters.redis.board import RedisBoard
@@ -36,7 +36,7 @@ from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
-from common.ports.servers import Fetched, NewTopic
+from common.ports.servers import Fetched, NewRecord, NewTopic
 from common.runtime.connect import open_board, open_boards, open_log
 from tests.certificates import Authority
 from tests.redis_servers import system_redis_server
@@ -299,7 +299,11 @@ def safe_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeKafka]:
         }
         admin = AdminClient({"bootstrap.servers": kafka.settings.bootstrap})
         # Rows of several services name the same rights.
-        allowed = {acl for line in rights(("topic ", "group ")) for acl in acls_of(line)}
+        allowed = {
+            acl
+            for line in rights(("topic ", "group ", "transactional_id "))
+            for acl in acls_of(line)
+        }
         # What may be described may neither be created nor written.
         for topic in ("salaries", "ledgers"):
             allowed |= {*acls_of(f"topic literal {topic} describe")}
@@ -345,7 +349,11 @@ def test_the_rights_in_the_guide_are_all_that_a_log_needs(safe_kafka: SafeKafka)
     for topic in ("doll.job.control", "clinic-a.dlq"):
         log.create_topics([NewTopic(topic, kept_forever=True)])
         append(log, topic, b"said")
-        assert log.settings([topic, "payroll"])[topic]["retention.ms"] == "-1"
+        refused = list[str]()
+        assert log.settings([topic, "payroll"], refused)[topic]["retention.ms"] == "-1"
+        assert [text.partition(" (")[0] for text in refused] == [
+            "Kafka refuses describe_configs on topic payroll"
+        ]
     with closing(log.tail(Partition("doll.job.control", 0), 0)) as tail:
         (record,) = tail.read(1, LONG_S)
     assert record.value == b"said"
@@ -374,10 +382,33 @@ def test_the_rights_in_the_guide_are_all_that_a_log_needs(safe_kafka: SafeKafka)
 
 
 @pytest.mark.kafka
+def test_readers_whose_group_is_refused_read_and_one_logs_the_missing_right(
+    safe_kafka: SafeKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = (
+        *(ResourceType.GROUP, "doll.alone", ResourcePatternType.LITERAL),
+        *("User:doll", "*", AclOperation.ALL, AclPermissionType.DENY),
+    )
+    append(safe_kafka.everything, "clinic-a", b"a record")
+    [answer] = safe_kafka.admin.create_acls([AclBinding(*refused)]).values()
+    answer.result()
+    place, log = Partition("clinic-a", 0), log_with(safe_kafka)
+    with closing(log), closing(log.tail(place, 0)) as tail:
+        await_condition(lambda: "group_refused" in caplog.text, "the right is named")
+        assert "Kafka refuses read on group doll.alone (principal User:doll)" in caplog.text
+        assert tail.read(1, LONG_S)
+        for _ in range(3):
+            with closing(log.spans()) as spans:
+                assert len(spans.read(Span(*place, 0, 1), LONG_S).values) == 1
+    [answers] = safe_kafka.admin.delete_acls([AclBindingFilter(*refused)]).values()
+    assert len(answers.result()) == 1
+
+
+@pytest.mark.kafka
 def test_a_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> None:
     log = log_with(safe_kafka)
     wanted = (
-        r"Kafka refuses describe on topic payroll \(principal User:doll\): add it as in"
+        r"Kafka refuses read or describe on topic payroll \(principal User:doll\): add it as in"
         r" docs/howto/security\.md \(TOPIC_AUTHORIZATION_FAILED\)"
     )
     with pytest.raises(ForbiddenError, match=wanted):
@@ -388,6 +419,12 @@ def test_a_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> Non
         writer.append("ledgers", b"not ours to write")
         with pytest.raises(BrokenWriterError, match="refuses write on topic ledgers"):
             writer.flush(LONG_S)
+    log.create_topics([NewTopic("doll.notes")])
+    both = [NewRecord(topic, b"a record") for topic in ("doll.notes", "ledgers")]
+    with closing(log.transactions("doll.test")) as transactions:
+        with pytest.raises(ForbiddenError, match=r"refuses write on topic ledgers \(principal"):
+            transactions.write(both)
+        transactions.write(both[:1])
 
 
 @pytest.mark.kafka

@@ -60,6 +60,8 @@ FORBIDDEN = {
     # Of a producer that may write to no topic at all, and of topics that may not be created.
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "topic",
 }
+# Said of the group that readers outside a job's group are in. They read without it.
+GROUP_REFUSED = KafkaError.GROUP_AUTHORIZATION_FAILED
 _ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 -- likewise
 _SHUT_OUT = {  # and what to do about it
     KafkaError._AUTHENTICATION: (  # noqa: SLF001 -- likewise

@@ -16,6 +16,7 @@ from confluent_kafka import (
 )
 
 from common.adapters.kafka.client import (
+    GROUP_REFUSED,
     OUT_OF_RANGE,
     Complaints,
     as_ours,
@@ -23,7 +24,7 @@ from common.adapters.kafka.client import (
     made,
     place_of,
 )
-from common.adapters.kafka.settings import ALONE, reader_properties
+from common.adapters.kafka.settings import reader_properties
 from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.ports.servers import FoundTopic
@@ -73,7 +74,7 @@ def epoch_ends(
     """
     doing = f"leader epochs of {len(epochs)} partitions"
     topics = " or ".join(sorted({place.topic for place in epochs}))
-    rights = (settings.right("read", f"topic {topics}"), settings.right("read", f"group {ALONE}"))
+    right = settings.right("read", f"topic {topics}")
     complaints, found = Complaints(), dict[Partition, int]()
     client = made(Consumer, reader_properties(settings) | {"error_cb": complaints})
     deadline = time.monotonic() + timeout_s
@@ -90,21 +91,21 @@ def epoch_ends(
                 complaints.raise_away(doing)
                 raise UnavailableError(f"{doing}: no answer within {timeout_s} s", "kafka")
             for message in cast("list[Record]", client.consume(len(epochs), left_s)):
-                _take_end(message, found, doing, *rights)
+                _take_end(message, found, doing, right)
     except KafkaException as raised:
-        raise as_ours(cause_of(raised), doing, *rights) from raised
+        raise as_ours(cause_of(raised), doing, right) from raised
     finally:
         client.close()
     return found
 
 
-def _take_end(message: Record, found: dict[Partition, int], doing: str, *rights: str) -> None:
+def _take_end(message: Record, found: dict[Partition, int], doing: str, right: str) -> None:
     error = message.error()
-    if error is None:
+    if error is None or error.code() == GROUP_REFUSED:
         return
     end = divergent_offset(error) if error.code() in OUT_OF_RANGE else None
     if end is None:
-        raise as_ours(error, doing, *rights)
+        raise as_ours(error, doing, right)
     found[Partition(*place_of(message))] = end
 
 

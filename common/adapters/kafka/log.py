@@ -145,7 +145,9 @@ class KafkaLog:
         """See the port."""
         return sorted(self._listed(None, "all topics"))
 
-    def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
+    def settings(
+        self, topics: Collection[str], refused: list[str] | None = None
+    ) -> dict[str, dict[str, str]]:
         """See the port."""
         if self._settings.topic_maker is not None or not topics:
             return {}
@@ -159,9 +161,12 @@ class KafkaLog:
             try:
                 entries = answer.result()
             except KafkaException as raised:
-                error = as_ours(cause_of(raised), f"settings of topic {resource.name}")
+                right = self._settings.right("describe_configs", f"topic {resource.name}")
+                error = as_ours(cause_of(raised), f"settings of topic {resource.name}", right)
                 if error.retriable and not isinstance(error, ForbiddenError):
                     raise error from raised
+                if refused is not None and isinstance(error, ForbiddenError):
+                    refused.append(str(error))
                 continue
             found[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
         return found
@@ -327,7 +332,7 @@ class KafkaLog:
 
     def transactions(self, name: str) -> KafkaTransactions:
         """See the port."""
-        return KafkaTransactions(self._settings, name, self.partitions)
+        return KafkaTransactions(self._settings, lambda: self._admin, name, self.partitions)
 
     def close(self) -> None:
         """See the port."""
@@ -365,7 +370,7 @@ class KafkaLog:
         return made(AdminClient, client_properties(self._settings) | properties)
 
     def _describe(self, topic: str) -> str:
-        return self._settings.right("describe", f"topic {topic}")
+        return self._settings.right("read or describe", f"topic {topic}")
 
     def _exists(self, topic: str) -> bool:
         try:

@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from common.adapters.kafka.client import (
     AT_END,
+    GROUP_REFUSED,
     OUT_OF_RANGE,
     Complaints,
     arrival_s,
@@ -21,7 +22,7 @@ from common.adapters.kafka.client import (
     values_of,
 )
 from common.adapters.kafka.cursor import Cursor
-from common.adapters.kafka.settings import ALONE, reader_properties
+from common.adapters.kafka.settings import reader_properties
 from common.errors import ExpiredError, OutsideError, UnavailableError
 from common.ports.servers import Fetched
 
@@ -125,7 +126,7 @@ class KafkaSpanReader:
                 return run
         for message in messages:
             error = message.error()
-            if error is None:
+            if error is None or error.code() == GROUP_REFUSED:
                 continue
             if error.code() == AT_END:
                 cursor.position = max(cursor.position, message.offset())
@@ -138,9 +139,9 @@ class KafkaSpanReader:
         return run
 
     def _as_ours(self, error: KafkaError, span: Span) -> OutsideError:
-        topic, group = f"topic {span.topic}", f"group {ALONE}"
-        rights = (self._settings.right("read", topic), self._settings.right("read", group))
-        return as_ours(error, f"reading {span}", *rights)
+        return as_ours(
+            error, f"reading {span}", self._settings.right("read", f"topic {span.topic}")
+        )
 
     def _assign(self, cursor: Cursor) -> None:
         self._client.assign([TopicPartition(*cursor.partition, cursor.position)])

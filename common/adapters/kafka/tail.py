@@ -11,6 +11,7 @@ the client has one position per partition.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from common.adapters.kafka.client import (
     AT_END,
     FORBIDDEN,
+    GROUP_REFUSED,
     NO_LEADERS,
     OUT_OF_RANGE,
     STALE_LEADER,
@@ -35,6 +37,7 @@ from common.adapters.kafka.client import (
     cause_of,
     end_in,
     epoch_of,
+    forbidden,
     made,
     offsets_of,
     runs_of,
@@ -42,7 +45,7 @@ from common.adapters.kafka.client import (
 from common.adapters.kafka.cursor import Cursor
 from common.adapters.kafka.epochs import TopicsQuestion, TopicWatch, divergent_offset
 from common.adapters.kafka.offsets import BoundsQuestion
-from common.adapters.kafka.settings import tail_properties
+from common.adapters.kafka.settings import ALONE, tail_properties
 from common.core.spans import Partition
 from common.errors import (
     ExpiredError,
@@ -63,6 +66,8 @@ if TYPE_CHECKING:
     from common.adapters.kafka.settings import KafkaSettings
     from common.core.spans import LogPosition
     from common.ports.servers import Bounds
+
+_LOGGER = logging.getLogger(__name__)
 
 _WAIT_S = 0.01  # for records; what is asked of the thread meanwhile waits as long
 _QUIET_WAIT_S = 0.05  # instead, once nothing came and nothing was asked for `_QUIET_S`
@@ -447,6 +452,7 @@ class _TailConsumer:
             partition = Partition(*place)
             tail = self._reading.get(partition)
             if tail is None or partition not in self._assigned:
+                self._leave_out(all_of[0])
                 continue
             run, end = self._that_count(tail, all_of)
             if run or end is not None:
@@ -498,6 +504,13 @@ class _TailConsumer:
                     self._assign(tail)  # so that the end is told again once the right is there
         return [message for message in run if message.error() is None]
 
+    def _leave_out(self, message: Record) -> None:
+        """Log if Kafka refuses the readers' group; only one consumer of a process is not prompt."""
+        error = message.error()
+        if error is not None and error.code() == GROUP_REFUSED and not self.prompt:
+            right = forbidden(error, self._settings.right("read", f"group {ALONE}"))
+            _LOGGER.warning("group_refused reason=%r", right)
+
     def _hear(self, error: KafkaError) -> None:
         """What the client's own threads ran into; called inside `consume`."""
         if error.code() in UNKNOWN:
@@ -523,7 +536,7 @@ class _TailConsumer:
                 if answer.code() in UNKNOWN:
                     self._suspects.setdefault(partition, None)
                 elif partition in self._unidentified:
-                    right = self._settings.right("describe", f"topic {partition.topic}")
+                    right = self._settings.right("read or describe", f"topic {partition.topic}")
                     tail.complain(as_ours(answer, f"id of {partition.topic}", right))
             elif answer is not None:
                 self._identify(tail, answer)

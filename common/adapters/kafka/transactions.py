@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
+from confluent_kafka.admin._acl import AclOperation
 
 from common.adapters.kafka.client import as_ours, cause_of, made
 from common.adapters.kafka.settings import writer_properties
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from confluent_kafka import Message
+    from confluent_kafka.admin import AdminClient
 
     from common.adapters.kafka.settings import KafkaSettings
     from common.ports.servers import NewRecord
@@ -31,6 +33,7 @@ class KafkaTransactions:
 
     Args:
         settings: Where Kafka is.
+        admin: Gives the client that knows which rights we have.
         name: The transactional id.
         check_topic: Raises where a topic does not exist; a producer would ask the broker to create
             it.
@@ -41,25 +44,18 @@ class KafkaTransactions:
     """
 
     def __init__(
-        self, settings: KafkaSettings, name: str, check_topic: Callable[[str], object]
+        self,
+        settings: KafkaSettings,
+        admin: Callable[[], AdminClient],
+        name: str,
+        check_topic: Callable[[str], object],
     ) -> None:
         self._name = name
+        self._admin = admin
         self._settings = settings
         self._check_topic = check_topic
         self._refused: DeliveryError | None = None
-        self._client = made(
-            Producer,
-            {
-                **writer_properties(settings),
-                "transactional.id": name,
-                "transaction.timeout.ms": _TIMEOUT_MS,
-                "message.timeout.ms": _TIMEOUT_MS,  # the client wants no more of it
-            },
-        )
-        try:
-            self._client.init_transactions(_WAIT_S)
-        except KafkaException as raised:
-            raise self._as_ours(cause_of(raised)) from raised
+        self._client: Producer | None = self._opened()
 
     def write(self, records: Sequence[NewRecord]) -> None:
         """See the port."""
@@ -67,11 +63,12 @@ class KafkaTransactions:
             self._check_topic(topic)
         self._refused = None
         topic = ""
+        client = self._client = self._client or self._opened()
         try:
-            self._client.begin_transaction()
+            client.begin_transaction()
             for record in records:
                 topic = record.topic
-                self._client.produce(
+                client.produce(
                     topic,
                     record.value,
                     record.key,
@@ -79,11 +76,15 @@ class KafkaTransactions:
                     self._report,
                     headers=list(record.headers) or None,
                 )
-            self._client.commit_transaction(_WAIT_S)
+            client.commit_transaction(_WAIT_S)
         except KafkaException as raised:
             error = cause_of(raised)
-            with suppress(KafkaException):
-                self._client.abort_transaction(_WAIT_S)
+            try:
+                client.abort_transaction(_WAIT_S)
+            except KafkaException as failed:
+                # Kafka had begun none: it refused all topics. The client can do no more then.
+                if cause_of(failed).code() == KafkaError.INVALID_TXN_STATE:
+                    self._client = None
             if self._refused is not None:
                 raise self._refused from raised
             if error.fatal():
@@ -93,17 +94,51 @@ class KafkaTransactions:
                 ) from raised
             if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 raise refusal_of(topic, error, self._settings) from raised
-            topics = " or ".join(sorted({record.topic for record in records}))
-            raise self._as_ours(error, topics) from raised
+            topics = {record.topic for record in records}
+            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                topics = self._forbidden(topics) or topics
+            raise self._as_ours(error, " or ".join(sorted(topics))) from raised
 
     def close(self) -> None:
         """See the port."""
-        self._client.purge()
+        if self._client is not None:
+            self._client.purge()
+
+    def _opened(self) -> Producer:
+        """Return a client that has the transactional id for itself."""
+        client = made(
+            Producer,
+            {
+                **writer_properties(self._settings),
+                "transactional.id": self._name,
+                "transaction.timeout.ms": _TIMEOUT_MS,
+                "message.timeout.ms": _TIMEOUT_MS,  # the client wants no more of it
+            },
+        )
+        try:
+            client.init_transactions(_WAIT_S)
+        except KafkaException as raised:
+            raise self._as_ours(cause_of(raised)) from raised
+        return client
 
     def _as_ours(self, error: KafkaError, topics: str = "") -> OutsideError:
         right, name = self._settings.right, f"transactional id {self._name}"
         rights = right("write", name), right("write", f"topic {topics}")
         return as_ours(error, f"writing as {self._name}", *rights)
+
+    def _forbidden(self, topics: set[str]) -> set[str]:
+        """Return the topics that we may not write to; Kafka refuses all of a transaction as one."""
+        answers = self._admin().describe_topics(
+            TopicCollection(sorted(topics)),
+            include_authorized_operations=True,
+            request_timeout=self._settings.request_timeout_s,
+        )
+        found = set[str]()
+        for topic, answer in answers.items():
+            with suppress(KafkaException):
+                if AclOperation.WRITE not in (answer.result().authorized_operations or ()):
+                    found.add(topic)
+        return found
 
     def _report(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:

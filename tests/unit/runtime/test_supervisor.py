@@ -17,7 +17,7 @@ import pytest
 
 from common.errors import CorruptError, UnavailableError
 from common.runtime.supervisor import LONG_S, Actor, Fault, Make, Patience, Supervised, Supervisor
-from common.telemetry.logging import event_logger, line_formatter
+from common.telemetry.logging import SETTLED_S, event_logger, line_formatter
 from common.telemetry.metrics.meters import Meters
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
@@ -284,6 +284,31 @@ def test_a_server_that_is_away_is_no_failure_but_waited_for(house: _House) -> No
         "Kafka is unavailable",
     )
     assert house.count("doll_job_faults_total", job_name="digits", kind="unavailable") == 1
+
+
+def test_jobs_that_wait_for_the_same_are_logged_once_for_an_outage() -> None:
+    # a waits   b waits   quiet   c waits
+    clock = ManualClock(1.0)
+    house = _House(clock=clock)
+    for name, quiet_s in (("a", 0.0), ("b", 0.0), ("c", SETTLED_S)):
+        clock.advance(quiet_s)
+        actor, after = _Script(), _Script()
+        actor.turns.put(UnavailableError(f"Kafka refuses write on topic doll.{name}.plans"))
+        house.supervisor.begin(name, making(actor, after))
+        turns(after, 1)
+
+    assert [line["job"] for line in house.told()] == ["a", "c"]
+    assert house.supervisor.close(PATIENCE_S)
+
+
+def test_each_right_that_jobs_wait_for_is_logged(house: _House) -> None:
+    for name, topic in (("a", "clinic-a"), ("b", "clinic-b")):
+        actor, after = _Script(), _Script()
+        actor.turns.put(UnavailableError(f"Kafka refuses read on topic {topic}"))
+        house.supervisor.begin(name, making(actor, after))
+        turns(after, 1)
+
+    assert [line["job"] for line in house.told()] == ["a", "b"]
 
 
 def test_pauses_double_up_to_a_bound() -> None:

@@ -86,11 +86,13 @@ class RefusingLog(MemoryLog):
         self.refused = ""
         self.faulty = ""  # a topic about whose settings it fails in a way that nobody foresaw
 
-    def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
+    def settings(
+        self, topics: Collection[str], refused: list[str] | None = None
+    ) -> dict[str, dict[str, str]]:
         """As ever, but of the faulty topic."""
         if self.faulty in topics:
             raise ZeroDivisionError("a bug")
-        return super().settings(topics)
+        return super().settings(topics, refused)
 
     def append(
         self,

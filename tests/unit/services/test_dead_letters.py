@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from common.core.commands import DeadLetterRecords
 from common.core.messages import Batch, Quarantined, Skipped, WorkerId
 from common.core.spans import Partition, Span
-from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
+from common.errors import (
+    DeliveryError,
+    ForbiddenError,
+    RecordTooLargeError,
+    UnknownTopicError,
+)
 from common.ports.servers import NewTopic
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
@@ -19,8 +24,10 @@ from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.testing.log import MemoryLog
 from common.topics.dead_letters import Letter, letter_of, letters_of
+from services.coordinator import dead_letters
 from services.coordinator.dead_letters import (
     READ_RECORDS,
+    RETRY_S,
     DeadLetters,
     write,
     written,
@@ -28,6 +35,8 @@ from services.coordinator.dead_letters import (
 from tests.unit.services.replicas import until
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from common.ports.servers import Fetched, LogRecord
 
 STREAM = Partition("clicks", 0)
@@ -207,3 +216,48 @@ def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_
         log.delete_topic("clicks.dlq")
     assert faults == []
     assert steps.close(WAIT_S)
+
+
+class ForbiddenTopics(MemoryLog):
+    """A log that refuses to create topics, and counts how often it was asked to."""
+
+    refusals = -1  # the first call makes the topics of the test
+
+    def create_topics(self, wanted: Sequence[NewTopic]) -> None:
+        """See the port."""
+        self.refusals += 1
+        if self.refusals:
+            raise ForbiddenError("Kafka refuses create")
+        super().create_topics(wanted)
+
+
+def test_orders_do_not_hasten_the_next_attempt_at_a_topic_that_may_not_be_created(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, logger, faults = [7.0], event_logger("test"), list[BaseException]()
+    steps = Supervisor(None, Watchdogs(), logger, threads=1)
+    monkeypatch.setattr(dead_letters, "monotonic", lambda: now[0])
+    log = ForbiddenTopics()
+    log.create_topics([NewTopic("clicks", 1)])
+    writer = log.writer()
+    writer.append("clicks", b"value")
+    assert writer.flush(WAIT_S)
+    assert steps.close(WAIT_S)  # the test itself gives turns
+    letters = DeadLetters(
+        "job",
+        log=log,
+        spans=log.spans(),
+        steps=steps,
+        metrics=CoordinatorMetrics().follow("job", lambda: None),
+        logger=logger,
+        wake=lambda: None,
+        fail=faults.append,
+    )
+    for _ in range(3):
+        letters.add(DeadLetterRecords((Skipped(*STREAM, 0, "torn"),), {STREAM: "ID"}))
+        assert letters.turn() == now[0] + RETRY_S
+    assert log.refusals == 1
+    now[0] += RETRY_S
+    letters.turn()
+    assert (log.refusals, faults) == (2, [])
+    assert [each.msg for each in caplog.records] == ["dead_letters_unavailable"]
