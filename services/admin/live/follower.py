@@ -97,7 +97,8 @@ class JobFollower:
         ready: True once all is known that had happened before it began.
         ended_s: When it ended, on the clock `monotonic`; None: it has not.
         asked_s: When a request last asked about the job, on the clock `monotonic`.
-        summary: As of the last look; None: there was none yet.
+        summary: As of the last look, the same object until it changes; None: there was none yet.
+        listed: The summary that the list of jobs shows.
         looked: True once there was a look.
         is_stale: True from a question about a job that nobody watched until what is new is folded.
         due_s: When it has something to do even without news, on the clock `monotonic`.
@@ -121,6 +122,7 @@ class JobFollower:
         self.ended_s: float | None = None
         self.asked_s = -inf
         self.summary: Summary | None = None
+        self.listed: Summary | None = None
         self.due_s = 0.0
         self.looked_at = LookedAt(record, sources.open_board(record.id))
         self._sources = sources
@@ -379,7 +381,9 @@ class JobFollower:
         with self._lock:
             view = self._view
             spent_usd = view.ledger.spent_usd(now) if view.ledger.launches else None
-            self.summary = Summary(view.job.state(now), view.job.numbers(now), spent_usd)
+            summary = Summary(view.job.state(now), view.job.numbers(now), spent_usd)
+        if summary != self.summary:
+            self.summary = summary
 
     def _publish(self, event: Answer) -> None:
         if self.watched:
