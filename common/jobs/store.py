@@ -182,6 +182,9 @@ class JobStore:
         self._book = CompactedTable[JobRecord | FreeName](
             log, topics.JOBS, _decode, "job", closed=False, clock=clock
         )
+        # Entries that `refresh` saw last, and the jobs among them.
+        self._shown: tuple[Mapping[str, JobRecord | FreeName], Mapping[str, JobRecord]] | None
+        self._shown = None
 
     def acting(self, by: Actor) -> JobStore:
         """Return this store for changes by somebody else, such as the caller of a request."""
@@ -210,13 +213,18 @@ class JobStore:
         """
         return _jobs(self._book.read())
 
-    def refresh(self, timeout_s: float) -> dict[str, JobRecord]:
+    def refresh(self, timeout_s: float) -> Mapping[str, JobRecord]:
         """Wait up to `timeout_s` for news, then return all jobs as known by then.
+
+        The result is the same object until a job changes.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
         """
-        return _jobs(self._book.refresh(timeout_s))
+        entries, shown = self._book.refresh(timeout_s), self._shown
+        if shown is None or shown[0] is not entries:
+            self._shown = shown = entries, _jobs(entries)
+        return shown[1]
 
     def get(self, job: str) -> JobRecord:
         """One job as of now.

@@ -517,7 +517,8 @@ class _TailConsumer:
     def _look_at_topics(self) -> None:
         """See whether topics are still those that positions name; read those that wait for it."""
         found = self._watch.look(self._named, urgent=bool(self._unidentified))
-        for partition, tail in tuple(self._reading.items()):
+        # Most turns find nothing, and there may be hundreds of tails.
+        for partition, tail in tuple(self._reading.items()) if found else ():
             answer = found.get(partition.topic) if tail.cursor.topic_id else None
             if isinstance(answer, KafkaError):
                 if answer.code() in UNKNOWN:
