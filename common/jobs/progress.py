@@ -864,10 +864,14 @@ class JobProgress:
         """
         self._claims.feed(offset, record)
 
-    def look(self, look: Look) -> None:
-        """Take in what the board and the streams said."""
+    def look(self, look: Look) -> bool:
+        """Take in what the board and the streams said; True if they said something new."""
+        before, starts = self.seen, self._ends.starts
         self.seen = look
         self._ends.look(look.at_s, look.ends, look.starts)
+        # Ends that Kafka does not give are unknown after a while.
+        is_same = look.ends is not None and starts == self._ends.starts
+        return not is_same or look != before._replace(at_s=look.at_s, starts=look.starts)
 
     # --- what is told ----------------------------------------------------------------------------
 

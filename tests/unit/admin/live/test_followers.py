@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.errors import NotFoundError, OutsideError, UnavailableError
 from common.jobs.progress import UNREAD
@@ -31,7 +32,7 @@ class Rig:
 
     def __init__(self, log: MemoryLog | None = None) -> None:
         self.log = MemoryLog() if log is None else log
-        redis = MemoryRedis()
+        self.redis = MemoryRedis()
         self.jobs: dict[str, JobRecord] = {JOB: job(), "old": job("stopped", "old")}
         for name in self.jobs:
             Topics(self.log, name)
@@ -40,7 +41,7 @@ class Rig:
         self.ending = threading.Event()
         self.sources = Sources(
             lambda: self.log,
-            lambda name: MemoryBoard(redis, name),
+            lambda name: MemoryBoard(self.redis, name),
             self.glances,
             lambda: self.jobs,
             time.time,
@@ -214,6 +215,22 @@ def test_list_during_an_outage_is_answered_without_numbers(rig: Rig) -> None:
     assert rig.followers.summary(record).numbers is None
     assert rig.followers.summary(rig.jobs[JOB]).state is UNREAD
     rig.log.come_back()
+
+
+def test_looks_that_see_nothing_new_leave_the_list_as_it_is(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = list[str]()
+    follower = rig.followers.of(JOB)
+    eventually(lambda: follower.listed is not None)
+    monkeypatch.setattr(rig.followers.listing, "change", changed.append)
+    rig.looks.clear()
+    eventually(lambda: len(rig.looks) > 3)
+    assert changed == []
+
+    MemoryBoard(rig.redis, JOB).beat(WorkerId("w1"), "alive", 1e9)
+
+    eventually(lambda: changed == [JOB])
 
 
 class RefusingLog(MemoryLog):
