@@ -64,8 +64,9 @@ if TYPE_CHECKING:
     from common.core.spans import LogPosition
     from common.ports.servers import Bounds
 
-_WAIT_S = 0.01  # for records; what is asked of the thread meanwhile waits as long
-_QUIET_WAIT_S = 0.05  # instead, once nothing came and nothing was asked for `_QUIET_S`
+# Time that the client waits for records. An order to the thread waits as long, a record does not.
+_WAIT_S = 0.01
+_QUIET_WAIT_S = 0.05  # instead, once nothing was asked of the thread for `_QUIET_S`
 _QUIET_S = 1.0
 _MANY_RECORDS = 2000  # of one call to the client
 _HELD_BYTES = 4 << 20  # of one tail: it is fetched no more until half of it is read
@@ -366,7 +367,6 @@ class _TailConsumer:
             quiet = time.monotonic() >= self._busy_s + _QUIET_S
             messages = self._client.consume(1, _QUIET_WAIT_S if quiet else _WAIT_S)
             if messages:
-                self._busy_s = time.monotonic()
                 messages += self._client.consume(_MANY_RECORDS, 0)
             self._distribute(cast("list[Record]", messages))
             self._seek_unsought()
