@@ -183,8 +183,7 @@ class JobStore:
             log, topics.JOBS, _decode, "job", closed=False, clock=clock
         )
         # Entries that `refresh` saw last, and the jobs among them.
-        self._shown: tuple[Mapping[str, JobRecord | FreeName], Mapping[str, JobRecord]] | None
-        self._shown = None
+        self._shown: tuple[Mapping[str, JobRecord | FreeName], Mapping[str, JobRecord]] = {}, {}
 
     def acting(self, by: Actor) -> JobStore:
         """Return this store for changes by somebody else, such as the caller of a request."""
@@ -221,10 +220,10 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable.
         """
-        entries, shown = self._book.refresh(timeout_s), self._shown
-        if shown is None or shown[0] is not entries:
-            self._shown = shown = entries, _jobs(entries)
-        return shown[1]
+        entries = self._book.refresh(timeout_s)
+        if self._shown[0] is not entries:
+            self._shown = entries, _jobs(entries)
+        return self._shown[1]
 
     def get(self, job: str) -> JobRecord:
         """One job as of now.

@@ -207,8 +207,6 @@ class Followers:
 
     async def _settle(self, settled: Callable[[], bool], patience_s: float) -> None:
         """Wait until something is so, for a limited time."""
-        if settled():
-            return
         news, loop = asyncio.Event(), asyncio.get_running_loop()
         self._settled.listen(loop, news)
         try:
@@ -348,21 +346,17 @@ class Followers:
             jobs = self._sources.jobs()
             is_full, self._swept = jobs is not self._swept, jobs
             # As long as no job changes, those that run and are followed stay so.
-            doubtful: Mapping[str, object] = {
-                job: each
+            doubtful = [
+                job
                 for job, each in self._followers.items()
                 if is_full or each.ended_s is not None or each.looked_at.record.wanted != "running"
-            }
+            ]
             for job in doubtful:
                 follower, record = self._followers[job], jobs.get(job)
-                why = ""
                 if record is None or not follower.follows(record):
-                    why = "it was deleted"
+                    left.append((self._followers.pop(job), "it was deleted"))
                 elif not self._needs(record, follower):
-                    why = "nobody asked about it"
-                if why:
-                    left.append((self._followers.pop(job), why))
-                    self.listing.change(job)
+                    left.append((self._followers.pop(job), "nobody asked about it"))
             self._sweep_briefs(jobs, is_full=is_full)
             for job in jobs if is_full else doubtful:
                 if job in jobs and jobs[job].wanted == "running":
@@ -371,6 +365,7 @@ class Followers:
             followers = list(self._followers.values()) if is_full else []
         for follower, why in left:
             follower.stop(why)
+            self.listing.change(follower.job)
         for follower in followers:
             if follower.job in jobs:
                 follower.take_record(jobs[follower.job])
@@ -481,8 +476,7 @@ class Followers:
                 for name, brief in found.items():
                     if self._briefs.get(name) is briefs[name]:
                         self._briefs[name] = brief
-                        if brief.summary != briefs[name].summary:
-                            self.listing.change(name)
+                        self.listing.change(name)
 
 
 def _rests(record: JobRecord | None, brief: _Brief) -> bool:

@@ -16,6 +16,7 @@ from common.api.jobs import job_summary
 from common.jobs.progress import UNREAD, Word
 
 if TYPE_CHECKING:
+    from common.api.answers import JobSummary
     from common.jobs.store import JobRecord
     from services.admin.live.follower import Summary
 
@@ -48,9 +49,14 @@ class Row:
         self.words = " ".join((spec.name, summary.state.word, task, *spec.streams)).lower()
 
     @cached_property
+    def answer(self) -> JobSummary:
+        """The job as the API tells it."""
+        return job_summary(self.record, *self.summary)
+
+    @cached_property
     def json(self) -> bytes:
-        """A `JobSummary`."""
-        return job_summary(self.record, *self.summary).model_dump_json().encode()
+        """The answer as JSON."""
+        return self.answer.model_dump_json().encode()
 
 
 class Listing:
@@ -91,12 +97,9 @@ class Listing:
         before, self._seen = self._seen, self._jobs()
         jobs = self._seen
         if jobs is not before:
-            names = jobs.keys() | before.keys()
-            changed |= {name for name in names if jobs.get(name) is not before.get(name)}
+            changed |= {each for each in {*jobs, *before} if jobs.get(each) is not before.get(each)}
         for name in changed:
             self._renew(name, jobs.get(name))
-        if changed:
-            self._orders.clear()
 
     def unread(self) -> list[JobRecord]:
         """Jobs that run and whose histories are still being read."""
@@ -112,11 +115,23 @@ class Listing:
         Args:
             sort: Name of the field; with a minus, descending.
         """
-        if sort not in self._orders:
-            self._orders[sort] = self._ordered(sort)
-        return self._orders[sort]
+        if sort in self._orders:
+            return self._orders[sort]
+        field, sign = sort.removeprefix("-"), -1 if sort.startswith("-") else 1
+        self._orders[sort] = order = sorted(self.rows, reverse=sort == "-id")
+
+        def key(name: str) -> tuple[bool, float]:
+            word, row = self.rows[name].summary.state.word, self.rows[name]
+            value = _STATES.index(word) if field == "state" else getattr(row.answer, field)
+            unknown = value is None or isnan(value)
+            return unknown, 0.0 if unknown else sign * value
+
+        if field != "id":
+            order.sort(key=key)
+        return order
 
     def _renew(self, name: str, record: JobRecord | None) -> None:
+        self._orders.clear()
         if (old := self.rows.pop(name, None)) is not None:
             self._states[old.summary.state.word] -= 1
             self._unread.discard(name)
@@ -125,25 +140,3 @@ class Listing:
             self._states[row.summary.state.word] += 1
             if row.summary.state is UNREAD:
                 self._unread.add(name)
-
-    def _ordered(self, sort: str) -> list[str]:
-        field, sign = sort.removeprefix("-"), -1 if sort.startswith("-") else 1
-        order = sorted(self.rows, reverse=sort == "-id")
-
-        def key(name: str) -> tuple[bool, float]:
-            state, numbers, spent_usd = self.rows[name].summary
-            value: float | None
-            if field == "state":
-                value = _STATES.index(state.word)
-            elif field == "spent_usd":
-                value = spent_usd
-            elif field == "accuracy":
-                value = numbers and numbers.metrics.get(field)
-            else:
-                value = numbers and getattr(numbers, field)
-            unknown = value is None or isnan(value)
-            return unknown, 0.0 if unknown else sign * (value or 0.0)
-
-        if field != "id":
-            order.sort(key=key)
-        return order

@@ -46,12 +46,10 @@ async function later(loading, open) {
   const left = (close = () => {});
   const modules = await loading.catch(() => null);
   if (close !== left) return;
-  if (modules !== null) {
-    close = open(modules);
-    return;
-  }
-  state("stopped");
-  main.replaceChildren(refused({ message: "The service did not send this page completely. Reload the page." }));
+  if (modules === null) {
+    state("stopped");
+    main.replaceChildren(refused({ message: "The service did not send this page completely. Reload the page." }));
+  } else close = open(modules);
 }
 
 /** Who signed in, and the way out; with an API key there is none: the browser keeps it. */

@@ -74,7 +74,6 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
 _EXAMPLES: Final[dict[str, Example]] = {
     "digits": {"summary": "Handwritten digits from two clinics", "value": JOB}
 }
-_NO_JOBS: Final = b'{"jobs":[]'
 _MOST: Final = 2**31 - 1  # of what counts records and batches
 _MOST_VERSIONS: Final = 2**63 - 1
 _LONGEST_DEADLINE_S: Final = 10 * 365 * 86_400.0
@@ -275,8 +274,7 @@ async def list_jobs(
         ]
 
     found = left = matching(order)
-    after = asked.after
-    if after in rows:
+    if (after := asked.after) in rows:
         left = matching(order[order.index(after) + 1 :])
     elif after and asked.sort != "id":
         raise UserError(f'after: there is no job "{after}" any more; begin with the first page')
@@ -296,7 +294,7 @@ async def list_jobs(
         unreadable=() if after else unreadable_records(service.stores.unreadable),
         next=shown[-1].record.spec.name if len(left) > len(shown) else None,
     )
-    rest = answer.model_dump_json().encode().removeprefix(_NO_JOBS)
+    rest = answer.model_dump_json().encode().removeprefix(b'{"jobs":[]')
     body = b'{"jobs":[%b]%b' % (b",".join(row.json for row in shown), rest)
     return Response(body, media_type="application/json")
 
