@@ -933,12 +933,23 @@ class JobProgress:
         """
         self._claims.feed(offset, record)
 
-    def look(self, look: Look) -> None:
-        """Take in what the board and the streams said."""
+    def look(self, look: Look) -> bool:
+        """Take in what the board and the streams said; True if they said something new."""
+        before, starts = self.seen, self._ends.starts
         self.seen = look
         self._ends.look(look.at_s, look.ends, look.starts)
         if look.ends is not None:
             self._held_back = held_back(look, self._held_back)
+        # Ends that Kafka does not give are unknown after a while; what lasts is told with its age.
+        is_same = look.ends is not None and starts == self._ends.starts
+        lasts = (
+            self._held_back or look.outages or any(who.startswith(OUTAGE) for who in look.unable)
+        )
+        return (
+            bool(lasts)
+            or not is_same
+            or look != before._replace(at_s=look.at_s, starts=look.starts)
+        )
 
     # --- what is told ----------------------------------------------------------------------------
 

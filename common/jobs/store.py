@@ -185,6 +185,8 @@ class JobStore:
         self._book = CompactedTable[JobRecord | FreeName](
             log, topics.JOBS, _decode, "job", closed=False, clock=clock
         )
+        # Entries that `refresh` saw last, and the jobs among them.
+        self._shown: tuple[Mapping[str, JobRecord | FreeName], Mapping[str, JobRecord]] = {}, {}
 
     def acting(self, by: Actor) -> JobStore:
         """Return this store for changes by somebody else, such as the caller of a request."""
@@ -213,13 +215,18 @@ class JobStore:
         """
         return _jobs(self._book.read())
 
-    def refresh(self, timeout_s: float) -> dict[str, JobRecord]:
+    def refresh(self, timeout_s: float) -> Mapping[str, JobRecord]:
         """Wait up to `timeout_s` for news, then return all jobs as known by then.
+
+        The result is the same object until a job changes.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
         """
-        return _jobs(self._book.refresh(timeout_s))
+        entries = self._book.refresh(timeout_s)
+        if self._shown[0] is not entries:
+            self._shown = entries, _jobs(entries)
+        return self._shown[1]
 
     def get(self, job: str) -> JobRecord:
         """One job as of now.

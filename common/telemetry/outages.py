@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 from common.core.liveness import OUTAGE, OutageNotice
+from common.errors import ForbiddenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SETTLED_S = 3.0
 # An outage is over if no part has had an error for this time: whoever had one does not try again.
 FORGOTTEN_S = 120.0
+# Missing rights that are logged in one outage: who adds the first must learn of the second.
+MOST_RIGHTS = 20
 NOTIFY_S = 4.0  # between notices to a job
 NOTICE_TTL_S = 10.0
 
@@ -49,6 +52,7 @@ class _Ongoing:
         self.newest_s = monotonic()  # when a part had an error last
         # By part. The error of a part that was closed stays, until another part has an answer.
         self.errors = dict[int, _Error]()
+        self.rights = set[str]()  # rights that are missing, as the log says
 
     @property
     def is_forgotten(self) -> bool:
@@ -94,7 +98,11 @@ class Outage:
                 outage = _ongoing[server] = _Ongoing()
             outage.newest_s = monotonic()
             outage.errors[id(self)] = _Error(ref(self), self._job, reason)
-        if begins:
+            is_right = isinstance(error, ForbiddenError) and len(outage.rights) < MOST_RIGHTS
+            is_new = begins or (is_right and reason not in outage.rights)
+            if is_right:
+                outage.rights.add(reason)
+        if is_new:
             event = f"{server}_unavailable"
             self._logger.warning(event, reason=reason)
 

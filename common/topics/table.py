@@ -136,6 +136,8 @@ class CompactedTable(Generic[T]):
         # True once the topic's settings were checked.
         self._looked = False
         self._entries = dict[str, T]()
+        # A copy for `refresh`; None if an entry has changed since it was made.
+        self._shown: Mapping[str, T] | None = None
         self._in_force = dict[str, InForce]()
         # Names that were entries before the topic was opened again, until a record of them is read.
         self._remembered = set[str]()
@@ -234,8 +236,10 @@ class CompactedTable(Generic[T]):
                 )
             return len(new)
 
-    def refresh(self, timeout_s: float) -> dict[str, T]:
+    def refresh(self, timeout_s: float) -> Mapping[str, T]:
         """Wait up to `timeout_s` for news, then return all entries as known by then.
+
+        The result is the same object until an entry changes.
 
         Where the topic has to be read anew, it is read to its end first: by a part of it, entries
         would seem to be gone, or to be what they were once.
@@ -253,7 +257,9 @@ class CompactedTable(Generic[T]):
             self._take(0.0)
             if not self._whole:
                 self._catch_up()
-            return dict(self._entries)
+            if self._shown is None:
+                self._shown = dict(self._entries)
+            return self._shown
 
     def update(self, name: str, change: Callable[[T | None], R], encode: Callable[[R], bytes]) -> R:
         """Change an entry, and return once the change is known to be made.
@@ -498,6 +504,7 @@ class CompactedTable(Generic[T]):
 
     def _enter(self, name: str, record: LogRecord, value: bytes) -> None:
         """Make a record the entry of its name."""
+        self._shown = None
         self._unreadable.pop(name, None)
         try:
             self._entries[name] = self._decode(record.key, value)

@@ -135,7 +135,8 @@ async def on_schedule(
 
     async def ask(due: float) -> None:
         if idle:
-            link = idle.pop()
+            # The one that has been idle longest: the service closes those that ask for nothing.
+            link = idle.pop(0)
         else:
             link = await connect(address)
             asked.connections += 1

@@ -20,6 +20,7 @@ from common.api.keys import KeyStore
 from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.config.servers import Outside
 from common.config.settings import Settings
+from common.core.liveness import TURN
 from common.core.messages import AuditRecord, ModelId, Synchrony, UpdateApplied, WorkerId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
@@ -99,6 +100,10 @@ class PageService:
     def hold(self, job: str, reason: str) -> None:
         """Hold a job, as its coordinator does."""
         JobStore(self._log).hold(job, reason)
+
+    def await_turn(self, job: str, why: str) -> None:
+        """Have a job's coordinator say at which jobs its workers are."""
+        self._board(job).put_unable(TURN, why, _FOREVER_S)
 
     def letter(self, letter: Letter) -> None:
         """A record cannot be used."""

@@ -77,7 +77,7 @@ class Stores:
         self._read = False
         self._away = ""
         self._refused = "", 0.0  # why the newest change was not made, and when
-        self._records = dict[str, KeyRecord]()
+        self._records: Mapping[str, KeyRecord] = {}
         self.jobs: Mapping[str, JobRecord] = {}
         self.unreadable: Mapping[str, Unreadable] = {}
         self.keys = Keys(())
@@ -197,7 +197,7 @@ class Stores:
         jobs, keys = self._opened
         self._fold(jobs)
         records = keys.refresh(0.0)
-        if records != self._records:
+        if records is not self._records and records != self._records:
             self._records, self.keys = records, Keys(records.values())
         self._read = True
         jobs.repair()
@@ -215,7 +215,7 @@ class Stores:
         """
         with self._fold_lock:
             jobs = store.refresh(0.0)
-            if jobs != self.jobs:
+            if jobs is not self.jobs and jobs != self.jobs:
                 self.jobs = jobs
 
     def _write(self) -> None:

@@ -30,6 +30,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
+from common.core.spread import JobDemand, View, WorkerPlacement, elsewhere
 from common.learning.checkpoint import unpack
 from common.provisioning.records import LaunchRequested, Planned, Started
 from common.topics.dead_letters import letter_of
@@ -185,6 +186,43 @@ def test_the_page_asks_nobody_but_its_service_and_complains_of_nothing(site: Sit
     assert {"/v1/jobs", "/v1/jobs/fraud/events"} <= paths
     assert [url for url in asked if not url.startswith(site.address + "/")] == []
     assert said == []
+
+
+def test_list_is_shown_without_the_program_that_draws_charts(site: Site) -> None:
+    page = site.open("/nowhere")
+    asked = list[str]()
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+
+    page.reload()
+    page.get_by_role("link", name="fraud").wait_for()
+    loaded = [each for each in asked if each.endswith(".js")]
+    page.get_by_role("link", name="fraud").click()
+    page.locator(".chart.loss .main-svg").first.wait_for()
+
+    assert sorted(loaded) == [
+        *("api.js", "dom.js", "format.js", "jobs.js", "main.js", "notices.js"),
+    ]
+    assert {"job.js", "charts.js", "plotly.min.js"} <= set(asked)
+
+
+@SEEN
+def test_job_that_awaits_its_turn_is_shown_as_calm(opened: Browser) -> None:
+    now_s = time.time()
+    waits = World(make_record("letters", now_s, rented=False), lags=[(now_s, (500, 0, 0))])
+    service = PageService({"letters": waits})
+    worker = WorkerPlacement("w1", job="fraud")
+    view = View((JobDemand("letters", backlog=500),), (worker,))
+    service.await_turn("letters", elsewhere(view, view.jobs[0]))
+    with served(service) as address:
+        page = Site(service, address, opened).open("/jobs/letters")
+        banner, badge = page.locator(".banner"), page.locator("main .badge")
+
+        expect(banner).to_contain_text("it is another job's turn: the worker is at `fraud`")
+        expect(banner).not_to_have_class(re.compile("grave"))
+        expect(badge).to_have_text("waiting for workers")
+        expect(badge).to_have_attribute("data-calm", "")
+        page.goto(f"{address}/#/")
+        expect(page.locator(".jobs tbody .badge")).to_have_attribute("data-calm", "")
 
 
 def test_the_list_shows_how_every_job_is(site: Site) -> None:

@@ -69,8 +69,9 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-_WAIT_S = 0.01  # for records; what is asked of the thread meanwhile waits as long
-_QUIET_WAIT_S = 0.05  # instead, once nothing came and nothing was asked for `_QUIET_S`
+# Time that the client waits for records. An order to the thread waits as long, a record does not.
+_WAIT_S = 0.01
+_QUIET_WAIT_S = 0.05  # instead, once nothing was asked of the thread for `_QUIET_S`
 _QUIET_S = 1.0
 _MANY_RECORDS = 2000  # of one call to the client
 _HELD_BYTES = 4 << 20  # of one tail: it is fetched no more until half of it is read
@@ -371,7 +372,6 @@ class _TailConsumer:
             quiet = time.monotonic() >= self._busy_s + _QUIET_S
             messages = self._client.consume(1, _QUIET_WAIT_S if quiet else _WAIT_S)
             if messages:
-                self._busy_s = time.monotonic()
                 messages += self._client.consume(_MANY_RECORDS, 0)
             self._distribute(cast("list[Record]", messages))
             self._seek_unsought()
@@ -530,7 +530,8 @@ class _TailConsumer:
     def _look_at_topics(self) -> None:
         """See whether topics are still those that positions name; read those that wait for it."""
         found = self._watch.look(self._named, urgent=bool(self._unidentified))
-        for partition, tail in tuple(self._reading.items()):
+        # Most turns find nothing, and there may be hundreds of tails.
+        for partition, tail in tuple(self._reading.items()) if found else ():
             answer = found.get(partition.topic) if tail.cursor.topic_id else None
             if isinstance(answer, KafkaError):
                 if answer.code() in UNKNOWN:

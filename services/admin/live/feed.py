@@ -21,6 +21,7 @@ class Feed:
 
     Attributes:
         end: Number of the event that comes next.
+        listeners: Number of streams that are open.
         closed: Whether there will be no more.
 
     Args:
@@ -31,17 +32,11 @@ class Feed:
     def __init__(self, name: str, capacity: int = EVENTS) -> None:
         self._name = name
         self._ring = deque[bytes](maxlen=capacity)
-        self.end = 0
+        self.end = self.listeners = 0
         self.closed = False
         self._lock = threading.Lock()
         self._waiting = dict[asyncio.AbstractEventLoop, set[asyncio.Event]]()
         self._woken = set[asyncio.AbstractEventLoop]()  # that will look anyway
-
-    @property
-    def listeners(self) -> int:
-        """Streams that are open."""
-        with self._lock:
-            return sum(map(len, self._waiting.values()))
 
     def publish(self, kind: str, data: bytes) -> None:
         """Append an event; its data are JSON on one line."""
@@ -97,6 +92,7 @@ class Feed:
         """Set `news` on its loop whenever there are some."""
         with self._lock:
             self._waiting.setdefault(loop, set()).add(news)
+            self._count()
             if self.closed:
                 news.set()
 
@@ -107,12 +103,17 @@ class Feed:
             waiting.discard(news)
             if not waiting:
                 self._waiting.pop(loop, None)
+            self._count()
+
+    def _count(self) -> None:
+        self.listeners = sum(map(len, self._waiting.values()))
 
     def _wake(self) -> None:
         """Have each loop tell its streams, once however much comes before it does."""
         for loop in [loop for loop in self._waiting if loop.is_closed()]:
             del self._waiting[loop]
             self._woken.discard(loop)
+            self._count()
         for loop in self._waiting.keys() - self._woken:
             with suppress(RuntimeError):  # closed in this moment
                 loop.call_soon_threadsafe(self._tell, loop)

@@ -29,7 +29,7 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.jobs.progress import UNREAD, JobProgress, Numbers, State, Word, resting
+from common.jobs.progress import QUIET_S, UNREAD, JobProgress, Numbers, State, Word, resting
 from common.jobs.watching import (
     READ_RECORDS,
     Audited,
@@ -99,7 +99,8 @@ class JobFollower:
         ready: True once all is known that had happened before it began.
         ended_s: When it ended, on the clock `monotonic`; None: it has not.
         asked_s: When a request last asked about the job, on the clock `monotonic`.
-        summary: As of the last look; None: there was none yet.
+        summary: As of the last look, the same object until it changes; None: there was none yet.
+        listed: The summary that the list of jobs shows.
         looked: True once there was a look.
         is_stale: True from a question about a job that nobody watched until what is new is folded.
         due_s: When it has something to do even without news, on the clock `monotonic`.
@@ -123,6 +124,7 @@ class JobFollower:
         self.ended_s: float | None = None
         self.asked_s = -inf
         self.summary: Summary | None = None
+        self.listed: Summary | None = None
         self.due_s = 0.0
         self.looked_at = LookedAt(record, sources.open_board(record.id))
         self._sources = sources
@@ -132,6 +134,9 @@ class JobFollower:
         self._view = JobView(record)
         self._filling = self._view  # becomes the view when it has caught up
         self.looked = self.is_stale = False
+        # True if something was folded since the last summary.
+        self._has_news = True
+        self._summarized_s = 0.0
         self._away = ""  # why reading does not go on
         self._history: HistoryReader | None = None
         self._lost = False  # its topics were deleted: its record is all that is known
@@ -288,6 +293,7 @@ class JobFollower:
             self.due_s = self._told_at + UPDATES_S
         plans = self._take_plans()
         if records or claims or plans:
+            self._has_news = True
             self._on_news()
 
     def take_record(self, record: JobRecord) -> None:
@@ -354,11 +360,12 @@ class JobFollower:
         self.looked = True
         with self._lock:
             before = self._view.job.seen.statuses
-            self._filling.look(look)
+            is_new = self._filling.look(look)
             if self._view is not self._filling:
-                self._view.look(look)
-        self._tell_state(look.at_s)
-        self._summarize(look.at_s)
+                is_new = self._view.look(look)
+        if is_new or not self._stands():
+            self._summarize(look.at_s)
+        self._tell_state()
         if before is None or look.statuses is None or not self._live():
             return
         for worker in sorted({*before, *look.statuses}):
@@ -367,26 +374,36 @@ class JobFollower:
                 fields = {"worker": worker, "status": status, "at_s": look.at_s}
                 self._publish(MemberEvent.model_validate(fields))
 
-    def _tell_state(self, now: float) -> None:
+    def _stands(self) -> bool:
+        """True if time alone does not change the summary: no rate, cost or wait goes on."""
+        if self._has_news or self.summary is None or self.summary.numbers is None:
+            return False
+        numbers, spent_usd = self.summary.numbers, self.summary.spent_usd
+        is_quiet = self._summarized_s >= (numbers.last_update_s or -inf) + QUIET_S
+        return spent_usd is None and not numbers.updates_per_s and is_quiet
+
+    def _tell_state(self) -> None:
         """Tell of the job where its state is called otherwise than before."""
-        if not self._live():
+        if not self._live() or self.summary is None:
             return
-        with self._lock:
-            word = self._view.job.state(now).word
+        word = self.summary.state.word
         before, self._word = self._word, word
         if before not in (None, word):
             self._publish_job()
 
     def _summarize(self, now: float) -> None:
+        self._has_news, self._summarized_s = False, now
         with self._lock:
             view = self._view
             spent_usd = view.ledger.spent_usd(now) if view.ledger.launches else None
-            self.summary = Summary(
+            summary = Summary(
                 view.job.state(now),
                 view.job.numbers(now),
                 spent_usd,
                 view.job.open_transactions_s(now),
             )
+        if summary != self.summary:
+            self.summary = summary
 
     def _publish(self, event: Answer) -> None:
         if self.watched:

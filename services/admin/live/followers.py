@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -30,6 +30,7 @@ from common.telemetry.logging import event_logger
 from common.telemetry.outages import Outage
 from services.admin.live.feed import Feed
 from services.admin.live.follower import JobFollower, Sources, Summary
+from services.admin.live.listing import Listing
 
 IDLE_S = 300.0  # nobody asked about a job that does not run
 READY_S = 3.0  # that a request waits for a history to be read
@@ -81,6 +82,7 @@ class Followers:
 
     Attributes:
         fault: Why one of its threads cannot go on; None: all can.
+        listing: All jobs as a list shows them.
 
     Args:
         ending: Set when the process is to end: all streams of events end at once then.
@@ -96,6 +98,7 @@ class Followers:
         ready_s: float = READY_S,
     ) -> None:
         self.fault: Exception | None = None
+        self.listing = Listing(sources.jobs, self.summary)
         self._sources = sources
         self._ending = ending
         self._idle_s = idle_s
@@ -120,6 +123,8 @@ class Followers:
         self._outage = Outage(_log, "kafka")
         self._sweep_due = self._watched_due = self._all_due = self._plans_due = 0.0
         self._resting_due = self._fill_due = 0.0
+        # Jobs as of the last full sweep; None if the next one is to be full.
+        self._swept: Mapping[str, JobRecord] | None = None
 
     def start(self) -> None:
         """Begin to follow the jobs that run, unless that has begun."""
@@ -276,6 +281,8 @@ class Followers:
                     if name in found:
                         job, summary = found[name], _summary_of(found[name], now)
                     self._briefs[name] = _Brief(looked_at, monotonic() + again_s, job, summary)
+                    self.listing.change(name)
+                self._swept = None  # one of these jobs may be another one by now
             self._settled.wake()
 
     def _keep(self) -> None:
@@ -298,6 +305,7 @@ class Followers:
         if follower is None or (ended_s is not None and monotonic() - ended_s > FAILED_S):
             follower = JobFollower(record, self._sources, self._hear, self._outage)
             self._followers[job] = follower
+            self.listing.change(job)
             self._urgent = True
             self._changed.notify()
         return follower
@@ -357,28 +365,45 @@ class Followers:
             left = [(each, "it was deleted") for each in self._left]
             self._left.clear()
             jobs = self._sources.jobs()
-            for job, follower in list(self._followers.items()):
-                record = jobs.get(job)
+            is_full, self._swept = jobs is not self._swept, jobs
+            # As long as no job changes, those that run and are followed stay so.
+            doubtful = [
+                job
+                for job, each in self._followers.items()
+                if is_full or each.ended_s is not None or each.looked_at.record.wanted != "running"
+            ]
+            for job in doubtful:
+                follower, record = self._followers[job], jobs.get(job)
                 if record is None or not follower.follows(record):
                     left.append((self._followers.pop(job), "it was deleted"))
                 elif not self._needs(record, follower):
                     left.append((self._followers.pop(job), "nobody asked about it"))
-            self._sweep_briefs(jobs)
-            for job, record in jobs.items():
-                if record.wanted == "running":
+            self._sweep_briefs(jobs, is_full=is_full)
+            for job in jobs if is_full else doubtful:
+                if job in jobs and jobs[job].wanted == "running":
                     with suppress(NotFoundError, UnavailableError):  # deleted in this moment
                         self._begun(job)
-            followers = list(self._followers.values())
-            self._woken.intersection_update(followers)
+            self._woken.intersection_update(self._followers.values())
+            followers = list(self._followers.values()) if is_full else []
         for follower, why in left:
             follower.stop(why)
+            self.listing.change(follower.job)
         for follower in followers:
             if follower.job in jobs:
                 follower.take_record(jobs[follower.job])
+        self._list(followers)
 
-    def _sweep_briefs(self, jobs: Mapping[str, JobRecord]) -> None:
+    def _list(self, followers: Iterable[JobFollower]) -> None:
+        """Have the list show followers whose summaries have changed."""
+        for follower in followers:
+            if follower.ready and follower.listed is not follower.summary:
+                follower.listed = follower.summary
+                self.listing.change(follower.job)
+
+    def _sweep_briefs(self, jobs: Mapping[str, JobRecord], *, is_full: bool) -> None:
         """Forget jobs that run or are others by now, and have paused ones read; with the lock."""
-        for job in [job for job, it in self._briefs.items() if not _rests(jobs.get(job), it)]:
+        briefs = self._briefs.items() if is_full else ()
+        for job in [job for job, it in briefs if not _rests(jobs.get(job), it)]:
             self._briefs.pop(job).looked_at.board.close()
         if monotonic() >= self._fill_due:
             self._fill_due = monotonic() + FILL_S
@@ -423,7 +448,9 @@ class Followers:
             self._look_at_briefs(clock)
         for follower in stale:
             follower.is_stale = follower in self._woken
-        if [each for each in active if each.catch_up() or each.ended_s is not None] or stale:
+        news = [each for each in active if each.catch_up() or each.ended_s is not None] or stale
+        self._list(active)
+        if news:
             self._settled.wake()
 
     def _open(
@@ -471,6 +498,7 @@ class Followers:
                 for name, brief in found.items():
                     if self._briefs.get(name) is briefs[name]:
                         self._briefs[name] = brief
+                        self.listing.change(name)
 
 
 def _rests(record: JobRecord | None, brief: _Brief) -> bool:

@@ -86,10 +86,11 @@ class JobView:
             self._losses.append(row)
         return True
 
-    def look(self, look: Look) -> None:
-        """Take in what the board and the streams said."""
-        self.job.look(look)
+    def look(self, look: Look) -> bool:
+        """Take in what the board and the streams said; True if they said something new."""
+        is_new = self.job.look(look)
         self._lags.add((look.at_s, [stream.lag for stream in self.job.streams()]))
+        return is_new
 
     # --- what is told ----------------------------------------------------------------------------
 

@@ -10,15 +10,11 @@ const MARGIN = { l: 50, r: 14, t: 10, b: 26 };
 const OPTIONS = { displayModeBar: false, doubleClick: false, showTips: false, scrollZoom: false };
 const fine = matchMedia("(pointer: fine)");
 
-/** @returns {Promise<object>} Plotly, as soon as the page has loaded it */
-function plotly() {
-  if (globalThis.Plotly) return Promise.resolve(globalThis.Plotly);
-  return new Promise((done, failed) => {
-    const script = document.getElementById("plotly");
-    script.addEventListener("load", () => done(globalThis.Plotly));
-    script.addEventListener("error", () => failed(new Error("Charts cannot be drawn: their program did not load.")));
-  });
-}
+// Plotly is large, so it is loaded with the first view that has charts.
+const loaded = import(document.querySelector('meta[name="plotly"]').content).then(
+  () => globalThis.Plotly,
+  () => null,
+);
 
 /**
  * Make a text harmless for Plotly, which reads some tags and entities in what it writes.
@@ -160,11 +156,9 @@ export class Charts {
   async #draw() {
     const began = performance.now();
     this.nextMs = began + SHORTEST_MS;
-    let drawing;
-    try {
-      drawing = await plotly();
-    } catch (error) {
-      for (const element of this.panels.keys()) element.replaceChildren(error.message);
+    const drawing = await loaded;
+    if (drawing === null) {
+      for (const element of this.panels.keys()) element.replaceChildren("Charts cannot be drawn: their program did not load.");
       return;
     }
     this.#drawEach(drawing, false);

@@ -2,9 +2,8 @@
 
 import { me, send } from "./api.js";
 import { h, say } from "./dom.js";
-import { jobView } from "./views/job.js";
 import { jobsView } from "./views/jobs.js";
-import { submitView } from "./views/submit.js";
+import { refused } from "./views/notices.js";
 
 const main = document.getElementById("main");
 const crumbs = document.getElementById("crumbs");
@@ -32,9 +31,25 @@ function route() {
   const place = section === "submit" ? "Submit a job" : job;
   crumbs.replaceChildren(...(place === null ? [] : [h("a", { href: "#/" }, "Jobs"), h("span", {}, place)]));
   document.title = place === null ? "DOLL" : `${place} · DOLL`;
-  if (section === "submit") close = submitView(main, state);
-  else close = job === null ? jobsView(main, state) : jobView(main, job, state);
+  if (section === "submit") later(import("./views/submit.js"), ({ submitView }) => submitView(main, state));
+  else if (job === null) close = jobsView(main, state);
+  else later(import("./views/job.js"), ({ jobView }) => jobView(main, job, state));
   scrollTo(0, 0);
+}
+
+/**
+ * Show a view once its modules are here, unless another one is wanted by then.
+ * @param {Promise<object>} loading
+ * @param {(modules: object) => () => void} open returns what closes the view
+ */
+async function later(loading, open) {
+  const left = (close = () => {});
+  const modules = await loading.catch(() => null);
+  if (close !== left) return;
+  if (modules === null) {
+    state("stopped");
+    main.replaceChildren(refused({ message: "The service did not send this page completely. Reload the page." }));
+  } else close = open(modules);
 }
 
 /** Who signed in, and the way out; with an API key there is none: the browser keeps it. */

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from math import isnan
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
@@ -24,9 +23,7 @@ from common.api.answers import (
     WorkersAnswer,
 )
 from common.api.jobs import (
-    counted,
     job_answer,
-    job_summary,
     progress_answer,
     remains_answer,
     unreadable_records,
@@ -49,6 +46,7 @@ from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
 from common.jobs.store import AfterLoss, JobRecord, JobStore
 from common.jobs.watching import waits_for_checkpoint
 from common.planning.replan import check_given_back
+from services.admin.live.listing import NUMBERS
 from services.admin.middleware.access import OPERATOR, Operator
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import (
@@ -62,12 +60,12 @@ from services.admin.routes.requests import (
 from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Sequence
 
     from fastapi.openapi.models import Example
 
     from common.ports.servers import Board, Log
-    from services.admin.live.follower import JobFollower, Summary
+    from services.admin.live.follower import JobFollower
     from services.admin.middleware.access import Caller
     from services.admin.service import Service
 
@@ -76,17 +74,6 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
 _EXAMPLES: Final[dict[str, Example]] = {
     "digits": {"summary": "Handwritten digits from two clinics", "value": JOB}
 }
-# Fields by which a list is sorted, besides its name and its state.
-_NUMBERS: Final = (
-    *("version", "loss", "accuracy", "updates_per_s", "workers", "lag", "skipped", "quarantined"),
-    *("expired", "lost", "spent_usd"),
-)
-# States in the order of a list: first those in which a person is needed.
-_STATES: Final[tuple[Word, ...]] = (
-    *("held", "waiting for a server", "waiting for a coordinator", "waiting for workers"),
-    "degraded",
-    *("running", "waiting for records", "drained", "paused", "finished", "stopped"),
-)
 _MOST: Final = 2**31 - 1  # of what counts records and batches
 _MOST_VERSIONS: Final = 2**63 - 1
 _LONGEST_DEADLINE_S: Final = 10 * 365 * 86_400.0
@@ -251,7 +238,7 @@ class ListQuery(BaseModel):
     )
     sort: str = Field(
         default="id",
-        pattern=f"^-?(id|state|{'|'.join(_NUMBERS)})$",
+        pattern=f"^-?(id|state|{'|'.join(NUMBERS)})$",
         description="Sort by this field, then by name; with a minus, descending. `state` begins"
         " with held jobs. What is not known comes last.",
         examples=["-lag"],
@@ -269,37 +256,47 @@ async def list_jobs(
     request: Request, service: Answering, asked: Annotated[ListQuery, Query()]
 ) -> Response:
     """List jobs, each with its state and its numbers."""
-    jobs, followers = service.stores.jobs, service.followers
-    await followers.known([record for record in jobs.values() if record.wanted == "running"])
-    summaries = {name: followers.summary(record) for name, record in jobs.items()}
-    order = _ordered(summaries, asked.sort)
-    found = [
-        name
-        for name in order
-        if asked.wanted in (None, jobs[name].wanted)
-        and asked.state in (None, summaries[name].state.word)
-        and _contains(jobs[name], summaries[name], asked.text.lower())
-    ]
-    left, after = found, asked.after
-    if after in jobs:
-        places = {name: place for place, name in enumerate(order)}
-        left = [name for name in found if places[name] > places[after]]
+    followers, listing = service.followers, service.followers.listing
+    listing.renew()
+    await followers.known(listing.unread())
+    listing.renew()
+    rows, order, text = listing.rows, listing.order(asked.sort), asked.text.lower()
+
+    def matching(names: Sequence[str]) -> Sequence[str]:
+        if not (asked.wanted or asked.state or text):
+            return names
+        return [
+            name
+            for name in names
+            if asked.wanted in (None, rows[name].record.wanted)
+            and asked.state in (None, rows[name].summary.state.word)
+            and text in rows[name].words
+        ]
+
+    found = left = matching(order)
+    if (after := asked.after) in rows:
+        left = matching(order[order.index(after) + 1 :])
     elif after and asked.sort != "id":
         raise UserError(f'after: there is no job "{after}" any more; begin with the first page')
     elif after:
         left = [name for name in found if name > after]
-    shown = [jobs[name] for name in left[: asked.limit]]
-    await followers.known(shown)
+    shown = [rows[name] for name in left[: asked.limit]]
+    await followers.known([row.record for row in shown])
     if await request.is_disconnected():
         raise ClientDisconnect
+    listing.renew()
+    # A job that was deleted meanwhile is shown as it was.
+    shown = [rows.get(row.record.spec.name, row) for row in shown]
     answer = JobList(
-        jobs=tuple(job_summary(record, *followers.summary(record)[:3]) for record in shown),
-        states=counted(each.state.word for each in summaries.values()),
+        jobs=(),
+        states=listing.states(),
         total=len(found),
         unreadable=() if after else unreadable_records(service.stores.unreadable),
-        next=shown[-1].spec.name if len(left) > len(shown) else None,
+        next=shown[-1].record.spec.name if len(left) > len(shown) else None,
     )
-    return Response(answer.model_dump_json(), media_type="application/json")
+    rest = answer.model_dump_json().encode().removeprefix(b'{"jobs":[]')
+    body = b'{"jobs":[%b]%b' % (b",".join(row.json for row in shown), rest)
+    return Response(body, media_type="application/json")
 
 
 @router.get("/{job}", response_model=JobAnswer, responses=documented(404))
@@ -542,38 +539,6 @@ def _purge(service: Service, job: str, caller: Caller) -> RemainsAnswer:
         if record is not None:
             check_given_back(record, service.log())
         return remains_answer(purge(job, store.acting(caller), service.outside))
-
-
-def _contains(record: JobRecord, summary: Summary, text: str) -> bool:
-    """True if a text, in lower case, is in what a list says of a job in words."""
-    spec = record.spec
-    task = spec.task.name or spec.task.entrypoint or ""
-    words = spec.name, summary.state.word, task, *spec.streams
-    return not text or text in " ".join(words).lower()
-
-
-def _ordered(summaries: Mapping[str, Summary], sort: str) -> list[str]:
-    """Sort jobs by a field, those with equal fields by name."""
-    field, sign = sort.removeprefix("-"), -1 if sort.startswith("-") else 1
-    order = sorted(summaries, reverse=sort == "-id")
-
-    def key(name: str) -> tuple[bool, float]:
-        state, numbers, spent_usd, _ = summaries[name]
-        value: float | None
-        if field == "state":
-            value = _STATES.index(state.word)
-        elif field == "spent_usd":
-            value = spent_usd
-        elif field == "accuracy":
-            value = numbers and numbers.metrics.get(field)
-        else:
-            value = numbers and getattr(numbers, field)
-        unknown = value is None or isnan(value)
-        return unknown, 0.0 if unknown else sign * (value or 0.0)
-
-    if field != "id":
-        order.sort(key=key)
-    return order
 
 
 def _curves(follower: JobFollower, now: float) -> str:

@@ -52,6 +52,7 @@ _DOCUMENT_HEADERS = {
 
 
 _FOLDER = Path(__file__).parent.parent / "page"
+_PLOTLY = f"plotly-{version('plotly')}/plotly.min.js"
 
 
 @cache
@@ -73,10 +74,6 @@ def _plotly() -> bytes:
     return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
 
 
-def _plotly_folder() -> str:
-    return f"plotly-{version('plotly')}"
-
-
 @cache
 def document(name: str) -> bytes:
     """One of the HTML files, with the folders of what it loads."""
@@ -84,13 +81,13 @@ def document(name: str) -> bytes:
     return (
         found[name]
         .replace(b"{{page}}", f"/page/{folder}".encode())
-        .replace(b"{{plotly}}", f"/page/{_plotly_folder()}/plotly.min.js".encode())
+        .replace(b"{{plotly}}", f"/page/{_PLOTLY}".encode())
     )
 
 
 @cache
 def _zipped(body: bytes) -> bytes:
-    # Of Plotly's 4.8 MB it makes 1.5 in a sixth of a second: once for each process.
+    # Plotly's 4.8 MB become 1.5 MB: once for each process.
     return gzip.compress(body, 6, mtime=0)
 
 
@@ -103,18 +100,25 @@ def _answer(
 
 
 @router.get("/")
-def page(accept_encoding: Annotated[str, Header()] = "") -> Response:
+async def page(accept_encoding: Annotated[str, Header()] = "") -> Response:
     """Answer with the page; it asks the API for everything that it shows."""
     name = "index.html"
     return _answer(name, document(name), accept_encoding, _DOCUMENT_HEADERS)
 
 
+# The only file that takes a thread, because to read and zip it takes a sixth of a second.
+@router.get(f"/page/{_PLOTLY}")
+def plotly_asset(accept_encoding: Annotated[str, Header()] = "") -> Response:
+    """Answer with the program that draws the charts."""
+    return _answer(_PLOTLY, _plotly(), accept_encoding, _HEADERS | {"Cache-Control": _FOREVER})
+
+
 @router.get("/page/{folder}/{name:path}")
-def page_asset(folder: str, name: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
+async def page_asset(
+    folder: str, name: str, accept_encoding: Annotated[str, Header()] = ""
+) -> Response:
     """Answer with a file that the page loads."""
     own, found = _own()
-    if (folder, name) == (_plotly_folder(), "plotly.min.js"):
-        return _answer(name, _plotly(), accept_encoding, _HEADERS | {"Cache-Control": _FOREVER})
     if name not in found or name.endswith(".html"):
         return Response("There is no such file.", status_code=404, media_type="text/plain")
     # A folder of another release: while replicas are replaced, this file is better than none.

@@ -329,6 +329,17 @@ def test_jobs_are_sorted_filtered_counted_and_paged(world: World) -> None:
     assert "begin with the first page" in problem(gone, 422)
 
 
+def test_list_is_sent_as_its_model_writes_it(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert world.ask("GET", "/v1/jobs").content == JobList(jobs=()).model_dump_json().encode()
+    for name in ("a", "b"):
+        assert post(world, name=name).status_code == 201
+
+    for path in ("/v1/jobs?limit=1", "/v1/jobs?after=a", "/v1/jobs?text=none"):
+        body = world.ask("GET", path).content
+        assert body == JobList.model_validate_json(body).model_dump_json().encode()
+
+
 def test_a_paused_job_keeps_its_numbers_in_the_list(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert post(world, name="digits").status_code == 201

@@ -17,7 +17,28 @@ def links(world: World) -> list[str]:
     """What the page loads, as its HTML says."""
     answer = world.ask("GET", "/", key="viewer")
     assert answer.status_code == 200
-    return re.findall(r'(?:href|src)="(/[^"]*)"', answer.text)
+    return re.findall(r'(?:href|src|content)="(/[^"]*)"', answer.text)
+
+
+def modules(world: World, imports: str) -> set[str]:
+    """The page's main module and those that it needs.
+
+    Args:
+        world: The service.
+        imports: A pattern that finds what a module imports.
+    """
+    (main,) = {path for path in links(world) if path.endswith("/main.js")}
+    seen, left = set[str](), [main]
+    while left:
+        path = left.pop()
+        seen.add(path)
+        answer = world.ask("GET", path, key="viewer")
+        assert answer.status_code == 200, path
+        for found in re.findall(imports, answer.text):
+            steps = f"{path.rpartition('/')[0]}/{found}".replace("/./", "/")
+            steps = re.sub(r"/[^/]+/\.\./", "/", steps)
+            left += [steps] if steps not in seen else []
+    return seen
 
 
 def test_everything_that_the_page_loads_is_there_and_kept_for_ever(world: World) -> None:
@@ -33,6 +54,12 @@ def test_everything_that_the_page_loads_is_there_and_kept_for_ever(world: World)
         assert answer.content
 
 
+def test_browser_preloads_all_modules_of_the_list_and_no_others(world: World) -> None:
+    preloaded = {path for path in links(world) if path.endswith(".js") and "plotly" not in path}
+
+    assert modules(world, r'from "(\.[^"]+)"') == preloaded
+
+
 def test_whoever_takes_no_gzip_gets_the_file_as_it_is(world: World) -> None:
     (path,) = {path for path in links(world) if path.endswith("/main.js")}
 
@@ -44,21 +71,11 @@ def test_whoever_takes_no_gzip_gets_the_file_as_it_is(world: World) -> None:
 
 def test_modules_import_only_files_that_are_there(world: World) -> None:
     (main,) = {path for path in links(world) if path.endswith("/main.js")}
-    folder = main.removesuffix("/main.js")
-    seen, left = set[str](), [main]
-    while left:
-        path = left.pop()
-        seen.add(path)
-        answer = world.ask("GET", path, key="viewer")
-        assert answer.status_code == 200, path
-        for found in re.findall(r'from "(\.[^"]+)"', answer.text):
-            steps = f"{path.rpartition('/')[0]}/{found}".replace("/./", "/")
-            steps = re.sub(r"/[^/]+/\.\./", "/", steps)
-            left += [steps] if steps not in seen else []
+    seen = modules(world, r'(?:from |import\()"(\.[^"]+)"')
 
-    modules = {each.name for each in files("services.admin.page").iterdir()}
-    assert all(path.startswith(folder) for path in seen)
-    assert {"api.js", "live.js", "store.js"} <= modules & {path.rpartition("/")[2] for path in seen}
+    found = {each.name for each in files("services.admin.page").iterdir()}
+    assert all(path.startswith(main.removesuffix("/main.js")) for path in seen)
+    assert {"api.js", "live.js", "store.js"} <= found & {path.rpartition("/")[2] for path in seen}
 
 
 def test_the_page_forbids_all_but_itself_and_is_asked_for_each_time(world: World) -> None:

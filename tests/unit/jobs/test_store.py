@@ -230,6 +230,7 @@ def test_news_come_with_a_refresh(log: MemoryLog) -> None:
     assert watcher.refresh(0.0) == {}
     writer.submit(parse_job(TEXT))
     assert watcher.refresh(0.0)["digits"].wanted == "running"
+    assert watcher.refresh(0.0) is watcher.refresh(0.0)
     writer.want("digits", "paused", "")
     assert watcher.refresh(0.0)["digits"].wanted == "paused"
 

@@ -17,10 +17,11 @@ import pytest
 
 from common.errors import CorruptError, UnavailableError
 from common.runtime.supervisor import LONG_S, Actor, Fault, Make, Patience, Supervised, Supervisor
-from common.telemetry.logging import SETTLED_S, event_logger, line_formatter
+from common.telemetry.logging import event_logger, line_formatter
 from common.telemetry.metrics.meters import Meters
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
+from common.telemetry.outages import SETTLED_S
 from common.testing.clock import ManualClock
 
 PATIENCE_S = 120.0

@@ -260,4 +260,4 @@ def test_orders_do_not_hasten_the_next_attempt_at_a_topic_that_may_not_be_create
     now[0] += RETRY_S
     letters.turn()
     assert (log.refusals, faults) == (2, [])
-    assert [each.msg for each in caplog.records] == ["dead_letters_unavailable"]
+    assert [each.msg for each in caplog.records] == ["kafka_unavailable"]

@@ -6,7 +6,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from common.core.liveness import OUTAGE
-from common.errors import UnavailableError
+from common.errors import ForbiddenError, UnavailableError
 from common.telemetry import outages
 from common.telemetry.metrics.meters import Meters
 from common.telemetry.outages import (
@@ -72,6 +72,16 @@ def test_parts_of_a_process_tell_an_outage_once_until_all_of_them_have_an_answer
     second.over()
     assert said(stream) == ["redis_unavailable reason=refused", "redis_recovered"]
     assert ongoing() == {}
+
+
+def test_each_missing_right_is_logged_once_in_an_outage() -> None:
+    log, stream = logger_to()
+    outages = [Outage(log, "kafka") for _ in range(3)]
+    for right in ("read a", "read b", "read a", "read b"):
+        for outage in outages:
+            outage.met(ForbiddenError(right, "kafka"))
+            outage.met(OSError("timeout"))
+    assert said(stream) == [f'kafka_unavailable reason="{right}"' for right in ("read a", "read b")]
 
 
 def test_part_that_ends_in_an_outage_leaves_it_to_its_successor() -> None:

@@ -13,7 +13,7 @@ import { actionBar, deadLetters } from "./actions.js";
 import { Headline, mainMetric } from "./headline.js";
 import { legend, marksLegend, metricLegend } from "./legend.js";
 import { happened, logList } from "./log.js";
-import { badge, banners, noJob, refused, warnings } from "./notices.js";
+import { awaitsTurn, badge, banners, noJob, refused, warnings } from "./notices.js";
 import { estimates, history, planInForce, pools } from "./plan.js";
 import { inWords, workersTable } from "./workers.js";
 
@@ -90,7 +90,7 @@ export function jobView(main, name, state) {
     bar?.tell(store.job);
     const { job, curves, provisioning } = store;
     const progress = job.progress;
-    show(view.badge, job.state, () => badge(job));
+    show(view.badge, [job.state, awaitsTurn(job)], () => badge(job));
     show(view.detail, job.detail, () => (job.detail ? [h("summary", {}, "Traceback"), h("pre", { class: "detail" }, job.detail)] : []));
     view.detail.hidden = !job.detail;
     show(view.subtitle, [job.spec, progress.synchrony.group_size, progress.learning_rate, job.submitted_s, Math.floor(Date.now() / 60000)], () => subtitle(job));

@@ -3,7 +3,7 @@
 import { ask, me } from "../api.js";
 import { copy, h, say, show } from "../dom.js";
 import { atLeast, count, money, percent, short } from "../format.js";
-import { badge, banners, noJobs, refused } from "./notices.js";
+import { awaitsTurn, badge, banners, noJobs, refused } from "./notices.js";
 
 const EVERY_S = 5;
 const PAGE = 20; // jobs
@@ -166,7 +166,7 @@ function newRow(job) {
 
 function tell(row, job) {
   const told = job.state === "running" ? "" : job.why;
-  show(row.state, job.state, () => badge(job));
+  show(row.state, [job.state, awaitsTurn(job)], () => badge(job));
   say(row.why, told);
   row.why.title = told;
   say(row.version, count(job.version));

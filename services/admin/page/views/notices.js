@@ -35,11 +35,20 @@ export function noJobs(operator) {
 
 /**
  * How a job is, as a badge: the word that the API, the command line and the metrics have too.
- * @param {{state: string}} job
+ * @param {{state: string, why: string}} job
  * @returns {HTMLElement}
  */
-export function badge({ state }) {
-  return h("span", { class: "badge", "data-state": state.replaceAll(" ", "-") }, state);
+export function badge(job) {
+  const { state } = job;
+  return h("span", { class: "badge", "data-state": state.replaceAll(" ", "-"), "data-calm": awaitsTurn(job) }, state);
+}
+
+/**
+ * True if a job only waits until workers of other jobs come to it, as `common/core/spread.py` says.
+ * @param {{state: string, why: string}} job
+ */
+export function awaitsTurn({ state, why }) {
+  return state === "waiting for workers" && why.includes("it is another job's turn");
 }
 
 /**
@@ -77,7 +86,7 @@ export function warnings(store) {
   if (job.state !== "running") {
     const resume = `doll job resume ${job.id}`;
     const command = job.state === "held" && !job.why.includes(resume) ? resume : ""; // else the reason says how
-    warn(GRAVE.has(job.state), `The job is ${job.state}${job.why ? ":" : "."}`, job.why, command);
+    warn(GRAVE.has(job.state) && !awaitsTurn(job), `The job is ${job.state}${job.why ? ":" : "."}`, job.why, command);
   } else if (progress.led === null) warn(true, "Redis is unavailable:", "who leads and who works is not known.");
   if (workers?.board_away && progress.led !== null) warn(true, "Signs of life cannot be read:", workers.board_away);
   if (progress.note) warn(false, "Updates wait for each other:", progress.note);

@@ -14,6 +14,7 @@ import pytest
 from common.core.messages import GENESIS, Drifted, Evaluated, ModelId, WorkerId
 from common.core.spans import Partition
 from common.errors import UnavailableError
+from common.jobs.progress import JobProgress
 from common.jobs.spec import parse_job
 from common.jobs.watching import one_by_one
 from common.provisioning.records import Ended, LaunchRequested, Lead, Started
@@ -28,6 +29,7 @@ from tests.unit.admin.live.helpers import JOB, SPEC, Topics, eventually, job, le
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from common.jobs.progress import Look, Numbers
     from common.jobs.store import JobRecord
 
 UPDATES = Partition(topics.updates_topic(JOB), 0)
@@ -37,6 +39,7 @@ class Rig:
     """A job in memory, and whoever follows it."""
 
     def __init__(self) -> None:
+        self.ahead_s = 0.0  # of the service's clock
         self.log = MemoryLog()
         self.redis = MemoryRedis()
         self.topics = Topics(self.log)
@@ -47,11 +50,18 @@ class Rig:
             lambda name: MemoryBoard(self.redis, name),
             one_by_one,
             lambda: self.jobs,
-            time.time,
+            lambda: time.time() + self.ahead_s,
         )
         self.followers = Followers(self.sources, threading.Event())
         self.loop = asyncio.new_event_loop()
         self._read = 0
+
+    def numbers(self) -> Numbers:
+        """As of the last summary."""
+        summary = self.follower.summary
+        assert summary is not None
+        assert summary.numbers is not None
+        return summary.numbers
 
     @cached_property
     def follower(self) -> JobFollower:
@@ -98,6 +108,42 @@ def rig() -> Iterator[Rig]:
     yield made
     made.followers.close()
     made.loop.close()
+
+
+def test_summary_is_made_again_only_if_it_may_differ(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, looks = list[float](), list[float]()
+    numbers, look = JobProgress.numbers, JobProgress.look
+
+    def numbers_of(job: JobProgress, now: float) -> Numbers:
+        made.append(now)
+        return numbers(job, now)
+
+    def look_at(job: JobProgress, seen: Look) -> bool:
+        looks.append(seen.at_s)
+        return look(job, seen)
+
+    monkeypatch.setattr(JobProgress, "numbers", numbers_of)
+    monkeypatch.setattr(JobProgress, "look", look_at)
+
+    def rests() -> bool:
+        """See four looks without a summary."""
+        begun, before = len(looks), len(made)
+        eventually(lambda: len(looks) > begun + 3 or len(made) > before)
+        return len(made) == before
+
+    rig.begin()
+    eventually(rests)
+    rig.topics.audit(lead(), update(0, 1))
+    eventually(lambda: rig.numbers().version == 1)
+    # The rate falls with time alone.
+    assert rig.numbers().updates_per_s
+    rig.ahead_s = 100.0
+    eventually(lambda: rig.numbers().updates_per_s == 0)
+    eventually(rests)
+    rig.board.beat(WorkerId("w1"), "alive", 1e9)
+    eventually(lambda: rig.numbers().workers == 1)
 
 
 def test_what_had_happened_is_known_and_not_told(rig: Rig) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.errors import NotFoundError, OutsideError, UnavailableError
 from common.jobs.progress import UNREAD
@@ -41,7 +42,7 @@ class Rig:
 
     def __init__(self, log: MemoryLog | None = None) -> None:
         self.log = MemoryLog() if log is None else log
-        redis = MemoryRedis()
+        self.redis = MemoryRedis()
         self.jobs: dict[str, JobRecord] = {JOB: job(), "old": job("stopped", "old")}
         for name in self.jobs:
             Topics(self.log, name)
@@ -50,7 +51,7 @@ class Rig:
         self.ending = threading.Event()
         self.sources = Sources(
             lambda: self.log,
-            lambda name: MemoryBoard(redis, name),
+            lambda name: MemoryBoard(self.redis, name),
             self.glances,
             lambda: self.jobs,
             time.time,
@@ -279,6 +280,22 @@ def test_age_of_an_open_transaction_is_known_of_jobs_that_run_and_that_are_pause
     eventually(lambda: ages("paused").get("clicks", 0.0) > 0.0)
     assert ages(JOB)["views"] == ages("paused")["views"] == 0.0
     rig.followers.close()
+
+
+def test_looks_that_see_nothing_new_leave_the_list_as_it_is(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = list[str]()
+    follower = rig.followers.of(JOB)
+    eventually(lambda: follower.listed is not None)
+    monkeypatch.setattr(rig.followers.listing, "change", changed.append)
+    rig.looks.clear()
+    eventually(lambda: len(rig.looks) > 3)
+    assert changed == []
+
+    MemoryBoard(rig.redis, JOB).beat(WorkerId("w1"), "alive", 1e9)
+
+    eventually(lambda: changed == [JOB])
 
 
 class RefusingLog(MemoryLog):
