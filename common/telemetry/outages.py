@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from common.core.liveness import OUTAGE, Trouble
+from common.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports.servers import Board
+    from common.ports.servers import Board, Writer
     from common.telemetry.logging import EventLogger
 
-SETTLED_S = 3.0  # of quiet end an outage: Kafka's client tries again, and complains, every second
+SETTLED_S = 3.0  # of quiet end an outage: clients try again, and complain, every second
+# Likewise of Kafka: to a broker that is frozen its client tries to connect for 5 s, then complains.
+KAFKA_SETTLED_S = 7.0
+# Age of a record that Kafka has not taken at which that is an outage: its client retries silently.
+UNWRITTEN_S = 5.0
 # Time after which an outage that nobody met again is over, because who met it has gone.
 FORGOTTEN_S = 120.0
 TELL_S = 4.0  # between notices on a job's board
@@ -81,6 +86,12 @@ class Outage:
             event = f"{server}_unavailable"
             self._logger.warning(event, reason=str(error))
 
+    def watch(self, writer: Writer) -> None:
+        """Note if Kafka does not take what was written, though it may answer all else."""
+        if writer.waiting_s > UNWRITTEN_S:
+            reason = f"a record that was written {UNWRITTEN_S:g} s ago or earlier is not taken"
+            self.met(UnavailableError(reason, "kafka"))
+
     def over(self) -> None:
         """Note that the server answered."""
         for server in {self._server, *self._met} if _lasting else ():
@@ -90,7 +101,7 @@ class Outage:
         """Nothing was heard, not of trouble either, as where a reader's server is unavailable."""
         now = self._clock()
         for server, met_s in list(self._met.items()):
-            if now - met_s >= SETTLED_S:
+            if now - met_s >= (KAFKA_SETTLED_S if server == "kafka" else SETTLED_S):
                 self._end(server)
 
     def _end(self, server: str) -> None:
