@@ -1180,18 +1180,10 @@ class JobProgress:
         unable = (self._unable(WORKER), self._unable(EVALUATOR))
         # Workers say more exactly what keeps them from schemas.
         away = self._outage_sentences(*_NEEDED, "schema_registry")
-        troubles = (self._told_left_out(), self._copying(), *unable, *away)
+        schemas = self._awaited_schemas()
+        troubles = (self._told_left_out(), self._copying(), *unable, *away, *schemas)
         if told := [*filter(None, troubles)]:
             return State("degraded", "; ".join(told))
-        if waiting := self.seen.waiting:
-            met = self.outages().get("schema_registry")
-            since = f" since {_since(met)}" if met else ""
-            why_by_worker = [
-                f"{', '.join(workers)}: records wait for a schema{since}: {why}"
-                for status, why in MISSING_SCHEMA.items()
-                if (workers := sorted(w for w in waiting if waiting[w] == status))
-            ]
-            return State("degraded", "; ".join(why_by_worker))
         limit, recent = self.record.spec.degraded_share, self._claims.recent
         for stream, of_stream in self._claims.recent_of.items():
             if of_stream.skipped / max(of_stream.records, 1) > limit:
@@ -1211,6 +1203,14 @@ class JobProgress:
         return State(
             "degraded", f"of the last {max(claimed, settled):,} records {' and '.join(told)}"
         )
+
+    def _awaited_schemas(self) -> Iterator[str]:
+        """Yield which workers' records wait for a schema, and why."""
+        waiting, met = self.seen.waiting, self.outages().get("schema_registry")
+        since = f" since {_since(met)}" if met else ""
+        for status, why in MISSING_SCHEMA.items():
+            if workers := sorted(w for w in waiting if waiting[w] == status):
+                yield f"{', '.join(workers)}: records wait for a schema{since}: {why}"
 
     def _without_records(self, now: float) -> State | None:
         """Return the state of a job that has nothing left to do, or too little."""

@@ -294,6 +294,10 @@ class Writer(Protocol):
                 the writer does not wait and its queue is full. Nothing was queued.
         """
 
+    @property
+    def waiting_s(self) -> float:
+        """Time for which records have waited, and the broker has taken none; 0 if none waits."""
+
     def poll(self) -> None:
         """Run the delivery callbacks that are due, in this thread, without waiting.
 

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 from common.core.liveness import OUTAGE, OutageNotice
-from common.errors import ForbiddenError
+from common.errors import ForbiddenError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports.servers import Board
+    from common.ports.servers import Board, Writer
     from common.telemetry.logging import EventLogger
 
-# An outage ends after this time without an error, if nothing but errors can be heard: Kafka's
-# client repeats its complaint every second.
+# An outage ends after this time without an error, if a part hears of nothing but errors: clients
+# repeat theirs every second.
 SETTLED_S = 3.0
+# The same for Kafka: its client tries for 5 s to connect to a frozen broker, and complains then.
+KAFKA_SETTLED_S = 7.0
+# Age from which a record that Kafka has not taken is an outage: the client retries silently.
+UNWRITTEN_S = 5.0
 # An outage is over if no part has had an error for this time: whoever had one does not try again.
 FORGOTTEN_S = 120.0
 # Missing rights that are logged in one outage: who adds the first must learn of the second.
@@ -106,6 +110,12 @@ class Outage:
             event = f"{server}_unavailable"
             self._logger.warning(event, reason=reason)
 
+    def watch(self, writer: Writer) -> None:
+        """Note if Kafka does not take what was written, though it may answer all else."""
+        if writer.waiting_s > UNWRITTEN_S:
+            reason = f"a record that was written {UNWRITTEN_S:g} s ago or earlier is not taken"
+            self.met(UnavailableError(reason, "kafka"))
+
     def over(self) -> None:
         """Note an answer of the server."""
         for server in {self._server, *self._met} if _ongoing else ():
@@ -115,7 +125,7 @@ class Outage:
         """Note neither an error nor an answer, as of a poll that returned nothing."""
         now = self._clock()
         for server, met_s in list(self._met.items()):
-            if now - met_s >= SETTLED_S:
+            if now - met_s >= (KAFKA_SETTLED_S if server == "kafka" else SETTLED_S):
                 self._end(server)
 
     def _end(self, server: str) -> None:

@@ -867,6 +867,10 @@ class MemoryWriter:
         self._queue.append(record)
         self._send()
 
+    @property
+    def waiting_s(self) -> float:
+        return 0.0
+
     def poll(self) -> None:
         self._send()
         while self._due:

@@ -30,13 +30,16 @@ class S3Server:
     """Moto's server, but that writes go one after the other.
 
     By itself it answers 500 where one put of a key overtakes another that has no answer yet.
+
+    Args:
+        port: Optional. Where clients find it. If unset, a free one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._writing = threading.Lock()
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it logs every request
-        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self._server = make_server("127.0.0.1", port, self._answer, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"

@@ -64,8 +64,7 @@ class Checks:
     ) -> None:
         self._reported = reported
         self._ask = ask
-        # Other parts of this process use Kafka all the time.
-        self._outages = {name: Outage(_log, name) for name in ask if name != "kafka"}
+        self._outages = {name: Outage(_log, name) for name in ask}
         self._patience_s = patience_s
         self._clock = clock
         self._threads: ThreadPoolExecutor | None = None
@@ -110,7 +109,8 @@ class Checks:
             check = self._found[name]
             if check.ok:
                 outage.over()
-            else:
+            # Otherwise other parts of this process know it better: jobs may only be unread.
+            elif name != "kafka" or check is slow:
                 outage.met(UnavailableError(check.reason))
         for name, (since_s, reason) in {**self._reported(), **ongoing()}.items():
             if name in _SERVERS:

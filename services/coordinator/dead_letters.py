@@ -208,6 +208,7 @@ class DeadLetters:
             if self._writer is None:
                 self._writer = self._source.writer()
             if not write(written(self._job, letters, self._spans), self._writer, FLUSH_S):
+                self._outage.watch(self._writer)
                 return False
         except BrokenWriterError as error:  # what comes twice is known by its offset
             self._outage.met(error)

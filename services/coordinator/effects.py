@@ -234,6 +234,7 @@ class Effects:
         if self._fault is not None:
             raise self._fault
         self._writer.poll()
+        self._outage.watch(self._writer)
         self._publish()
         self._tell_held()
         try:

@@ -125,6 +125,7 @@ class JobEvaluator:
         read = len(records)
         if self._writer is not None:
             self._writer.poll()
+            self._outage.watch(self._writer)
         if self._updates.position < self._updates.end:
             return read  # what was told before is not all known
         over = over and self._updates.at_end

@@ -113,6 +113,7 @@ class Stream:
         self._time_lag = TimeLag(streams, logger, measures)
         self._truncated = dict[Partition, Truncated]()  # as told last
         self._kafka_outage = Outage(logger, "kafka")
+        self._writer_outage = Outage(logger, "kafka")  # Kafka may answer reads and refuse writes
         self._board_outage = Outage(logger, "redis", clock)
         self._notifier = OutageNotifier(board, str(worker), str(logger.bound.get("job", "")), clock)
         self._delivered = list[tuple[int, int | None]]()
@@ -279,6 +280,8 @@ class Stream:
 
     def _report_deliveries(self) -> None:
         self._writer.poll()
+        self._writer_outage.watch(self._writer)
+        self._writer_outage.quiet()
         delivered, self._delivered = self._delivered, []
         for index, (number, offset) in enumerate(delivered):
             try:

@@ -188,6 +188,7 @@ class KafkaWriter:
         # producer's.
         self._appended = self._reported = 0
         self._appended_bytes = self._reported_bytes = 0
+        self._moved_s = 0.0  # when a record was taken last, or the first of those that wait came
         self._due = deque["Callable[[], None]"]()
         self._failure: DeliveryError | None = None
         self._news = threading.Event()
@@ -211,6 +212,8 @@ class KafkaWriter:
         size = _RECORD_BYTES + len(value or b"") + len(key or b"")
         size += sum(len(name) + len(content) for name, content in headers)
         self._await_room(topic, size)
+        if self._appended == self._reported:
+            self._moved_s = time.monotonic()
         self._appended += 1  # before the report of it may come
         self._appended_bytes += size
         produce = partial(
@@ -229,6 +232,12 @@ class KafkaWriter:
             self._appended_bytes -= size
             raise
         self._producer.appended()
+
+    @property
+    def waiting_s(self) -> float:
+        """See the port."""
+        waits = self._appended != self._reported
+        return time.monotonic() - self._moved_s if waits else 0.0
 
     def poll(self) -> None:
         """See the port."""
@@ -323,6 +332,7 @@ class KafkaWriter:
             self._due.append(partial(on_failed, self._refusal(str(message.topic()), error)))
         elif self._failure is None:
             self._failure = self._refusal(str(message.topic()), error)
+        self._moved_s = time.monotonic()
         self._reported += 1
         self._reported_bytes += size
         self._producer.reported(self)

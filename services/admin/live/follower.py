@@ -40,6 +40,7 @@ from common.jobs.watching import (
     topics_of,
 )
 from common.telemetry.logging import event_logger
+from common.telemetry.outages import ongoing
 from common.topics import names as topics
 from common.wire.plans import decode_plan
 from services.admin.live.answers import plan_event, verdict_event
@@ -182,12 +183,19 @@ class JobFollower:
         now = self._sources.clock()
         with self.view() as view:
             record = view.job.record if record is None else record
+            view.job.seen = view.job.seen._replace(outages=ongoing())
             state, progress = resting(record) or view.job.state_at_work(now), view.progress(now)
         return b'%b"state":%b,"why":%b,"progress":%b}' % (
             self._head_of(record),
             *map(msgspec.json.encode, state),
             progress.model_dump_json().encode(),
         )
+
+    def state(self) -> State:
+        """Return the state by what this process has met until now, even if a look takes long."""
+        with self.view() as view:
+            view.job.seen = view.job.seen._replace(outages=ongoing())
+            return view.job.state(self._sources.clock())
 
     def _head_of(self, record: JobRecord) -> bytes:
         """The answer up to what is not of the record, made once for each: many requests ask."""
@@ -283,7 +291,6 @@ class JobFollower:
                 for offset, claim in claims[first : first + FOLDED]:
                     self._filling.job.feed_claim(offset, claim)
         records = self._history.updates(0.0)
-        self._outage.quiet()
         if records or claims:
             self._away = ""
             self._take_updates(records)

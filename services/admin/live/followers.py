@@ -27,7 +27,7 @@ from common.jobs.progress import UNREAD, JobProgress, Look, resting
 from common.jobs.store import JobRecord
 from common.jobs.watching import LookedAt, Looker, OwnTopics, look_at_jobs, pause_s
 from common.telemetry.logging import event_logger
-from common.telemetry.outages import Outage
+from common.telemetry.outages import Outage, ongoing
 from services.admin.live.feed import Feed
 from services.admin.live.follower import JobFollower, Sources, Summary
 from services.admin.live.listing import Listing
@@ -181,6 +181,8 @@ class Followers:
         if follower is not None and follower.follows(record) and follower.ready:
             summary = follower.summary
             if summary is not None:
+                if ongoing() or summary.state.word == "waiting for a server":
+                    state = state or follower.state()
                 return summary._replace(state=state or summary.state)
         if state is None or brief is None or brief.looked_at.record is not record:
             return Summary(state or UNREAD)
@@ -419,6 +421,7 @@ class Followers:
     def _follow(self, followers: Sequence[JobFollower]) -> None:
         """Read what is to be read, and look at what it is time to look at."""
         clock = monotonic()
+        self._outage.quiet()
         self._open([each for each in followers if each.unopened], JobFollower.open)
         if clock >= self._plans_due:
             self._plans_due = clock + PLANS_S

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from common.api.jobs import job_summary
 from common.jobs.progress import UNREAD, Word
+from common.telemetry.outages import ongoing
 
 if TYPE_CHECKING:
     from common.api.answers import JobSummary
@@ -96,6 +97,9 @@ class Listing:
             changed, self._changed = self._changed, set()
         before, self._seen = self._seen, self._jobs()
         jobs = self._seen
+        if ongoing() or self._states["waiting for a server"]:
+            # No look need come to an end for jobs to wait for a server, or to wait no more.
+            changed |= {name for name, row in self.rows.items() if row.record.wanted == "running"}
         if jobs is not before:
             changed |= {each for each in {*jobs, *before} if jobs.get(each) is not before.get(each)}
         for name in changed:

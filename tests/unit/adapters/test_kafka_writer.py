@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
+from time import sleep
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from confluent_kafka import Message
@@ -49,6 +50,35 @@ class Client:
 
     def __len__(self) -> int:
         return len(self._produced)
+
+
+class SlowClient(Client):
+    """A client whose broker takes nothing until `takes`."""
+
+    takes = False
+
+    def poll(self, wait_s: float) -> None:
+        """Report what was taken."""
+        if self.takes:
+            super().poll(wait_s)
+        else:
+            sleep(wait_s)
+
+
+def test_writer_says_for_how_long_no_record_of_its_own_was_taken() -> None:
+    settings = KafkaSettings("127.0.0.1:1")
+    client = SlowClient({})
+    producer = SharedProducer(settings, lambda _: cast("Producer", client))
+    writer = KafkaWriter(
+        producer, settings, lambda _: None, waits=True, max_bytes=1 << 20, on_ready=None
+    )
+    producer.add(writer)
+    assert writer.waiting_s == 0.0
+    writer.append("t", b"a record")
+    until(lambda: writer.waiting_s > 0.05, "it waits")
+    client.takes = True
+    until(lambda: writer.waiting_s == 0.0, "it was taken")
+    producer.close()
 
 
 def test_after_a_report_the_next_one_is_waited_for_inside_the_client() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from threading import Event
 from time import time
+from typing import TYPE_CHECKING
 
 from common.config.settings import Settings
 from common.errors import UnavailableError
 from common.testing.clock import ManualClock
 from services.admin.checks import FRESH_S, Check, Checks
 from tests.unit.admin.conftest import World, problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_a_process_answers_whoever_asks(world: World) -> None:
@@ -102,6 +106,28 @@ def test_a_server_that_hangs_is_not_well_and_not_asked_again_meanwhile() -> None
     asyncio.run(looks(checks))
     checks.close()
     assert asked[:2] in (["redis"], ["redis", "redis"])
+
+
+def test_kafka_that_hangs_is_an_outage_and_jobs_that_are_not_read_yet_are_none() -> None:
+    hung = Event()
+
+    def hang() -> str:
+        hung.wait()
+        return ""
+
+    def refuse() -> str:
+        raise UnavailableError("jobs and keys are still being read")
+
+    async def look(ask: Callable[[], str]) -> dict[str, Check]:
+        hung.clear()
+        checks = Checks({"kafka": ask}, patience_s=0.05)
+        found = await checks.look()
+        hung.set()
+        checks.close()
+        return found
+
+    assert asyncio.run(look(refuse))["kafka"].since_s is None
+    assert asyncio.run(look(hang))["kafka"].since_s is not None
 
 
 def test_requests_are_counted_by_route_and_status(world: World) -> None:

@@ -761,3 +761,7 @@ def test_registry_that_is_unavailable_is_told_with_the_time_since_when() -> None
     view.look(look._replace(unable=unable, waiting=waiting))
     why = f"w1: records wait for a schema since {SINCE}: the registry cannot be reached"
     assert view.state(NOW) == ("degraded", why)
+    unable |= unable_to_use("storage", "c1", NOW - 60.0, "no bucket")
+    view.look(look._replace(unable=unable, waiting=waiting))
+    away = f"object storage is unavailable to c1 since {SINCE}: no bucket"
+    assert view.state(NOW) == ("degraded", f"{away}; {why}")

@@ -11,15 +11,18 @@ from common.telemetry import outages
 from common.telemetry.metrics.meters import Meters
 from common.telemetry.outages import (
     FORGOTTEN_S,
+    KAFKA_SETTLED_S,
     NOTICE_TTL_S,
     NOTIFY_S,
     SETTLED_S,
+    UNWRITTEN_S,
     Outage,
     OutageNotifier,
     ongoing,
 )
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import ManualClock
+from common.testing.log import MemoryLog, MemoryWriter
 from tests.unit.telemetry.test_logging import logger_to
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ def test_outage_is_logged_when_it_begins_and_ends_whatever_its_errors_say() -> N
 def test_silence_ends_an_outage_once_it_has_lasted() -> None:
     log, stream = logger_to()
     clock = ManualClock()
-    outage = Outage(log, "kafka", clock)
+    outage = Outage(log, "redis", clock)
     for _ in range(3):
         outage.met(REFUSED)
         outage.quiet()  # the reader finds nothing new, and no wonder
@@ -59,7 +62,46 @@ def test_silence_ends_an_outage_once_it_has_lasted() -> None:
     clock.advance(SETTLED_S / 2)
     outage.quiet()
     outage.quiet()
+    assert said(stream) == ["redis_unavailable reason=refused", "redis_recovered"]
+
+
+def test_broker_that_is_frozen_is_one_outage_though_its_client_complains_every_5_s() -> None:
+    log, stream = logger_to()
+    clock = ManualClock()
+    outage = Outage(log, "kafka", clock)
+    for _ in range(4):
+        outage.met(REFUSED)
+        for _ in range(5):
+            clock.advance(1.0)
+            outage.quiet()
+    clock.advance(KAFKA_SETTLED_S)
+    outage.quiet()
     assert said(stream) == ["kafka_unavailable reason=refused", "kafka_recovered"]
+
+
+def test_records_that_kafka_does_not_take_are_an_outage_until_it_takes_them() -> None:
+    class LateWriter(MemoryWriter):
+        late_s = UNWRITTEN_S
+
+        @property
+        def waiting_s(self) -> float:
+            return self.late_s
+
+    log, stream = logger_to()
+    clock = ManualClock()
+    outage = Outage(log, "redis", clock)
+    writer = LateWriter(MemoryLog(), waits=False, max_bytes=1, on_ready=None)
+    outage.watch(writer)
+    assert ongoing() == {}
+    writer.late_s += 1.0
+    outage.watch(writer)
+    reason = "a record that was written 5 s ago or earlier is not taken"
+    assert ongoing()["kafka"].reason == reason
+    writer.late_s = 0.0
+    clock.advance(KAFKA_SETTLED_S)
+    outage.watch(writer)
+    outage.quiet()
+    assert said(stream) == [f'kafka_unavailable reason="{reason}"', "kafka_recovered"]
 
 
 def test_parts_of_a_process_tell_an_outage_once_until_all_of_them_have_an_answer() -> None:
