@@ -363,8 +363,9 @@ class JobFollower:
             self._filling.look(look)
             if self._view is not self._filling:
                 self._view.look(look)
-        self._tell_state(look.at_s)
-        self._summarize(look.at_s)
+        now = self._sources.clock()  # a look during an outage may take ten seconds
+        self._tell_state(now)
+        self._summarize(now)
         if before is None or look.statuses is None or not self._live():
             return
         for worker in sorted({*before, *look.statuses}):
