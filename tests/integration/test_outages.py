@@ -38,20 +38,24 @@ from common.topics import names as topics
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
 from load.harness.s3_servers import S3Server
-from tests.contract.test_board_failover import REFUSALS
+from load.page.pictures import browser, chromium
+from tests.contract.test_board_failover import NOBODY, REFUSALS
 from tests.integration.cluster import PATIENCE_S, Cluster, await_condition
-from tests.servers import configure, kafka_jars
+from tests.servers import configure, kafka_jars, lacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from wsgiref.types import StartResponse, WSGIEnvironment
 
+    from playwright.sync_api import HttpCredentials
+
     from common.embedded.redis import EmbeddedRedis
 
 pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = [pytest.mark.kafka, pytest.mark.redis]
 
+COPIES = "default.replication.factor=2\noffsets.topic.replication.factor=2\n"
 BUCKET, JOB, AVRO_JOB = "models", "outages", "avro-outages"
 SHORT_S, LONG_S = 20.0, 300.0
 REPORTED_S = 15.0  # after which everything says that a server is unavailable, and since when
@@ -197,6 +201,7 @@ class Stack:
             cluster.start(services[name[0]], name, job, metrics_port=port)
         cluster.start("admin", "a1")
         url = f"http://127.0.0.1:{api_port}"
+        self.key = key
         self.environ = {**os.environ, "DOLL_API": url, "DOLL_API_KEY": key, "COLUMNS": "200"}
         self.client = httpx2.Client(
             base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_S
@@ -412,9 +417,9 @@ CASES = {
 def stack(system_redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     jars, folder = kafka_jars(), tmp_path_factory.mktemp("outages")
     with pytest.MonkeyPatch.context() as patch, ExitStack() as undo:
-        kafka = ApacheKafka(jars, folder / "1", properties="default.replication.factor=2\n")
+        kafka = ApacheKafka(jars, folder / "1", properties=COPIES)
         undo.callback(kafka.kill)
-        second = ApacheKafka(jars, folder / "2", seat=kafka.seat(2))
+        second = ApacheKafka(jars, folder / "2", properties=COPIES, seat=kafka.seat(2))
         undo.callback(second.kill)
         for name, value in (
             ("AWS_ACCESS_KEY_ID", "test"),
@@ -569,9 +574,40 @@ def check(stack: Stack, name: str, lasts_s: float, rate: int) -> None:
     assert (audit.flaws, audit.trained, audit.unsettled) == ((), feeder.produced, 0)
 
 
+def test_page_of_a_job_shows_an_outage_until_it_is_over(stack: Stack) -> None:
+    executable = chromium()
+    if executable is None:
+        lacking("Chromium was not found on PATH")
+    with browser(executable) as opened:
+        credentials: HttpCredentials = {"username": "me", "password": stack.key}
+        page = opened.new_context(http_credentials=credentials).new_page()
+        page.set_default_timeout(PATIENCE_S * 1000)
+        page.goto(f"{stack.client.base_url}/#/jobs/{JOB}")
+        page.locator(".badge").first.wait_for()
+        banner = page.locator(".banner.grave", has_text=NAMES["redis"])
+        stack.redis_admin.replicaof(*NOBODY)
+        try:
+            banner.wait_for()
+            assert SINCE.search(banner.inner_text())
+        finally:
+            stack.redis_admin.replicaof("NO", "ONE")
+        banner.wait_for(state="detached")
+
+
 @pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.parametrize("lasts_s", [SHORT_S])
+@pytest.mark.parametrize(
+    ("lasts_s", "rate"),
+    [
+        pytest.param(SHORT_S, SHORT_RATE, id="20 s"),
+        pytest.param(
+            LONG_S,
+            LONG_RATE,
+            id="5 minutes",
+            marks=[pytest.mark.nightly, pytest.mark.timeout(LONG_S + 5 * PATIENCE_S)],
+        ),
+    ],
+)
 def test_outage_is_reported_once_everywhere_and_work_resumes_after_it(
-    stack: Stack, name: str, lasts_s: float
+    stack: Stack, name: str, lasts_s: float, rate: int
 ) -> None:
-    check(stack, name, lasts_s, SHORT_RATE)
+    check(stack, name, lasts_s, rate)

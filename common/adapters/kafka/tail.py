@@ -53,6 +53,7 @@ from common.errors import (
     OutsideError,
     RecreatedError,
     TruncatedError,
+    UnavailableError,
     UnknownTopicError,
 )
 from common.ports.servers import LogRecord
@@ -74,6 +75,7 @@ _WAIT_S = 0.01
 _QUIET_WAIT_S = 0.05  # instead, once nothing was asked of the thread for `_QUIET_S`
 _QUIET_S = 1.0
 _MANY_RECORDS = 2000  # of one call to the client
+_STALE_S = 6.0  # while brokers are away, the client complains every 5 s or more often
 _HELD_BYTES = 4 << 20  # of one tail: it is fetched no more until half of it is read
 _RECORD_BYTES = 200  # of a record besides its key and value
 _MEET_S = 1.0  # for the first answer of a broker
@@ -108,6 +110,7 @@ class KafkaTail:
         self._put_bytes = self._read_bytes = 0
         self._fault: OutsideError | None = None  # for good
         self._trouble: OutsideError | None = None  # told once, a missing right until it is there
+        self._complained_s = 0.0  # when it was met
         self._news = threading.Event()
 
     # --- for whoever reads -----------------------------------------------------------------------
@@ -128,7 +131,8 @@ class KafkaTail:
             if (trouble := self._trouble) is not None:
                 if not isinstance(trouble, ForbiddenError):
                     self._trouble = None
-                raise trouble
+                if not isinstance(trouble, UnavailableError) or not self._is_stale():
+                    raise trouble
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return []
@@ -185,8 +189,12 @@ class KafkaTail:
 
     def complain(self, trouble: OutsideError) -> None:
         """Raise this once."""
-        self._trouble = trouble
+        self._trouble, self._complained_s = trouble, time.monotonic()
         self._tell()
+
+    def _is_stale(self) -> bool:
+        """True if the trouble may be over: who reads seldom would believe that it begins now."""
+        return time.monotonic() - self._complained_s > _STALE_S
 
     def allow(self) -> None:
         """Forget a missing right: something came."""

@@ -371,7 +371,8 @@ class JobFollower:
             if self._view is not self._filling:
                 is_new = self._view.look(look)
         if is_new or not self._stands():
-            self._summarize(look.at_s)
+            # A look during an outage may take ten seconds.
+            self._summarize(self._sources.clock())
         self._tell_state()
         if before is None or look.statuses is None or not self._live():
             return

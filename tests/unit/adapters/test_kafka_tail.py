@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from common.adapters.kafka import KafkaSettings, tail
 from common.core.spans import LogPosition, Partition
-from common.errors import ExpiredError, OutsideError, TruncatedError
+from common.errors import ExpiredError, OutsideError, TruncatedError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -81,6 +81,38 @@ def test_a_tail_that_is_out_of_range_before_it_can_seek_is_told(
             assert time.monotonic() < deadline, "nobody is told"
 
     assert isinstance(found, fault)
+
+
+class Silent:
+    """A consumer to which nothing comes."""
+
+    def __init__(self, _: object) -> None: ...
+
+    def consume(self, *_: object) -> list[Message]:
+        """Return nothing."""
+        return []
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def test_outage_that_may_be_over_is_not_reported_to_a_reader_that_was_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin = Ends({"bootstrap.servers": "127.0.0.1:1", "log_level": 2})
+    consumer = cast("Callable[[dict[str, Any]], Consumer]", Silent)
+    known, away = LogPosition(END, "", 0), UnavailableError("all brokers are down")
+    with (
+        closing(tail.Tails(KafkaSettings("127.0.0.1:1"), lambda: admin, consumer)) as tails,
+        closing(tails.open(PARTITION, known, None)) as opened,
+    ):
+        opened.complain(away)
+        assert _fault(opened) is away
+        monkeypatch.setattr(tail, "_STALE_S", -1.0)
+        opened.complain(away)
+        assert _fault(opened) is None
+        opened.complain(ExpiredError("records are gone"))
+        assert isinstance(_fault(opened), ExpiredError)
 
 
 def _fault(opened: tail.KafkaTail) -> OutsideError | None:
