@@ -74,16 +74,21 @@ def test_a_job_goes_on_after_whatever_its_redis_refused_for_a_while(
     cluster = started(make, "refusing-redis", 3500)
 
     def refused(begin: Callable[[], object], end: Callable[[], object], what: str) -> None:
-        seen = {name: cluster.said(name).count("redis_unavailable") for name in ("w1", "w2")}
+        def logged(event: str) -> list[int]:
+            return [cluster.said(worker).count(event) for worker in ("w1", "w2")]
+
+        number = logged("redis_unavailable")[0] + 1
         begin()
         await_condition(
-            lambda: all(
-                cluster.said(name).count("redis_unavailable") > n for name, n in seen.items()
-            ),
+            lambda: logged("redis_unavailable") == [number, number],
             f"both workers have met a server that is {what}",
         )
         end()
         goes_on(cluster, what)
+        await_condition(
+            lambda: logged("redis_recovered") == [number, number],
+            f"both workers know that it is not {what} any more",
+        )
 
     refused(lambda: admin.replicaof(*NOBODY), lambda: admin.replicaof("NO", "ONE"), "a replica")
     refused(
