@@ -272,9 +272,11 @@ def is_too_deep(value: bytes) -> bool:
     if value.count(b"[") + value.count(b"{") <= _DEEPEST:
         return False
     value = _TEXT.sub(b"", value) if b"\\" in value else value
-    brackets = _TEXT.sub(b"", value.translate(None, _NO_BRACKETS)).replace(b'"', b"")
+    marks = value.translate(None, _NO_BRACKETS).replace(b'""', b"")
+    brackets = _TEXT.sub(b"", marks).replace(b'"', b"")
     steps = np.frombuffer(brackets, np.uint8)
-    levels = np.cumsum(np.where((steps == ord("[")) | (steps == ord("{")), 1, -1))
+    ups = (steps == ord("[")) | (steps == ord("{"))
+    levels = np.cumsum(np.where(ups, np.int8(1), np.int8(-1)), dtype=np.int32)
     return bool(levels.max(initial=0) > _DEEPEST)
 
 

@@ -10,6 +10,7 @@ import sys
 
 from common.config.settings import Settings
 from common.runtime.http_server import HttpServer
+from common.runtime.service import keep_imports
 from services.admin.routes.requests import JOB
 from services.admin.server import Server
 
@@ -35,6 +36,7 @@ def main(kind: str) -> None:
         settings = world.settings
         server = HttpServer(world.app, settings, MOST_CONNECTIONS, refusal, lifespan=False)
         key = "none"
+        keep_imports()  # as `services.serve` does
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         print(listening.getsockname()[1], key, flush=True)  # noqa: T201 -- for the test
         server.run([listening])

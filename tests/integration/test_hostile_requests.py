@@ -84,6 +84,9 @@ def model_bodies(name: str) -> Iterator[tuple[str, bytes]]:
     for what, parts in VALUES.items():
         yield f"data: {what}", placed({"inputs": [tensor]}, parts)
         yield f"record: {what}", placed({"inputs": [record]}, parts)
+        start, unit, end = (json.dumps(part.decode())[1:-1].encode() for part in parts)
+        one = (rb'["{\"spent\": ' + start, unit, end + b'}"]')
+        yield f"one record: {what}", placed({"inputs": [record | {"shape": [1]}]}, one)
         other = next(others)
         yield f"{list(other)}: {what}", placed({"inputs": [], **other}, parts)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -23,7 +23,6 @@ from services.admin.oidc import Person
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
     from starlette.requests import HTTPConnection
-    from starlette.types import Scope
 
 Caller: TypeAlias = KeyRecord | Person
 
@@ -72,16 +71,6 @@ def from_another_site(method: str, headers: Headers) -> bool:
         return True
 
 
-def let_in(scope: Scope, caller: Caller) -> None:
-    """Note whose key a request came with."""
-    scope[CALLER] = caller
-
-
-def caller_of(scope: Mapping[str, object]) -> Caller | None:
-    """Whose key a request came with; None: it was not let in, or not yet."""
-    return cast("Caller | None", scope.get(CALLER))
-
-
 class _Scheme(HTTPBase):
     """A way to present a key, for the OpenAPI document; the gate has read the header already."""
 
@@ -107,7 +96,7 @@ def _needing(role: Role) -> Callable[..., Awaitable[Caller]]:
         _bearer: Annotated[None, Security(_BEARER)],
         _basic: Annotated[None, Security(_BASIC)],
     ) -> Caller:
-        known = caller_of(request.scope)
+        known = cast("Caller | None", request.scope.get(CALLER))
         if known is None:
             raise HTTPException(401, "needs an API key", CHALLENGE)
         if not known.may(role):

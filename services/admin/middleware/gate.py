@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 
 from common.api.keys import KeyRecord
 from common.errors import UnavailableError
+from common.runtime.connections import CALLER
 from common.runtime.refusals import Buckets, Refusals, address_of
 from services.admin.middleware import access
 from services.admin.middleware.problems import problem, problem_of
@@ -124,7 +125,7 @@ def _denial(
     if other_site:
         return problem(403, "changes are not taken from pages of another site", path)
     if caller is not None:
-        access.let_in(connection.scope, caller)
+        connection.scope[CALLER] = caller
     return None
 
 

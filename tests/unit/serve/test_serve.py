@@ -405,9 +405,14 @@ FEATURES = {"name": "features", "datatype": "FP32", "shape": [2, 2]}
         (FEATURES | {"shape": [2] * 1000}, b"[1]", "not an inference request"),
         (FEATURES | {"shape": []}, b"[1]", "expected (n, (2,))"),
         (FEATURES | {"datatype": "x" * 100_000}, b"[1]", "datatype xxx"),
-        (FEATURES | {"name": "record", "shape": [2]}, b'[1, "\xff"]', "can't decode"),
-        (FEATURES | {"name": "record"}, b"[1, 2, 3]", "3 records in shape (2, 2)"),
-        (FEATURES | {"name": "record", "shape": [2]}, b"[1, [[]]]", "record 0: "),
+        (FEATURES | {"name": "record", "shape": [2]}, b'["", "\xff"]', "can't decode"),
+        (FEATURES | {"name": "record"}, b'["", "", ""]', "must have (2, 2) texts, got 3"),
+        (FEATURES | {"name": "record", "shape": [2]}, b'["{}", "[[]]"]', "record 0: "),
+        (
+            FEATURES | {"name": "record", "shape": [1]},
+            b'[{"a": 1}]',
+            "Expected `str`, got `object`",
+        ),
     ],
 )
 def test_data_of_another_kind_or_number_are_refused_in_words(
@@ -504,16 +509,18 @@ def test_records_are_read_as_in_the_streams_and_need_no_label(made: list[World])
     world.look()
     records = [{"spent": 2, "visits": 4.5, "bought": 1}, {"spent": -1.5, "visits": 0, "name": "x"}]
     features = np.array([[1, 2.25], [-0.75, 0]], np.float32)
-    for data in (records, [json.dumps(each) for each in records]):
-        tensor = {"name": "record", "datatype": "BYTES", "shape": [2], "data": data}
-        [output] = world.infer({"inputs": [tensor]})["outputs"]
-        assert_within_ulps(output["data"], expected(CLICKS, 1, {"features": features}), 4)
+    data = [json.dumps(each) for each in records]
+    tensor = {"name": "record", "datatype": "BYTES", "shape": [2], "data": data}
+    [output] = world.infer({"inputs": [tensor]})["outputs"]
+    assert_within_ulps(output["data"], expected(CLICKS, 1, {"features": features}), 4)
     columns = {"name": "features", "datatype": "FP32", "shape": [2, 2], "data": features.tolist()}
     assert world.infer({"inputs": [columns]})["outputs"] == [output]
-    tensor["data"] = [records[0], {"spent": "much", "visits": 1}]
+    tensor["data"] = [data[0], '{"spent": "much", "visits": 1}']
     assert "record 1: " in world.error({"inputs": [tensor]})
     tensor["shape"] = [3]
-    assert "2 records in shape (3,)" in world.error({"inputs": [tensor]})
+    assert "must have (3,) texts, got 2" in world.error({"inputs": [tensor]})
+    tensor["data"] = records
+    assert "must have (3,) texts, got 7" in world.error({"inputs": [tensor]})
 
 
 def test_a_newer_snapshot_answers_from_then_on_and_none_is_taken_back(world: World) -> None:
