@@ -88,6 +88,7 @@ _SERVERS = {
     "schema_registry": "the schema registry",
 }
 _NEEDED = ("kafka", "redis")  # without them nothing is learned
+_MOST_DIGITS = 11  # of a time: it reaches to the year 5138
 
 
 class State(NamedTuple):
@@ -107,6 +108,11 @@ def _outage_sentence(server: str, met: Sequence[tuple[str, OutageNotice]]) -> st
     who = "" if "" in names else f" to {', '.join(names)}"
     name = _SERVERS.get(server, server)
     return f"{name} is unavailable{who} since {_since(met)}: {_bare(name, met[0][1].reason)}"
+
+
+def _is_time(text: str) -> bool:
+    """True for whole seconds since 1970; whoever can write to Redis may have written more."""
+    return len(text) <= _MOST_DIGITS and text.isascii() and text.isdecimal()
 
 
 def _bare(name: str, reason: str) -> str:
@@ -1062,7 +1068,7 @@ class JobProgress:
         for name, text in sorted(self.seen.unable.items()):
             server, _, process = name.removeprefix(OUTAGE).partition(" ")
             since_s, _, reason = text.partition(" ")
-            if name.startswith(OUTAGE) and since_s.isdecimal():
+            if name.startswith(OUTAGE) and _is_time(since_s):
                 met.setdefault(server, []).append((process, OutageNotice(int(since_s), reason)))
         return met
 

@@ -749,7 +749,15 @@ def test_server_that_only_others_cannot_use_is_told_with_their_names() -> None:
         "waiting for a server",
         f"Kafka is unavailable to c1 since {SINCE}: too few replicas",
     )
-    view.look(look._replace(unable={f"{OUTAGE}storage c1": "since yesterday"}))  # not ours
+
+
+@pytest.mark.parametrize(
+    "since", ["", "yesterday", "-1", "1" * 12, "9" * 400, "9" * 5000, "\u0661"]
+)
+def test_forged_notice_of_an_outage_is_ignored(since: str) -> None:
+    view = running(rows(4), 1, 200, at_s=NOW)
+    look = Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
+    view.look(look._replace(unable={f"{OUTAGE}storage c1": f"{since} no bucket"}))
     assert view.state(NOW).word == "running"
 
 
