@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,6 @@ from tests.contract.odd_servers import ODD, OddServer, hangs, said
 from tests.unit.services.replicas import until
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterator
 
     from tests.contract.odd_servers import Answer, Send
@@ -118,18 +118,23 @@ def test_slow_registry_is_asked_again_and_its_late_answer_counts(
     server: OddServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REPEAT_S", 0.05)
+    monkeypatch.setattr(module, "ANSWER_S", 60.0)
     registry = ConfluentRegistry({"url": server.url})
+    arrived, answers = threading.Event(), threading.Event()
 
     def first_is_late(path: str, send: Send, ending: threading.Event) -> None:
-        if len(server.paths) > 1:
+        if arrived.is_set():
             hangs(path, send, ending)
-        until(lambda: len(server.paths) == 4, "the registry is asked four times")
+        arrived.set()
+        answers.wait()
         said(GOOD)(path, send, ending)
 
     server.answer = first_is_late
     for _ in range(3):
         with pytest.raises(LateError):
             registry.schema(7)
+        until(arrived.is_set, "the first question arrives")
+    answers.set()
     monkeypatch.setattr(module, "REPEAT_S", 60.0)
     assert registry.schema(7) == Schema("AVRO", TEXT)
 
