@@ -166,24 +166,28 @@ class TopicWatch:
         self._due_s = self._again_s = 0.0
 
     def look(
-        self, topics: Callable[[], Collection[str]], *, urgent: bool
+        self, topics: Callable[[], Collection[str]], *, urgent: Collection[str]
     ) -> dict[str, str | KafkaError]:
         """Ids that the last question found, by topic, once; asks anew when it is time to.
 
         Args:
-            topics: Which to ask about.
-            urgent: Ask as soon as there is no other question: somebody waits for the answer.
+            topics: Which to ask about now and then.
+            urgent: Which of them to ask about as soon as there is no other question: somebody
+                waits for the answer. The others are not asked about then: there may be hundreds.
         """
         now_s = time.monotonic()
         if self._question is None:
-            if now_s >= (self._again_s if urgent else self._due_s) and (asked := topics()):
+            is_due = now_s >= self._due_s
+            asked = topics() if is_due else urgent if now_s >= self._again_s else ()
+            if asked:
+                if is_due:
+                    self._due_s = now_s + _LOOK_S
                 self._question = TopicsQuestion(self._admin(), asked, self._timeout_s)
                 self.asked += 1
             return {}
         if not self._question.is_answered():
             return {}
         answers, self._question = self._question.answers(), None
-        self._due_s = now_s + _LOOK_S
         failed = any(isinstance(answer, KafkaError) for answer in answers.values())
         self._again_s = now_s + (_LOOK_AGAIN_S if failed else _LOOK_SOON_S)
         return {

@@ -375,7 +375,7 @@ class KafkaStreamReader:
 
     def _look_at_topics(self) -> None:
         """See whether topics are still those that positions name; read those that wait for it."""
-        urgent = bool(self._unidentified or self._unproved)
+        urgent = {each.topic for each in (*self._unidentified, *self._unproved)}
         found = self._watch.look(self._named, urgent=urgent)
         if not found:
             return

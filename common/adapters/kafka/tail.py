@@ -388,9 +388,10 @@ class _TailConsumer:
             self._examine()
 
     def _carry_out(self) -> None:
-        while not self._orders.empty():
-            self._busy_s = time.monotonic()
+        until_s = time.monotonic() + _WAIT_S
+        while not self._orders.empty() and self._busy_s < until_s:
             self._orders.get()()
+            self._busy_s = time.monotonic()
 
     def _is_done(self) -> bool:
         if self._reading:
@@ -537,7 +538,8 @@ class _TailConsumer:
 
     def _look_at_topics(self) -> None:
         """See whether topics are still those that positions name; read those that wait for it."""
-        found = self._watch.look(self._named, urgent=bool(self._unidentified))
+        urgent = {each.topic for each in self._unidentified}
+        found = self._watch.look(self._named, urgent=urgent)
         # Most turns find nothing, and there may be hundreds of tails.
         for partition, tail in tuple(self._reading.items()) if found else ():
             answer = found.get(partition.topic) if tail.cursor.topic_id else None

@@ -1,0 +1,59 @@
+"""What a `TopicWatch` asks Kafka for, and when."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from common.adapters.kafka import epochs
+from common.adapters.kafka.epochs import TopicWatch
+from common.adapters.kafka.settings import KafkaSettings
+
+if TYPE_CHECKING:
+    from confluent_kafka import TopicCollection
+
+
+class Admin:
+    """Answers at once, with a topic's name as its id."""
+
+    def __init__(self) -> None:
+        self.asked = list[set[str]]()
+
+    def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
+        """Note which topics it is asked about."""
+        self.asked.append(set(topics.topic_names))
+        return {name: self._answer(name) for name in topics.topic_names}
+
+    def _answer(self, name: str) -> Future[Any]:
+        answer = Future[Any]()
+        answer.set_result(SimpleNamespace(topic_id=name, partitions=[0]))
+        return answer
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now_s = [100.0]
+    monkeypatch.setattr(epochs, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    return now_s
+
+
+def test_only_urgent_topics_are_asked_about_between_looks_at_all(clock: list[float]) -> None:
+    admin = Admin()
+    watch = TopicWatch(lambda: admin, KafkaSettings("nowhere"))  # type: ignore[arg-type, return-value]
+    named = {f"t{number}" for number in range(100)}
+
+    def look(*urgent: str) -> dict[str, Any]:
+        watch.look(lambda: named, urgent=urgent)
+        return watch.look(lambda: named, urgent=urgent)
+
+    assert look().keys() == named
+    for turn in range(9):  # topics that come one after the other do not put off the look at all
+        clock[0] += 0.2
+        assert look(f"t{turn}") == {f"t{turn}": f"t{turn}"}
+    clock[0] += 0.2
+    assert look("t9").keys() == named
+    assert look() == {}
+    assert admin.asked == [named, *({f"t{turn}"} for turn in range(9)), named]
