@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from time import perf_counter
 
 from rich.console import Console
@@ -28,6 +29,7 @@ EXAMPLES = """examples:
   python -m common.simulation --first            stop at the first seed that fails
   python -m common.simulation --group            check another kind of world
   python -m common.simulation --story 42         tell what happens under seed 42
+  python -m common.simulation --digest           print a SHA-256 of what all seeds came to
   python -m common.simulation --shrink 42        find the smallest world that still fails as 42 does
 """
 EXIT_VIOLATED = 1
@@ -51,6 +53,11 @@ def main() -> int:
         worlds.add_argument(
             f"--{option}", dest="world", action="store_const", const=option, help=text
         )
+    parser.add_argument(
+        "--digest",
+        action="store_true",
+        help="print a SHA-256 of all outcomes; a change that only moves code leaves it as it is",
+    )
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     arguments = parser.parse_args()
     console = Console(stderr=True)
@@ -62,6 +69,8 @@ def main() -> int:
     run = partial(run_seed, world=world)
     outcomes = _check(range(*arguments.seeds), run, console, first=arguments.first)
     _report(outcomes, perf_counter() - began, world)
+    if arguments.digest:
+        print(_digest(outcomes))  # noqa: T201 -- a command's output
     failed = any(outcome.failure for outcome in outcomes) or (
         len(outcomes) >= ENOUGH and not all(_ways(outcomes, world).values())
     )
@@ -78,6 +87,13 @@ def _ways(outcomes: list[Outcome], world: str) -> dict[str, int]:
         return {way: among[way] for way in members + ["moved"] * (world == "slices")}
     ways = ("stale", "lone", "walked", "switched", "changed", "tuned")
     return {way: sum(getattr(o, way) for o in outcomes) for way in ways}
+
+
+def _digest(outcomes: list[Outcome]) -> str:
+    digest = sha256()
+    for outcome in outcomes:
+        digest.update(f"{outcome.values()}\n".encode())
+    return digest.hexdigest()
 
 
 def _check(

@@ -126,6 +126,7 @@ def test_a_seed_tells_the_same_story_every_time() -> None:
         outcome, lines = story(seed)
         assert (outcome, lines) == story(seed)
         assert outcome == run_seed(seed)  # whether somebody listens or not
+        assert len(set(outcome.applied)) == len(outcome.applied) >= outcome.updates > 0
 
 
 def test_worker_that_heard_a_forged_trigger_which_redis_lost_works_again() -> None:

@@ -86,9 +86,17 @@ class Outcome:
     changed: int  # likewise, by a change of the job
     tuned: int  # of a K that the tuner found
     seconds: float  # virtual
+    applied: tuple[int, ...]  # positions of the batches' claims, in the order of the updates
     among: Counter[str] = field(default_factory=Counter)  # of members that hold the weights
     named: int = 0  # checkpoints that were named in the updates topic
     awaited: int = 0  # how often a coordinator waited for one of them
+
+    def values(self) -> tuple[object, ...]:
+        """Return what a change that only moves or renames code leaves as it is."""
+        counts = (self.updates, self.takeovers, self.quarantined, self.requeued, self.refused)
+        kinds = (self.stale, self.lone, self.walked, self.switched, self.changed, self.tuned)
+        microseconds = round(self.seconds * 1e6)
+        return (self.seed, bool(self.failure), *counts, *kinds, microseconds, self.applied)
 
 
 class Cluster:
@@ -151,6 +159,7 @@ class Cluster:
             changed=sum(one[0] != two[0] for one, two in switches),
             tuned=sum(tuned),
             seconds=self.world.now,
+            applied=tuple(batch.offset for update in updates for batch in update.batches),
             among=self.world.group.met,
             named=sum(isinstance(record, CheckpointStored) for record in self.world.updates),
             awaited=self.world.awaited,
