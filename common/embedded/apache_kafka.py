@@ -25,7 +25,8 @@ from typing import Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka import KafkaLog, KafkaSettings
+from common.adapters.kafka.log import KafkaLog
+from common.adapters.kafka.settings import KafkaSettings
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
 from common.ports.servers import NewTopic

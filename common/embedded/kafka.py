@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from common.adapters.kafka import KafkaSettings
+from common.adapters.kafka.settings import KafkaSettings
 from common.embedded import mock_broker
 from common.embedded.process import Child, short_folder
 from common.errors import DollError, OutsideError, UnavailableError

@@ -1,7 +1,7 @@
 """BidBrain as the policy of a job that has a backlog: bids live, by what machines have cost.
 
 Each decision counts machines by offer, under the bid at which they were asked for: an offer is an
-allocation of `common.policies.bidbrain`. What was lost of it is not asked for again under that bid;
+allocation of `bidbrain`. What was lost of it is not asked for again under that bid;
 before its hour ends it is given another, or given back. On-demand machines are one more market,
 whose price never passes a bid. The paper's reliable machines, which do no work and are always
 there, are those of the coordinator and its servers. Deadlines are no part of it: a plan that

@@ -168,7 +168,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class Seated(msgspec.Struct, frozen=True, tag="seated"):
-    """A slot's stream is this machine's until the machine ends: `common.provisioning.seating`."""
+    """A slot's stream is this machine's until the machine ends."""
 
     term: int
     at_s: float

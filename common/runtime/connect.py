@@ -62,7 +62,7 @@ def open_log(settings: Settings, client_id: str = "doll") -> Log:
         UnavailableError: If the settings name an embedded broker that is gone.
         UserError: If they name Amazon MSK and what signs for it is not installed.
     """
-    from common.adapters.kafka import KafkaLog  # noqa: PLC0415 -- see above
+    from common.adapters.kafka.log import KafkaLog  # noqa: PLC0415 -- see above
 
     return KafkaLog(kafka_settings(settings, client_id))
 
@@ -92,7 +92,7 @@ def kafka_settings(settings: Settings, client_id: str) -> KafkaSettings:
         UnavailableError: If the settings name an embedded broker that is gone.
         UserError: If they name Amazon MSK and what signs for it is not installed.
     """
-    from common.adapters.kafka import KafkaSettings  # noqa: PLC0415 -- see above
+    from common.adapters.kafka.settings import KafkaSettings  # noqa: PLC0415 -- see above
 
     if settings.embedded_kafka:
         from common.embedded.kafka import embedded_settings  # noqa: PLC0415 -- see above

@@ -5,8 +5,8 @@
     python -m load.paper --only traces       # one part again; the others stay as they are
     python -m load.paper --only markets --json out/markets.json --prices my-prices
 
-No server and no cloud: the update process of the paper in virtual time, under the policies of
-common/theory. Exit status: 0 all is well; 1 something that must be reached is not; 2 bad input.
+No server and no cloud: the update process of the paper in virtual time, under the policies
+of common/theory. Exit status: 0 all is well; 1 something that must be reached is not; 2 bad input.
 """
 
 from __future__ import annotations

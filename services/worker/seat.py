@@ -1,6 +1,6 @@
 """Under which name a worker works: that of the slot that its machine is seated on.
 
-A machine that was ordered for no slot (`common.provisioning.seating`) is a spare until the job's
+A machine that was ordered for no slot is a spare until the job's
 provisioner says in the plans topic whose stream it has. Its worker waits for that before it joins
 the consumer group, and again whenever it begins anew: one that was fenced, because its machine was
 taken for lost and another has its slot, finds there that the slot is no longer its own.

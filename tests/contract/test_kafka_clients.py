@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import pytest
 
-from common.adapters.kafka import KafkaLog
+from common.adapters.kafka.log import KafkaLog
 from common.core.spans import Partition
 from common.errors import BrokenWriterError, DeliveryError, OutsideError
 from common.ports.servers import NewTopic

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.kafka import KafkaLog
+from common.adapters.kafka.log import KafkaLog
 from common.core.events import Assigned
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError

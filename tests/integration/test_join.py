@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from common.adapters.kafka import KafkaLog
+from common.adapters.kafka.log import KafkaLog
 from common.embedded.process import Child
 from common.ports.servers import NewTopic
 from common.topics.names import joins_topic

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from common.adapters.kafka import KafkaLog
+from common.adapters.kafka.log import KafkaLog
 from common.core.messages import Skipped
 from common.core.spans import Partition
 from common.embedded.process import Child

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka import KafkaLog
+from common.adapters.kafka.log import KafkaLog
 from common.config.settings import read_settings
 from common.core.events import Assigned
 from common.core.spans import Partition

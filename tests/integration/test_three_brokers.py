@@ -24,7 +24,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
-from common.adapters.kafka import KafkaLog
+from common.adapters.kafka.log import KafkaLog
 from common.config.settings import Settings
 from common.core.events import Assigned
 from common.core.spans import Partition

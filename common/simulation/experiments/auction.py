@@ -1,7 +1,7 @@
 """A job on spot machines of the old market: bids, evictions, hours paid at their beginning.
 
 One amount of work is done by as many machines as are there; they come in allocations, as
-`common.policies.bidbrain` has them. Of the last hours only what was used is charged: the next job
+`bidbrain` has them. Of the last hours only what was used is charged: the next job
 has the rest.
 """
 

@@ -25,7 +25,8 @@ _ROOT = Path(__file__).parents[3]
 _ENDS = """\
 import ctypes
 import threading
-from common.adapters.kafka import KafkaLog, KafkaSettings
+from common.adapters.kafka.log import KafkaLog
+from common.adapters.kafka.settings import KafkaSettings
 from common.adapters.kafka.epochs import TopicsQuestion
 system = ctypes.CDLL(None)
 system.__cxa_atexit(system.usleep, ctypes.c_void_p(1_000_000), None)

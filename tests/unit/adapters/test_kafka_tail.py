@@ -12,7 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka import KafkaSettings, tail
+from common.adapters.kafka import tail
+from common.adapters.kafka.settings import KafkaSettings
 from common.core.spans import LogPosition, Partition
 from common.errors import ExpiredError, OutsideError, TruncatedError, UnavailableError
 
