@@ -27,9 +27,9 @@ from common.policies.pools import Pools
 from common.ports.machines import PriceHistory
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import Experiment
-from common.theory.billing import HOUR_S
-from common.theory.provisioning import plan
-from common.theory.work import Pool, Work, market
+from common.spot.theory.billing import HOUR_S
+from common.spot.theory.provisioning import plan
+from common.spot.theory.work import Pool, Work, market
 from load.harness import report
 
 WORKERS, RATE_PER_S, GROUP_SIZE, BATCH_SIZE, UPDATES = 64, 125.0, 20, 256, 10_000  # section V-A

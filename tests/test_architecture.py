@@ -21,7 +21,7 @@ TREES = ("common", "services", "tests", "load")
 FLOORS = (  # a folder imports folders of lower floors; the root of `common/` holds `errors` alone
     ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
-    ("common.theory", "common.ports", "common.learning"),
+    ("common.spot.theory", "common.ports", "common.learning"),
     ("common.policies", "common.datasets", "common.joining"),
     ("common.config", "common.provisioning"),
     ("common.wire", "common.telemetry", "common.simulation", "common.http"),
@@ -69,7 +69,11 @@ HOMES = {  # a client library has one home
         TORCH_GROUP,
         *("services/evaluator/", "services/serve/", "common/simulation/experiments/learning.py"),
     ),
-    "scipy": ("common/theory/", "common/policies/", "common/simulation/experiments/results.py"),
+    "scipy": (
+        "common/spot/theory/",
+        "common/policies/",
+        "common/simulation/experiments/results.py",
+    ),
     "matplotlib": ("services/cli/render/plots.py",),
     "structlog": ("common/telemetry/logging.py",),
     "typer": ("services/cli/",),
@@ -199,7 +203,7 @@ def test_the_core_knows_numbers_and_messages_and_nothing_of_the_world() -> None:
 
 
 def test_the_theory_knows_numbers_and_nothing_of_the_world() -> None:
-    for path in sources("common/theory"):
+    for path in sources("common/spot/theory"):
         tops = {name.partition(".")[0] for name in imports(path)} - {"common"}
         foreign = tops - sys.stdlib_module_names - THEORY_LIBRARIES
         assert not foreign | (tops & OUTSIDE), f"{named(path)} imports {foreign | tops & OUTSIDE}"

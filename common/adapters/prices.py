@@ -12,7 +12,7 @@ import numpy as np
 
 from common.datasets.traces.files import starts_of, traced
 from common.ports.machines import Offer, PriceHistory
-from common.theory.billing import HOUR_S
+from common.spot.theory.billing import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

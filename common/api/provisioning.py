@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import Planned
-    from common.theory.billing import Billing
+    from common.spot.theory.billing import Billing
 
 NOWHERE = "none"  # what slots without a machine are counted under
 

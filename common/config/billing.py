@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from common.theory.billing import BY_NAME, HOUR_S, Billing, Preempted
+from common.spot.theory.billing import BY_NAME, HOUR_S, Billing, Preempted
 
 
 class PreemptedSpec(BaseModel):

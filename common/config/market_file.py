@@ -26,7 +26,7 @@ from common.datasets.traces.files import common_starts_s, starts_of, traced
 from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.ports.machines import Offer
-from common.theory.billing import BY_NAME, BY_THE_SECOND, Billing
+from common.spot.theory.billing import BY_NAME, BY_THE_SECOND, Billing
 from doll.yaml_file import as_json, load_text, read_text
 
 if TYPE_CHECKING:

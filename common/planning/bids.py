@@ -13,13 +13,13 @@ from common.jobs.store import JobStore
 from common.policies.bidding import Bidding, BidSettings, odds_of
 from common.policies.policy import Decision, Situation
 from common.ports.machines import PriceHistory
-from common.theory.billing import HOUR_S
-from common.theory.capacity import update_capacity_per_s
+from common.spot.theory.billing import HOUR_S
+from common.spot.theory.capacity import update_capacity_per_s
 
 if TYPE_CHECKING:
     from common.planning.request import PlanRequest
     from common.ports.servers import Log
-    from common.theory.work import Pool, Work
+    from common.spot.theory.work import Pool, Work
 
 LIVE = "a stream cannot go faster than it arrives, and bidbrain bids for a backlog"
 

@@ -19,7 +19,7 @@ from common.simulation.experiments.draws import spot_on_average
 from common.simulation.experiments.spec import SpotSpec
 
 if TYPE_CHECKING:
-    from common.theory.work import Pool
+    from common.spot.theory.work import Pool
 
 ENDINGS = (".csv", ".json", ".txt")
 TOGETHER = (

@@ -19,9 +19,9 @@ from common.errors import GivenError
 from common.planning.bids import bids, check_bids, computed_per_s
 from common.planning.remaining import Remaining, arriving, measured, remaining
 from common.policies.chance import deadline_probability, plan_with_probability
-from common.theory.errors import ParameterError
-from common.theory.provisioning import CostCurve, Plan, cost_curve, plan, plan_of
-from common.theory.work import Market, Pool, Work, gb_per_hour, market
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.provisioning import CostCurve, Plan, cost_curve, plan, plan_of
+from common.spot.theory.work import Market, Pool, Work, gb_per_hour, market
 
 if TYPE_CHECKING:
     from common.planning.request import PlanRequest, SpotPoolAsked

@@ -21,15 +21,15 @@ from common.core.spans import Partition
 from common.errors import GivenError
 from common.jobs.store import JobStore
 from common.planning.replan import read_ledger
-from common.theory.estimates import pooled_prior, rate_from_counts
-from common.theory.tallies import TransferTally
+from common.spot.theory.estimates import pooled_prior, rate_from_counts
+from common.spot.theory.tallies import TransferTally
 from common.topics import names as topics
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
 
 if TYPE_CHECKING:
     from common.ports.servers import Log
-    from common.theory.work import Rates
+    from common.spot.theory.work import Rates
 
 RECENT = 50_000  # indicators: some 15 MB, and a few of each stream even if there are 10,000
 

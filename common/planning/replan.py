@@ -15,7 +15,7 @@ from common.wire.plans import decode_plan, encode_plan
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.provisioning.records import ReplanAsked
-    from common.theory.billing import Billing
+    from common.spot.theory.billing import Billing
 
 _PATIENCE_S = 15.0  # as long as for a change of a job
 

@@ -23,12 +23,20 @@ import numpy.typing as npt
 
 from common.policies.fixed import FIRST_SPOT, decision, market_of
 from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Places, Situation
-from common.theory.errors import positive
-from common.theory.provisioning import TOLERANCE, Order, Plan, as_plan, choose, cost_curve, plan_of
-from common.theory.updates import partial_batches_s
+from common.spot.theory.errors import positive
+from common.spot.theory.provisioning import (
+    TOLERANCE,
+    Order,
+    Plan,
+    as_plan,
+    choose,
+    cost_curve,
+    plan_of,
+)
+from common.spot.theory.updates import partial_batches_s
 
 if TYPE_CHECKING:
-    from common.theory.work import Market, Work
+    from common.spot.theory.work import Market, Work
 
 Values: TypeAlias = npt.NDArray[np.float64]
 

@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.theory.billing import HOUR_S
-from common.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.billing import HOUR_S
+from common.spot.theory.errors import ParameterError, not_negative, positive
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

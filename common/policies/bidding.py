@@ -19,13 +19,13 @@ import numpy as np
 from common.policies.bidbrain import Allocation, Array, BidBrain, EvictionOdds, eviction_odds
 from common.policies.policy import ON_DEMAND, Decision, Situation, renewal_s
 from common.ports.machines import Offer, PriceHistory
-from common.theory.billing import HOUR_S
-from common.theory.capacity import machines_for_stability, update_capacity_per_s
-from common.theory.errors import ParameterError, not_negative, positive
-from common.theory.provisioning import Plan
+from common.spot.theory.billing import HOUR_S
+from common.spot.theory.capacity import machines_for_stability, update_capacity_per_s
+from common.spot.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.provisioning import Plan
 
 if TYPE_CHECKING:
-    from common.theory.work import Pool
+    from common.spot.theory.work import Pool
 
 REVIEWS = 30  # in an hour: the paper's two minutes
 # On demand, of the coordinator, Kafka and Redis. Were they taken to cost nothing, time would, too:

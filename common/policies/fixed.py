@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from common.policies.policy import ON_DEMAND, Decision, Situation, by_slot
-from common.theory.errors import ParameterError
-from common.theory.provisioning import Plan, plan, plan_of
-from common.theory.work import Market, Pool
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.provisioning import Plan, plan, plan_of
+from common.spot.theory.work import Market, Pool
 
 FIRST_SPOT = 1  # index of the first pool that may be preempted
 

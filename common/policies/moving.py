@@ -26,11 +26,11 @@ from common.policies.adaptive import LATE
 from common.policies.policy import ON_DEMAND, MachineCount, Situation
 from common.policies.spot import Spot, life_s
 from common.ports.machines import Offer
-from common.theory.capacity import HEADROOM, machines_for_rate, update_capacity_per_s
-from common.theory.preemption import distribution_of_running
+from common.spot.theory.capacity import HEADROOM, machines_for_rate, update_capacity_per_s
+from common.spot.theory.preemption import distribution_of_running
 
 if TYPE_CHECKING:
-    from common.theory.provisioning import Binding
+    from common.spot.theory.provisioning import Binding
 
 ROUNDING = 1e-9
 

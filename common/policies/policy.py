@@ -28,8 +28,8 @@ import numpy.typing as npt
 from common.ports.machines import Offer
 
 if TYPE_CHECKING:
-    from common.theory.provisioning import Plan
-    from common.theory.work import Pool, Work
+    from common.spot.theory.provisioning import Plan
+    from common.spot.theory.work import Pool, Work
 
 StreamPolicyName: TypeAlias = Literal[  # for streams that arrive as the job goes
     "on-demand",  # section V's yardstick

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from common.policies.policy import Decision, MachineCount, Situation
 from common.ports.machines import Offer
-from common.theory.preemption import effective_availability
+from common.spot.theory.preemption import effective_availability
 
 if TYPE_CHECKING:
-    from common.theory.work import Pool
+    from common.spot.theory.work import Pool
 
 # Relative, of a ready second. Pools that close share machines: a loss takes some of them only, and
 # the others are known to give more.

@@ -17,11 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.policies.policy import NOWHERE
 from common.provisioning.records import Ended, Lead, Planned, PlanRecord, Settled, Started
-from common.theory.estimates import CyclePrior, Estimate, availability_from_times, cycle_from_times
+from common.spot.theory.estimates import (
+    CyclePrior,
+    Estimate,
+    availability_from_times,
+    cycle_from_times,
+)
 
 if TYPE_CHECKING:
     from common.provisioning.ledger import Instance
-    from common.theory.work import Pool
+    from common.spot.theory.work import Pool
 
 SURE = 0.999  # a prior of 1 could never be moved
 

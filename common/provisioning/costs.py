@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.ports.machines import Offer
-from common.theory.billing import BY_THE_SECOND, HOUR_S, Billing
+from common.spot.theory.billing import BY_THE_SECOND, HOUR_S, Billing
 
 if TYPE_CHECKING:
     from common.provisioning.records import EndedBecause

@@ -30,9 +30,9 @@ from common.provisioning.planning import (
 )
 from common.provisioning.records import OfferCount, Planned
 from common.provisioning.seating import readiness
-from common.theory.capacity import waiting_told
-from common.theory.errors import ParameterError
-from common.theory.lags import StreamLags
+from common.spot.theory.capacity import waiting_told
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.lags import StreamLags
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.reconciling import Backoff
     from common.provisioning.settings import ProvisionerSettings
-    from common.theory.work import Rates
+    from common.spot.theory.work import Rates
 
 AGAIN_S = 5.0  # until a policy is asked anew that could not decide
 

@@ -24,13 +24,13 @@ from common.provisioning.availability import Availability
 from common.provisioning.records import Ended, EstimateRecord, Left, PlanRecord, Seated, Started
 from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
 from common.provisioning.starting import StartUps
-from common.theory.capacity import HEADROOM
-from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
-from common.theory.losses import LossTally
-from common.theory.speeds import SpeedTally
-from common.theory.streams import StreamTally
-from common.theory.tallies import GradientTally, TransferTally
-from common.theory.work import Pool, Rates, gb_per_hour
+from common.spot.theory.capacity import HEADROOM
+from common.spot.theory.estimates import Estimate, pooled_prior, rate_from_counts
+from common.spot.theory.losses import LossTally
+from common.spot.theory.speeds import SpeedTally
+from common.spot.theory.streams import StreamTally
+from common.spot.theory.tallies import GradientTally, TransferTally
+from common.spot.theory.work import Pool, Rates, gb_per_hour
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord, ControlRecord

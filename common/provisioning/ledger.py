@@ -31,7 +31,7 @@ from common.provisioning.records import (
     Settled,
     Started,
 )
-from common.theory.billing import BY_THE_SECOND, Billing
+from common.spot.theory.billing import BY_THE_SECOND, Billing
 
 PLANS_KEPT = 100  # a page of history; the topic has them all
 REVIEWS_KEPT = 1000  # points of a curve over time, more than a screen has

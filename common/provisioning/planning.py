@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation, by_slot
-from common.theory.capacity import machines_for_stability, update_capacity_per_s
-from common.theory.preemption import distribution_of_running
-from common.theory.provisioning import Binding, Plan
-from common.theory.work import Pool, Rates, Work
+from common.spot.theory.capacity import machines_for_stability, update_capacity_per_s
+from common.spot.theory.preemption import distribution_of_running
+from common.spot.theory.provisioning import Binding, Plan
+from common.spot.theory.work import Pool, Rates, Work
 
 if TYPE_CHECKING:
     from common.provisioning.records import Planned

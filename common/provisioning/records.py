@@ -80,7 +80,7 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     why: str  # what made it decide: the first plan, a price, an estimate, somebody asked
     reason: str  # why this plan, in the policy's words
     feasible: bool
-    binding: str  # `common.theory.provisioning.Binding`
+    binding: str  # `common.spot.theory.provisioning.Binding`
     pools: tuple[str, ...]  # by index; the first is on-demand
     places: tuple[int, ...]  # (N_tot,) pool of each slot, -1 for none; empty: counted
     stand_ins: tuple[int, ...]  # slots in which an on-demand machine runs beside

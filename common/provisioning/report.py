@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from common.provisioning.records import EndedBecause, EstimateRecord
-from common.theory.billing import HOUR_S
+from common.spot.theory.billing import HOUR_S
 
 if TYPE_CHECKING:
     from common.provisioning.ledger import FleetLedger

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from common.provisioning.ledger import Instance
     from common.provisioning.starting import StartUps
-    from common.theory.work import Pool, Rates
+    from common.spot.theory.work import Pool, Rates
 
 
 def readiness(

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from common.policies.bidding import BidSettings
-from common.theory.errors import ParameterError, positive
+from common.spot.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
     from common.policies.policy import PolicyName
-    from common.theory.billing import Billing
-    from common.theory.work import Pool
+    from common.spot.theory.billing import Billing
+    from common.spot.theory.work import Pool
 
 
 @dataclass(frozen=True, slots=True)

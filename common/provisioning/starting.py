@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from common.provisioning.events import WorkersSeen
     from common.provisioning.ledger import Instance
-    from common.theory.work import Pool
+    from common.spot.theory.work import Pool
 
 # Start-ups that count for what the market file says: three that were seen outvote it. The median,
 # since one that waited for a server is no reason to plan with minutes.

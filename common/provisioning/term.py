@@ -41,7 +41,7 @@ from common.provisioning.records import (
 )
 from common.provisioning.seating import readiness, seats
 from common.provisioning.watching import FleetWatch
-from common.theory.errors import ParameterError
+from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
     from common.core.events import Wanted

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from common.errors import UnavailableError
 from common.ports.machines import EndCause, LaunchRequest, Machine, Offer, PriceHistory, Refused
-from common.theory.billing import HOUR_S
+from common.spot.theory.billing import HOUR_S
 
 
 class Chain(NamedTuple):

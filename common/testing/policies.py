@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from common.policies.policy import Decision, Situation
-from common.theory.provisioning import Plan
+from common.spot.theory.provisioning import Plan
 
 if TYPE_CHECKING:
     from common.ports.machines import Offer

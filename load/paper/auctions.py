@@ -25,7 +25,7 @@ from common.simulation.experiments.auction import (
     clairvoyant_usd,
     run_auction,
 )
-from common.theory.billing import HOUR_S
+from common.spot.theory.billing import HOUR_S
 from load.paper.series import header, rows
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.theory.provisioning import cost_share_bound, plan
-from common.theory.updates import partial_batches_s, runtime_of_renewal
+from common.spot.theory.provisioning import cost_share_bound, plan
+from common.spot.theory.updates import partial_batches_s, runtime_of_renewal
 from load.paper import stated
 from load.paper.document import Section, percent
 from load.paper.job import (

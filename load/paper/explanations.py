@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from common.datasets.traces.files import read_trace
-from common.theory.provisioning import plan
+from common.spot.theory.provisioning import plan
 from load.paper import stated
 from load.paper.document import Section, listed, percent
 from load.paper.job import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from common.theory.provisioning import cost_share_bound
+from common.spot.theory.provisioning import cost_share_bound
 from load.paper import plots, stated
 from load.paper.document import NONE, Section, cost, met, percent
 from load.paper.explanations import explain_adaptive, explain_drawn, explain_static

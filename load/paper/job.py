@@ -17,7 +17,7 @@ from common.simulation.experiments.spec import (
     SpotSpec,
     UniformRates,
 )
-from common.theory.work import Market, Work, market
+from common.spot.theory.work import Market, Work, market
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ from common.config.billing import BillingRules
 from common.simulation.experiments.draws import ROUND_OVERHEAD_S
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import Experiment, PolicySpec
-from common.theory.billing import BY_NAME, HOUR_S
-from common.theory.errors import ParameterError
+from common.spot.theory.billing import BY_NAME, HOUR_S
+from common.spot.theory.errors import ParameterError
 from load.paper import auctions, live, zones
 from load.paper.document import NONE, Section, percent
 from load.paper.job import GRADIENT_S, SLOW_GRADIENT_S, Setting, Variation, experiment

@@ -13,7 +13,7 @@ from rich import progress
 
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.results import Run, Summary
-from common.theory.provisioning import Plan, plan
+from common.spot.theory.provisioning import Plan, plan
 from load.paper.job import NOTHING, Case, Setting, Variation, experiment
 
 if TYPE_CHECKING:

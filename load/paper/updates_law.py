@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.simulation.experiments.analytic import sample_updates_at
-from common.theory.preemption import variance_of_uptime_s2
-from common.theory.updates import (
+from common.spot.theory.preemption import variance_of_uptime_s2
+from common.spot.theory.updates import (
     Normal,
     partial_batches_s,
     update_rate_per_s,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.jobs.store import JobRecord
     from common.ports.servers import Log
-    from common.theory.billing import Billing
+    from common.spot.theory.billing import Billing
     from services.admin.middleware.access import Caller
 
 MODELS_AT_ONCE = 2  # read for requests: each is in memory several times

@@ -23,9 +23,9 @@ from common.core.messages import LeaderStatus, LogPositions, Positions, unused_n
 from common.core.spans import LogPosition, Partition
 from common.core.spread import Sightings, elsewhere
 from common.errors import DollError, UnknownTopicError
+from common.spot.theory.updates import spread_stability, stability
 from common.telemetry.metrics.leading import StreamFigures
 from common.telemetry.outages import Outage
-from common.theory.updates import spread_stability, stability
 from common.topics.names import control_topic
 from services.coordinator.needs import Arrivals, DemandMeter
 from services.coordinator.tails import missing

@@ -8,7 +8,7 @@ from common.errors import UserError
 from common.learning.task_options import options_of
 from common.policies.bidding import BidSettings
 from common.provisioning.settings import ProvisionerSettings
-from common.theory.work import Pool
+from common.spot.theory.work import Pool
 
 if TYPE_CHECKING:
     from common.config.market_file import Market

@@ -196,6 +196,6 @@ PROVISIONING_MUTANTS = (
     Mutant(
         "the hour in which a machine is evicted is refunded",
         60,
-        (Edit("common/theory/billing.py", "np.floor(paid_s / self", "np.ceil(paid_s / self"),),
+        (Edit("common/spot/theory/billing.py", "np.floor(paid_s / self", "np.ceil(paid_s / self"),),
     ),
 )

@@ -40,10 +40,10 @@ from common.provisioning.records import (
     Started,
 )
 from common.provisioning.settings import ProvisionerSettings
+from common.spot.theory.billing import HOUR_S, Billing, Preempted
+from common.spot.theory.work import Pool
 from common.testing.fleet import Chain, MemoryFleet, MemoryPrices
 from common.testing.policies import Counting
-from common.theory.billing import HOUR_S, Billing, Preempted
-from common.theory.work import Pool
 from common.wire.plans import decode_plan, encode_plan
 
 if TYPE_CHECKING:

@@ -24,7 +24,12 @@ ROOT = Path(__file__).parents[2]
 FEW_SEEDS = range(30)
 RUNS_ON = (  # what a world is made of: where none of it changed, a seed comes to the same
     *("common/core/", "common/policies/", "common/ports/", "common/provisioning/"),
-    *("common/testing/", "common/theory/", "common/wire/", "tests/system/provisioning_world.py"),
+    *(
+        "common/testing/",
+        "common/spot/theory/",
+        "common/wire/",
+        "tests/system/provisioning_world.py",
+    ),
 )
 SEEDS = range(120) if has_changed(*RUNS_ON) else FEW_SEEDS
 EXIT_VIOLATED = 1

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import UserError
-from common.theory.errors import positive
+from common.spot.theory.errors import positive
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]

@@ -19,7 +19,7 @@ from common.simulation.experiments.fleet import Fleet
 from common.simulation.experiments.policy_driver import Givens, PolicyDriver, Priors
 from common.simulation.experiments.preemption import STEP_S, Offers
 from common.simulation.experiments.results import Run, pool_uses
-from common.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:
     from common.policies.policy import Policy

@@ -17,7 +17,7 @@ import numpy as np
 from common.core.batching import Run
 from common.datasets.traces.files import starts_of
 from common.simulation.experiments.spec import ArrivalsSpec, UniformRates
-from common.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:
     from common.core.spans import Partition

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.policies.bidbrain import Allocation
-from common.theory.billing import HOUR_S
-from common.theory.errors import ParameterError, not_negative, positive, share
+from common.spot.theory.billing import HOUR_S
+from common.spot.theory.errors import ParameterError, not_negative, positive, share
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

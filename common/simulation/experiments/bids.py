@@ -23,7 +23,7 @@ from common.policies.policy import Decision, Hour, MachineCount, Situation, rene
 from common.ports.machines import Offer
 from common.provisioning.costs import Bill
 from common.simulation.experiments.results import Change, PoolUse, Run
-from common.theory.work import Work
+from common.spot.theory.work import Work
 
 if TYPE_CHECKING:
     from common.provisioning.records import EndedBecause

@@ -33,7 +33,7 @@ from common.simulation.experiments.protocol import (
     VirtualTime,
 )
 from common.simulation.experiments.results import Run, Throughput, pool_uses
-from common.theory.lags import StreamLags
+from common.spot.theory.lags import StreamLags
 
 if TYPE_CHECKING:
     from common.policies.policy import Policy

@@ -15,8 +15,8 @@ from common.simulation.experiments.arrivals import draw_rates
 from common.simulation.experiments.policy_driver import Givens
 from common.simulation.experiments.preemption import Offers, offers_of
 from common.simulation.experiments.prices import ConstantPrices, Prices, prices_of
-from common.theory.capacity import update_capacity_per_s
-from common.theory.work import Pool, gb_per_hour
+from common.spot.theory.capacity import update_capacity_per_s
+from common.spot.theory.work import Pool, gb_per_hour
 
 if TYPE_CHECKING:
     from pathlib import Path

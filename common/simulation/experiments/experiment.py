@@ -20,8 +20,8 @@ from common.simulation.experiments.by_protocol import ProtocolRun, ProtocolSimul
 from common.simulation.experiments.draws import ROUND_OVERHEAD_S, Draws, draws_of
 from common.simulation.experiments.policy_driver import Priors
 from common.simulation.experiments.spec import Experiment
-from common.theory.capacity import update_capacity_per_s
-from common.theory.estimates import RatePrior
+from common.spot.theory.capacity import update_capacity_per_s
+from common.spot.theory.estimates import RatePrior
 from doll.yaml_file import as_json, load_text, read_text
 
 if TYPE_CHECKING:

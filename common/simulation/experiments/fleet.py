@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from common.policies.policy import NOWHERE, ON_DEMAND, Decision
-from common.theory.billing import HOUR_S
-from common.theory.errors import ParameterError, positive
+from common.spot.theory.billing import HOUR_S
+from common.spot.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
-    from common.theory.work import Pool
+    from common.spot.theory.work import Pool
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]

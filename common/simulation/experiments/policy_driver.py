@@ -16,19 +16,19 @@ import numpy.typing as npt
 from common.policies.policy import ON_DEMAND, Decision, MachineCount, Policy, Situation
 from common.ports.machines import Offer
 from common.simulation.experiments.results import Change
-from common.theory.capacity import waiting_told
-from common.theory.errors import ParameterError, positive
-from common.theory.estimates import (
+from common.spot.theory.capacity import waiting_told
+from common.spot.theory.errors import ParameterError, positive
+from common.spot.theory.estimates import (
     ONE_CYCLE,
     availability_from_times,
     cycle_from_times,
     rate_from_counts,
 )
-from common.theory.work import Pool, Work
+from common.spot.theory.work import Pool, Work
 
 if TYPE_CHECKING:
     from common.simulation.experiments.fleet import Fleet
-    from common.theory.estimates import CyclePrior, RatePrior
+    from common.spot.theory.estimates import CyclePrior, RatePrior
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]

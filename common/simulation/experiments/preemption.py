@@ -13,7 +13,7 @@ import numpy as np
 from common.datasets.traces.files import starts_of, traced
 from common.datasets.traces.spec import TraceSpec
 from common.datasets.traces.trace import Bools, Floats, Trace, Walk
-from common.theory.errors import ParameterError, not_negative, positive, share
+from common.spot.theory.errors import ParameterError, not_negative, positive, share
 
 if TYPE_CHECKING:
     from pathlib import Path

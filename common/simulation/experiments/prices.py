@@ -10,7 +10,7 @@ from common.datasets.traces.files import starts_of, traced
 from common.datasets.traces.spec import TraceSpec
 from common.datasets.traces.trace import Bools, Floats, Trace, Walk
 from common.ports.machines import PriceHistory
-from common.theory.errors import ParameterError, not_negative
+from common.spot.theory.errors import ParameterError, not_negative
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from common.theory.errors import ParameterError, positive
+from common.spot.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
     from common.simulation.experiments.fleet import Fleet

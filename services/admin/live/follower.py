@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.jobs.watching import Glances
     from common.ports.servers import Board, Log, Tail
+    from common.spot.theory.billing import Billing
     from common.telemetry.outages import Outage
-    from common.theory.billing import Billing
 
 FOLDED = 50  # of them at once: about a millisecond under the lock
 AGAIN_S = 0.5  # after a server did not answer

@@ -30,7 +30,7 @@ from services.admin.live.loss_curve import POINTS, LossCurve
 if TYPE_CHECKING:
     from common.api.answers import Progress
     from common.jobs.store import JobRecord
-    from common.theory.billing import Billing
+    from common.spot.theory.billing import Billing
 
 
 class JobView:

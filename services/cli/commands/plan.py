@@ -18,7 +18,7 @@ from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
     from common.api.answers import ToldCurve, ToldPlan
-    from common.theory.work import Pool
+    from common.spot.theory.work import Pool
 
 _PLOTTED = 1000  # points of the curve: as many as a figure has dots
 _TOLD = (

@@ -18,9 +18,9 @@ from common.adapters.local.records import Record, Records
 from common.adapters.local.table import Table
 from common.ports.machines import LaunchRequest, Offer
 from common.provisioning.costs import Bill
+from common.spot.theory.billing import BY_NAME
 from common.testing.clock import ManualClock
 from common.testing.fleet import MemoryPrices
-from common.theory.billing import BY_NAME
 from tests.contract.fleet_providers import ON_DEMAND, SPOT, Processes
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from common.planning.plan import answers, gather
 from common.planning.request import PlanRequest
-from common.theory.provisioning import plan as best_plan
-from common.theory.provisioning import plan_of
-from common.theory.work import Work, market
+from common.spot.theory.provisioning import plan as best_plan
+from common.spot.theory.provisioning import plan_of
+from common.spot.theory.work import Work, market
 from services.cli import exits
 from services.cli.commands.plan import ranges, read_rates
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.theory.work import Rates
+    from common.spot.theory.work import Rates
     from tests.unit.cli.conftest import World
 
 PAPER = {

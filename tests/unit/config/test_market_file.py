@@ -10,7 +10,7 @@ from common.config.market_file import load_market, with_common_start
 from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.ports.machines import Offer
-from common.theory.billing import Billing, Preempted
+from common.spot.theory.billing import Billing, Preempted
 
 FULL = """
 fleet: process

@@ -13,7 +13,7 @@ from common.policies.bidbrain import (
     expected_cost_usd,
     overhead_s,
 )
-from common.theory.errors import ParameterError
+from common.spot.theory.errors import ParameterError
 
 STEP_S = 900.0  # four an hour
 

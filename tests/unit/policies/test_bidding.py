@@ -10,9 +10,9 @@ import pytest
 from common.policies.bidding import Bidding, BidSettings, odds_of
 from common.policies.policy import Hour, MachineCount, Situation
 from common.ports.machines import Offer, PriceHistory
-from common.theory.billing import BY_NAME
-from common.theory.errors import ParameterError
-from common.theory.work import Pool, Work
+from common.spot.theory.billing import BY_NAME
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.work import Pool, Work
 
 HOUR_S = 3600.0
 OLD = BY_NAME["ec2-2017"]

@@ -16,9 +16,9 @@ from common.policies.chance import (
     third_moment_of_uptime_s3,
 )
 from common.policies.policy import Policy, Situation
-from common.theory.errors import ParameterError
-from common.theory.provisioning import cost_curve, plan
-from common.theory.work import Market, Pool, Work, market
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.provisioning import cost_curve, plan
+from common.spot.theory.work import Market, Pool, Work, market
 
 RUNS = 3_000
 SETTINGS = [(0.9, 1.05), (0.8, 1.05), (0.8, 1.10)]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from common.policies.policy import Decision, MachineCount, Situation
 from common.policies.pools import Pools
 from common.ports.machines import Offer
-from common.theory.capacity import update_capacity_per_s
-from common.theory.work import Pool, Work
+from common.spot.theory.capacity import update_capacity_per_s
+from common.spot.theory.work import Pool, Work
 
 ALONE = Pool("on-demand", 0.286, start_up_s=69.0)
 SPOT = Pool("spot", 0.158, 0.9, 1000.0, start_up_s=87.0)

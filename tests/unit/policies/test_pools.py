@@ -13,10 +13,10 @@ from common.policies.policy import Decision, MachineCount, Situation
 from common.policies.pools import Pools, expected_serving
 from common.policies.spot import ready_usd_per_s
 from common.ports.machines import Offer
-from common.theory.billing import BY_NAME
-from common.theory.errors import ParameterError
-from common.theory.preemption import distribution_of_running
-from common.theory.work import Pool, Work
+from common.spot.theory.billing import BY_NAME
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.preemption import distribution_of_running
+from common.spot.theory.work import Pool, Work
 
 ON_DEMAND_POOL = Pool("on-demand", 0.286)
 ALONE = Offer("on-demand")

@@ -17,8 +17,8 @@ from common.provisioning.records import (
     Started,
 )
 from common.provisioning.settings import ProvisionerSettings
-from common.theory.billing import Billing
-from common.theory.work import Pool
+from common.spot.theory.billing import Billing
+from common.spot.theory.work import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

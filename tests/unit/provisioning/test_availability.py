@@ -10,7 +10,7 @@ import pytest
 from common.provisioning.availability import Availability, prior_of
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.records import Ended, Planned, PlanRecord, Settled, Started
-from common.theory.estimates import availability_from_times, cycle_from_times
+from common.spot.theory.estimates import availability_from_times, cycle_from_times
 from tests.unit.provisioning.examples import (
     SPOT,
     T0,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.ports.machines import Offer
 from common.provisioning.costs import Bill, PriceCurve
-from common.theory.billing import BY_NAME, Billing, Preempted
+from common.spot.theory.billing import BY_NAME, Billing, Preempted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

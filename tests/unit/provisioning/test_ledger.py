@@ -20,7 +20,7 @@ from common.provisioning.records import (
     Settled,
     Started,
 )
-from common.theory.billing import Billing
+from common.spot.theory.billing import Billing
 from tests.unit.provisioning.examples import (
     PRICES,
     T0,

@@ -27,8 +27,8 @@ from common.provisioning.planning import (
     work_left,
 )
 from common.provisioning.reconciling import Backoff
-from common.theory.provisioning import plan_of
-from common.theory.work import Market, Work
+from common.spot.theory.provisioning import plan_of
+from common.spot.theory.work import Market, Work
 from tests.unit.provisioning.examples import ON_DEMAND, PRICES, SETTINGS, SPOT, T0
 from tests.unit.provisioning.examples import planned as example
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from common.provisioning.records import LaunchRequested, Left, PlanRecord, Seated
 from common.provisioning.seating import readiness, seats
 from common.provisioning.starting import StartUps
-from common.theory.work import Pool
+from common.spot.theory.work import Pool
 from tests.unit.provisioning.examples import T0, ended, fold, lead, machine, started
 
 EQUAL = np.ones(3)

@@ -11,7 +11,7 @@ from common.provisioning.estimating import Estimator
 from common.provisioning.events import WorkersSeen
 from common.provisioning.seating import readiness
 from common.provisioning.starting import StartUps
-from common.theory.work import Pool
+from common.spot.theory.work import Pool
 from tests.unit.provisioning.examples import PRICES, SETTINGS, T0, fold, lead, machine, started
 from tests.unit.provisioning.examples import ordered as order
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from common.policies.policy import Decision, Situation, by_slot
 from common.ports.machines import Offer
-from common.theory.provisioning import Plan
-from common.theory.work import Pool, Work
+from common.spot.theory.provisioning import Plan
+from common.spot.theory.work import Pool, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,10 +20,10 @@ from common.simulation.experiments.policy_driver import Givens, Priors
 from common.simulation.experiments.preemption import Chain
 from common.simulation.experiments.prices import ConstantPrices
 from common.simulation.experiments.results import Summary
-from common.theory.errors import ParameterError
-from common.theory.estimates import RatePrior
-from common.theory.provisioning import plan_of
-from common.theory.work import Pool, Work, market
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.estimates import RatePrior
+from common.spot.theory.provisioning import plan_of
+from common.spot.theory.work import Pool, Work, market
 from tests.unit.simulation.experiments.decisions import ON_DEMAND, SPOT, Scripted, always
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from common.simulation.experiments.arrivals import (
     draw_rates,
 )
 from common.simulation.experiments.spec import ArrivalsSpec, UniformRates
-from common.theory.errors import ParameterError
+from common.spot.theory.errors import ParameterError
 
 #  0   20    30     50 s: twice as much, nothing, as much as the mean of 1.1
 DAY = Trace(np.array([0.0, 20, 30]), np.array([2.0, 0, 0.75]), 50.0)

@@ -15,8 +15,8 @@ from common.simulation.experiments.auction import (
     clairvoyant_usd,
     run_auction,
 )
-from common.theory.billing import BY_NAME
-from common.theory.errors import ParameterError
+from common.spot.theory.billing import BY_NAME
+from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
     from common.simulation.experiments.auction import Bill

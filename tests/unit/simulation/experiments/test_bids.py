@@ -13,7 +13,7 @@ from common.planning.compare import with_policies
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.prices import ConstantPrices, TracePrices
 from common.simulation.experiments.spec import Experiment
-from common.theory.errors import ParameterError
+from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,8 @@ from common.simulation.experiments.experiment import (
 )
 from common.simulation.experiments.results import Summary, Throughput
 from common.simulation.experiments.spec import Experiment
-from common.theory.provisioning import plan
-from common.theory.work import Work, market
+from common.spot.theory.provisioning import plan
+from common.spot.theory.work import Work, market
 
 if TYPE_CHECKING:
     from pathlib import Path

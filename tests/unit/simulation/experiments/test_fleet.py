@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.simulation.experiments.fleet import Fleet
-from common.theory.billing import Billing, Preempted
-from common.theory.errors import ParameterError
-from common.theory.work import Pool
+from common.spot.theory.billing import Billing, Preempted
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.work import Pool
 from tests.unit.simulation.experiments.decisions import (
     NOWHERE,
     ON_DEMAND,

@@ -13,9 +13,9 @@ from common.ports.machines import Offer
 from common.simulation.experiments.fleet import Fleet
 from common.simulation.experiments.policy_driver import Givens, PolicyDriver, Priors
 from common.simulation.experiments.results import Change
-from common.theory.errors import ParameterError
-from common.theory.estimates import CyclePrior, RatePrior
-from common.theory.work import Pool
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.estimates import CyclePrior, RatePrior
+from common.spot.theory.work import Pool
 from tests.unit.simulation.experiments.decisions import (
     NOWHERE,
     ON_DEMAND,

@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.simulation.experiments.preemption import STEP_S, Bid, Both, Chain, offers_of
 from common.simulation.experiments.prices import ConstantPrices, TracePrices
 from common.simulation.experiments.spec import SpotSpec
-from common.theory.errors import ParameterError
+from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.simulation.experiments.results import Change, PoolUse, Run, Spread, Summary, wilson
-from common.theory.errors import ParameterError
+from common.spot.theory.errors import ParameterError
 
 RUN = Run(
     seed=7,

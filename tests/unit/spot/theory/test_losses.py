@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import approx_fprime, brentq
 
-from common.theory.errors import ParameterError
-from common.theory.losses import (
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.losses import (
     MEANS,
     Kind,
     LossTally,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from common.theory.losses import LossCurve
+    from common.spot.theory.losses import LossCurve
 
     Curve = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 

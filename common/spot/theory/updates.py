@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:
-    from common.theory.work import Rates
+    from common.spot.theory.work import Rates
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -12,9 +12,9 @@ import pytest
 from common.policies.adaptive import BEGINNING, Adaptive, moved, runtime_of_s
 from common.policies.fixed import Static
 from common.policies.policy import NOWHERE, Policy, Situation
-from common.theory.errors import ParameterError
-from common.theory.provisioning import cost_curve
-from common.theory.work import Market, Pool, Work
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.provisioning import cost_curve
+from common.spot.theory.work import Market, Pool, Work
 
 if TYPE_CHECKING:
     from common.policies.policy import Decision

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.theory.errors import ParameterError
-from common.theory.speeds import SpeedTally
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.speeds import SpeedTally
 
 HALF_LIFE_S = 600.0
 GRADIENT_S = 0.1

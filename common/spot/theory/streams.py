@@ -6,9 +6,9 @@ import math
 from collections import deque
 from collections.abc import Hashable
 
-from common.theory.errors import ParameterError, not_negative
-from common.theory.estimates import JEFFREYS, Estimate, RatePrior, rate_from_counts
-from common.theory.tallies import Sums
+from common.spot.theory.errors import ParameterError, not_negative
+from common.spot.theory.estimates import JEFFREYS, Estimate, RatePrior, rate_from_counts
+from common.spot.theory.tallies import Sums
 
 REMEMBERED = 1000  # keys of batches: a repetition comes soon after the first, or never
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.theory.errors import ParameterError
-from common.theory.estimates import (
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.estimates import (
     CyclePrior,
     Estimate,
     availability_from_times,
     cycle_from_times,
     rate_from_counts,
 )
-from common.theory.tallies import GradientTally, Sums
+from common.spot.theory.tallies import GradientTally, Sums
 
 if TYPE_CHECKING:
     from random import Random

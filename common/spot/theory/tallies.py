@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-from common.theory.errors import ParameterError, not_negative, positive
-from common.theory.estimates import Estimate
+from common.spot.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.estimates import Estimate
 
 TRANSFER_HALF_LIFE = 100.0  # updates: a change of compression shows within some
 ROUNDING = 1e-9  # less freedom than this share of the messages is none

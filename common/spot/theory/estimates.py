@@ -1,7 +1,7 @@
 """What was counted and timed, as estimates that say how sure they are.
 
 Everything takes floats or arrays alike: one number, a number per worker, or one per simulated run.
-`common.theory.tallies` gathers the counts as they come in and forgets old ones.
+`common.spot.theory.tallies` gathers the counts as they come in and forgets old ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from common.theory.errors import ParameterError, positive
+from common.spot.theory.errors import ParameterError, positive
 
 Numbers: TypeAlias = float | npt.NDArray[np.float64]  # one, or one per worker or simulated run
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.theory.errors import ParameterError, not_negative, positive, share
+from common.spot.theory.errors import ParameterError, not_negative, positive, share
 
 if TYPE_CHECKING:
-    from common.theory.work import Market, Work
+    from common.spot.theory.work import Market, Work
 
 
 Binding: TypeAlias = Literal[

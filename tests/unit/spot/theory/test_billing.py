@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.theory.billing import BY_NAME, HOUR_S, Billing, Preempted
-from common.theory.errors import ParameterError
-from common.theory.work import Pool, gb_per_hour
+from common.spot.theory.billing import BY_NAME, HOUR_S, Billing, Preempted
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.work import Pool, gb_per_hour
 
 SUSE = Billing("hour", preempted=Preempted(HOUR_S, hour_refunded=True))
 

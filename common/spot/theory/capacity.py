@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from common.theory.work import Work
+    from common.spot.theory.work import Work
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

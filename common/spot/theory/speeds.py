@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.theory.errors import positive
+from common.spot.theory.errors import positive
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -7,9 +7,9 @@ import pytest
 
 from common.policies.fixed import OnDemandOnly, Static
 from common.policies.policy import Policy, Situation
-from common.theory.errors import ParameterError
-from common.theory.provisioning import plan_of
-from common.theory.work import Market, Pool, Work
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.provisioning import plan_of
+from common.spot.theory.work import Market, Pool, Work
 
 POOLS = (Pool("on-demand", 0.286), Pool("spot", 0.158, 0.9))
 WORKERS = 64

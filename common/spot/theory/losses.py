@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from common.theory.errors import ParameterError
-from common.theory.estimates import Estimate
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.estimates import Estimate
 
 Kind: TypeAlias = Literal["power", "geometric"]
 _Array: TypeAlias = npt.NDArray[np.float64]

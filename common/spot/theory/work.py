@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.theory.billing import BY_THE_SECOND, HOUR_S, Billing
-from common.theory.errors import ParameterError, not_negative, positive, share
+from common.spot.theory.billing import BY_THE_SECOND, HOUR_S, Billing
+from common.spot.theory.errors import ParameterError, not_negative, positive, share
 
 Rates: TypeAlias = npt.NDArray[np.float64]  # (N_tot,) records per second of each worker's stream
 

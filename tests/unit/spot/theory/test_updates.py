@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.theory import updates
-from common.theory.errors import ParameterError
+from common.spot.theory import updates
+from common.spot.theory.errors import ParameterError
 
 PAPER = np.full(64, 125.0)  # (64,) records per second; K = 20, b = 256
 RUNS = 20_000

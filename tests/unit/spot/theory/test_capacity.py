@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from common.theory.capacity import machines_for_stability, update_capacity_per_s
-from common.theory.work import Work
+from common.spot.theory.capacity import machines_for_stability, update_capacity_per_s
+from common.spot.theory.work import Work
 
 WORK = Work(np.full(64, 125.0), 20, 256, 10_000, 6720.0)  # 1.5625 updates a second
 

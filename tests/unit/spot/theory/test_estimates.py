@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.theory.errors import ParameterError
-from common.theory.estimates import (
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.estimates import (
     CyclePrior,
     Estimate,
     Law,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.theory.lags import StreamLags
+from common.spot.theory.lags import StreamLags
 
 
 def test_lag_grows_without_a_machine_and_is_worked_off_with_one() -> None:

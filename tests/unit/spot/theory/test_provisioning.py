@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.theory import provisioning
-from common.theory.errors import ParameterError
-from common.theory.provisioning import optimal_spot_workers, plan, plan_of
-from common.theory.work import Market, Work, market
+from common.spot.theory import provisioning
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.provisioning import optimal_spot_workers, plan, plan_of
+from common.spot.theory.work import Market, Work, market
 
 SETTINGS = [  # alpha, theta/theta_0, N_s*, equation 16 over on-demand, equation 19, in per cent
     (0.9, 1.05, 30, 80.19, 79.86),

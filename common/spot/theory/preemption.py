@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.theory.errors import not_negative, positive, share
+from common.spot.theory.errors import not_negative, positive, share
 
 if TYPE_CHECKING:
-    from common.theory.work import Pool
+    from common.spot.theory.work import Pool
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

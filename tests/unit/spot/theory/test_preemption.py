@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.theory import preemption
-from common.theory.errors import ParameterError
-from common.theory.preemption import relaxation_s
+from common.spot.theory import preemption
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.preemption import relaxation_s
 
 
 def simulated_uptime(t_s: float, availability: float, cycle_s: float, runs: int) -> np.ndarray:

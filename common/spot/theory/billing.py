@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.theory.errors import not_negative, positive
+from common.spot.theory.errors import not_negative, positive
 
 HOUR_S = 3600.0
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.theory.errors import ParameterError
-from common.theory.estimates import RatePrior
-from common.theory.streams import StreamTally
+from common.spot.theory.errors import ParameterError
+from common.spot.theory.estimates import RatePrior
+from common.spot.theory.streams import StreamTally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
