@@ -20,13 +20,13 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.policies.bidding import Bidding, odds_of
-from common.policies.chance import plan_with_probability
-from common.policies.policy import Hour, MachineCount, Policy, Situation
-from common.policies.pools import Pools
 from common.ports.machines import PriceHistory
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import Experiment
+from common.spot.policies.bidding import Bidding, odds_of
+from common.spot.policies.chance import plan_with_probability
+from common.spot.policies.policy import Hour, MachineCount, Policy, Situation
+from common.spot.policies.pools import Pools
 from common.spot.theory.billing import HOUR_S
 from common.spot.theory.provisioning import plan
 from common.spot.theory.work import Pool, Work, market

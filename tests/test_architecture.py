@@ -22,7 +22,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
     ("common.spot.theory", "common.ports", "common.learning"),
-    ("common.policies", "common.datasets", "common.joining"),
+    ("common.spot.policies", "common.datasets", "common.joining"),
     ("common.config", "common.provisioning"),
     ("common.wire", "common.telemetry", "common.simulation", "common.http"),
     ("common.topics", "common.adapters", "common.testing"),
@@ -71,7 +71,7 @@ HOMES = {  # a client library has one home
     ),
     "scipy": (
         "common/spot/theory/",
-        "common/policies/",
+        "common/spot/policies/",
         "common/simulation/experiments/results.py",
     ),
     "matplotlib": ("services/cli/render/plots.py",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.policies.policy import former_notes
+from common.spot.policies.policy import former_notes
 
 if TYPE_CHECKING:
     from common.config.synchronisation import ModeSpec

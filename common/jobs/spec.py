@@ -43,7 +43,7 @@ from common.learning.fields import (
 )
 from common.learning.fields import Field as RecordField
 from common.learning.task_options import options_of
-from common.policies.policy import GivenPolicyName, PolicyName, policy_named
+from common.spot.policies.policy import GivenPolicyName, PolicyName, policy_named
 from common.topics import names as topics
 from doll.yaml_file import as_json, load_text, shown
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from common.errors import GivenError
 from common.jobs.store import JobStore
-from common.policies.bidding import Bidding, BidSettings, odds_of
-from common.policies.policy import Decision, Situation
 from common.ports.machines import PriceHistory
+from common.spot.policies.bidding import Bidding, BidSettings, odds_of
+from common.spot.policies.policy import Decision, Situation
 from common.spot.theory.billing import HOUR_S
 from common.spot.theory.capacity import update_capacity_per_s
 

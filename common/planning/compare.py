@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from common.errors import WireError
-from common.policies.policy import GivenPolicyName, former_notes
 from common.simulation.experiments.experiment import learner_of, simulate, simulate_by_protocol
 from common.simulation.experiments.results import (
     Change,
@@ -26,6 +25,7 @@ from common.simulation.experiments.results import (
     Summary,
     Throughput,
 )
+from common.spot.policies.policy import GivenPolicyName, former_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

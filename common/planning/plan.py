@@ -18,7 +18,7 @@ from common.api.answers import ToldBid, ToldCurve, ToldPlan, ToldPoolPlan
 from common.errors import GivenError
 from common.planning.bids import bids, check_bids, computed_per_s
 from common.planning.remaining import Remaining, arriving, measured, remaining
-from common.policies.chance import deadline_probability, plan_with_probability
+from common.spot.policies.chance import deadline_probability, plan_with_probability
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import CostCurve, Plan, cost_curve, plan, plan_of
 from common.spot.theory.work import Market, Pool, Work, gb_per_hour, market

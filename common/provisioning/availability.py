@@ -15,8 +15,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.policies.policy import NOWHERE
 from common.provisioning.records import Ended, Lead, Planned, PlanRecord, Settled, Started
+from common.spot.policies.policy import NOWHERE
 from common.spot.theory.estimates import (
     CyclePrior,
     Estimate,

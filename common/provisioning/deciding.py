@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.policies.bidding import Bidding, odds_of
-from common.policies.policy import ON_DEMAND, MachineCount, Situation, renewal_s
-from common.policies.pools import Pools
-from common.policies.registry import policy_of
 from common.ports.machines import Offer, PriceHistory
 from common.provisioning.estimating import SURE, Estimator
 from common.provisioning.planning import (
@@ -30,6 +26,10 @@ from common.provisioning.planning import (
 )
 from common.provisioning.records import OfferCount, Planned
 from common.provisioning.seating import readiness
+from common.spot.policies.bidding import Bidding, odds_of
+from common.spot.policies.policy import ON_DEMAND, MachineCount, Situation, renewal_s
+from common.spot.policies.pools import Pools
+from common.spot.policies.registry import policy_of
 from common.spot.theory.capacity import waiting_told
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.lags import StreamLags
@@ -37,11 +37,11 @@ from common.spot.theory.lags import StreamLags
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from common.policies.bidbrain import EvictionOdds
-    from common.policies.policy import Decision, Flags, Policy
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.reconciling import Backoff
     from common.provisioning.settings import ProvisionerSettings
+    from common.spot.policies.bidbrain import EvictionOdds
+    from common.spot.policies.policy import Decision, Flags, Policy
     from common.spot.theory.work import Rates
 
 AGAIN_S = 5.0  # until a policy is asked anew that could not decide

@@ -19,11 +19,11 @@ from msgspec import UNSET
 from common.core.history import History
 from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
 from common.core.stop_rule import LOSS_WINDOW
-from common.policies.policy import ON_DEMAND
 from common.provisioning.availability import Availability
 from common.provisioning.records import Ended, EstimateRecord, Left, PlanRecord, Seated, Started
 from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
 from common.provisioning.starting import StartUps
+from common.spot.policies.policy import ON_DEMAND
 from common.spot.theory.capacity import HEADROOM
 from common.spot.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.spot.theory.losses import LossTally

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from common.core.thinned import Thinned
-from common.policies.policy import Hour
 from common.ports.machines import Offer
 from common.provisioning.costs import Bill
 from common.provisioning.records import (
@@ -31,6 +30,7 @@ from common.provisioning.records import (
     Settled,
     Started,
 )
+from common.spot.policies.policy import Hour
 from common.spot.theory.billing import BY_THE_SECOND, Billing
 
 PLANS_KEPT = 100  # a page of history; the topic has them all

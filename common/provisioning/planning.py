@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation, by_slot
+from common.spot.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation, by_slot
 from common.spot.theory.capacity import machines_for_stability, update_capacity_per_s
 from common.spot.theory.preemption import distribution_of_running
 from common.spot.theory.provisioning import Binding, Plan

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from common.policies.policy import NOWHERE, ON_DEMAND
 from common.provisioning.records import Ended, Started
+from common.spot.policies.policy import NOWHERE, ON_DEMAND
 
 if TYPE_CHECKING:
     from common.ports.machines import Offer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from common.policies.bidding import BidSettings
+from common.spot.policies.bidding import BidSettings
 from common.spot.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
-    from common.policies.policy import PolicyName
+    from common.spot.policies.policy import PolicyName
     from common.spot.theory.billing import Billing
     from common.spot.theory.work import Pool
 

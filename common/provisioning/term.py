@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from common.policies.policy import ON_DEMAND
 from common.ports.machines import Offer, PriceHistory, by_pool
 from common.provisioning import commands as do
 from common.provisioning import events
@@ -41,6 +40,7 @@ from common.provisioning.records import (
 )
 from common.provisioning.seating import readiness, seats
 from common.provisioning.watching import FleetWatch
+from common.spot.policies.policy import ON_DEMAND
 from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.policies.policy import Decision, Situation
+from common.spot.policies.policy import Decision, Situation
 from common.spot.theory.provisioning import Plan
 
 if TYPE_CHECKING:

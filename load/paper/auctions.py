@@ -17,7 +17,6 @@ import numpy as np
 
 from common.datasets.traces.files import read_once, read_trace
 from common.errors import UserError
-from common.policies.bidbrain import BidBrain, eviction_odds
 from common.simulation.experiments.auction import (
     Auctions,
     Job,
@@ -25,6 +24,7 @@ from common.simulation.experiments.auction import (
     clairvoyant_usd,
     run_auction,
 )
+from common.spot.policies.bidbrain import BidBrain, eviction_odds
 from common.spot.theory.billing import HOUR_S
 from load.paper.series import header, rows
 

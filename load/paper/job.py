@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.datasets.traces.spec import TraceSpec
-    from common.policies.policy import StreamPolicyName
+    from common.spot.policies.policy import StreamPolicyName
 
 Rates: TypeAlias = Literal["equal", "drawn"]
 

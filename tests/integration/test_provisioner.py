@@ -1,7 +1,7 @@
 """The provisioner on processes and servers: no machine twice, whoever is in charge.
 
 Spares, bids and bills are decided without processes: that is tested on every change in
-tests/unit/provisioning, tests/unit/policies and tests/system.
+tests/unit/provisioning, tests/unit/spot/policies and tests/system.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ process: {availability: 1.0}
 OPTIONS = "provisioning: {workers: 2, policy: adaptive, review_s: 1}"
 HOLDS = "provisioning: {workers: 2}\non_preemption: hold"
 ONCE = once_changed(
-    *("common/adapters/local/", "common/policies/bid", "common/provisioning/"),
+    *("common/adapters/local/", "common/spot/policies/bid", "common/provisioning/"),
     *("services/provisioner/", "tests/integration/test_provisioner.py"),
 )
 

@@ -23,7 +23,6 @@ from unittest.mock import patch
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
 from common.errors import UnavailableError
-from common.policies.policy import ON_DEMAND, POLICY_NAMES
 from common.ports.machines import Offer
 from common.provisioning import commands as do
 from common.provisioning import deciding, events
@@ -40,6 +39,7 @@ from common.provisioning.records import (
     Started,
 )
 from common.provisioning.settings import ProvisionerSettings
+from common.spot.policies.policy import ON_DEMAND, POLICY_NAMES
 from common.spot.theory.billing import HOUR_S, Billing, Preempted
 from common.spot.theory.work import Pool
 from common.testing.fleet import Chain, MemoryFleet, MemoryPrices

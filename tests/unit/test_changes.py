@@ -26,10 +26,10 @@ def test_a_test_waits_until_something_changes_that_it_looks_at(
 ) -> None:
     monkeypatch.setattr(changes, "changed_files", lambda: frozenset({changed}))
 
-    @once_changed("common/core/", "common/policies/")
+    @once_changed("common/core/", "common/spot/policies/")
     def looked_at() -> None:
         pass
 
     marks = [mark.name for mark in getattr(looked_at, "pytestmark", ())]
     assert marks == ["nightly"] * waits
-    assert [each.name for each in marks_of("common/core/", "common/policies/")] == marks
+    assert [each.name for each in marks_of("common/core/", "common/spot/policies/")] == marks

@@ -22,8 +22,8 @@ from common.simulation.experiments.results import Run, pool_uses
 from common.spot.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:
-    from common.policies.policy import Policy
     from common.simulation.experiments.prices import Prices
+    from common.spot.policies.policy import Policy
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.policies.bidbrain import Allocation
+from common.spot.policies.bidbrain import Allocation
 from common.spot.theory.billing import HOUR_S
 from common.spot.theory.errors import ParameterError, not_negative, positive, share
 
@@ -83,7 +83,7 @@ class Job:
 
 
 class Strategy(Protocol):
-    """Who bids; see `common.policies.bidbrain`."""
+    """Who bids; see `common.spot.policies.bidbrain`."""
 
     def renews(
         self, footprint: Sequence[Allocation], ending: Allocation, now_s: float, prices: Array

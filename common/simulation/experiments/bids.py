@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.policies.bidding import REVIEWS, Bidding, BidSettings, odds_of
-from common.policies.policy import Decision, Hour, MachineCount, Situation, renewal_s
 from common.ports.machines import Offer
 from common.provisioning.costs import Bill
 from common.simulation.experiments.results import Change, PoolUse, Run
+from common.spot.policies.bidding import REVIEWS, Bidding, BidSettings, odds_of
+from common.spot.policies.policy import Decision, Hour, MachineCount, Situation, renewal_s
 from common.spot.theory.work import Work
 
 if TYPE_CHECKING:

@@ -36,9 +36,9 @@ from common.simulation.experiments.results import Run, Throughput, pool_uses
 from common.spot.theory.lags import StreamLags
 
 if TYPE_CHECKING:
-    from common.policies.policy import Policy
     from common.simulation.experiments.draws import Draws
     from common.simulation.experiments.protocol import Learner, Machine
+    from common.spot.policies.policy import Policy
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Indexes: TypeAlias = npt.NDArray[np.intp]

@@ -11,15 +11,15 @@ from common.config.validation import complaint, field_names
 from common.datasets.traces.files import starts_of, traced
 from common.errors import UserError
 from common.learning.torch_here import need_torch
-from common.policies.bidding import BidSettings
-from common.policies.pools import Pools
-from common.policies.registry import policy_of
 from common.simulation.experiments.analytic import Array, Conditions, Pace, simulate_analytically
 from common.simulation.experiments.bids import simulate_bids
 from common.simulation.experiments.by_protocol import ProtocolRun, ProtocolSimulation
 from common.simulation.experiments.draws import ROUND_OVERHEAD_S, Draws, draws_of
 from common.simulation.experiments.policy_driver import Priors
 from common.simulation.experiments.spec import Experiment
+from common.spot.policies.bidding import BidSettings
+from common.spot.policies.pools import Pools
+from common.spot.policies.registry import policy_of
 from common.spot.theory.capacity import update_capacity_per_s
 from common.spot.theory.estimates import RatePrior
 from doll.yaml_file import as_json, load_text, read_text
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.datasets.traces.trace import Trace
-    from common.policies.policy import Policy
     from common.simulation.experiments.learning import Sgd
     from common.simulation.experiments.results import Run
+    from common.spot.policies.policy import Policy
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
 LEARNS = frozenset({"adaptive", "pools"})  # what is not known beforehand; the others plan once

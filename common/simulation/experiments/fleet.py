@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from common.policies.policy import NOWHERE, ON_DEMAND, Decision
+from common.spot.policies.policy import NOWHERE, ON_DEMAND, Decision
 from common.spot.theory.billing import HOUR_S
 from common.spot.theory.errors import ParameterError, positive
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from common.config.billing import BillingRules, BillingSpec
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.datasets.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
-from common.policies.policy import GivenPolicyName, PolicyName, policy_named
+from common.spot.policies.policy import GivenPolicyName, PolicyName, policy_named
 
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

@@ -3,7 +3,7 @@
 What holds for all of it: a spot machine runs for a share alpha of the time and is paid for only
 then; while it is gone its stream waits (`on_preemption: hold`); arrivals, not gradients, limit the
 updates (Proposition 1). Everything aims at the mean: a job that is to end at its deadline on
-average misses it about every second time (`common.policies.chance` does better).
+average misses it about every second time (`common.spot.policies.chance` does better).
 """
 
 from __future__ import annotations

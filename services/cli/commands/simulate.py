@@ -62,8 +62,8 @@ def simulate(
 
     from common.planning.compare import as_data
     from common.planning.simulation import SimulateRequest
-    from common.policies.policy import former_notes
     from common.simulation.experiments.experiment import load_experiment
+    from common.spot.policies.policy import former_notes
     from services.cli.options import complaints_by
     from services.cli.render import plots
 

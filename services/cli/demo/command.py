@@ -89,7 +89,7 @@ def demo(  # noqa: PLR0913 -- the options of a command
     # What the processes need takes longer to load than all else until they are at work.
     prepare("coordinator", *(["provisioner", "admin"] if provision else ["worker"]))
     from common.embedded.stack import EmbeddedStack
-    from common.policies.policy import former_notes
+    from common.spot.policies.policy import former_notes
     from services.cli.demo.plan import Plan, policy_named
     from services.cli.demo.summary import draw
     from services.cli.local import made, with_market

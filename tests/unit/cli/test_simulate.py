@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from common.planning.compare import Result, as_data, compare, results_of, with_policies
-from common.policies.policy import STREAM_POLICIES
 from common.simulation.experiments.experiment import load_experiment
 from common.simulation.experiments.results import Point, PoolUse, Run, Summary
+from common.spot.policies.policy import STREAM_POLICIES
 from services.cli import exits
 from services.cli.commands.simulate import draw, title
 

@@ -16,7 +16,7 @@ from load.paper.document import Section, interval, listed, percent, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.policies.policy import StreamPolicyName
+    from common.spot.policies.policy import StreamPolicyName
 
 
 def section(title: str, words: str) -> Section:

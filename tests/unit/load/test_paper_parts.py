@@ -47,7 +47,7 @@ def test_each_law_holds_where_it_should(
 
 
 @once_changed(
-    *("common/core/", "common/policies/", "common/simulation/", "common/spot/theory/"),
+    *("common/core/", "common/spot/policies/", "common/simulation/", "common/spot/theory/"),
     *("load/paper/", "tests/unit/load/test_paper_parts.py"),
 )
 def test_static_costs_what_equations_16_and_22_say(asked: Asked) -> None:

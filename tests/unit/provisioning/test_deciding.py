@@ -10,19 +10,19 @@ import msgspec
 import pytest
 
 from common.core.messages import GENESIS, Lead, UpdateApplied
-from common.policies.policy import POLICY_NAMES
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.deciding import differences
 from common.provisioning.records import Planned, ReplanAsked, Reviewed
+from common.spot.policies.policy import POLICY_NAMES
 from common.wire.plans import encode_plan
 from tests.unit.core.examples import batch
 from tests.unit.provisioning.desk import ProviderThread, Street
 from tests.unit.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, lead
 
 if TYPE_CHECKING:
-    from common.policies.policy import PolicyName
     from common.provisioning.settings import ProvisionerSettings
+    from common.spot.policies.policy import PolicyName
 
 
 # All that arrives for ever, which nothing can be planned for.

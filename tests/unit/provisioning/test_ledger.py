@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.core.thinned import Thinned
-from common.policies.policy import Hour
 from common.ports.machines import Offer
 from common.provisioning.ledger import PLANS_KEPT, REPLANS_KEPT, FleetLedger
 from common.provisioning.records import (
@@ -20,6 +19,7 @@ from common.provisioning.records import (
     Settled,
     Started,
 )
+from common.spot.policies.policy import Hour
 from common.spot.theory.billing import Billing
 from tests.unit.provisioning.examples import (
     PRICES,

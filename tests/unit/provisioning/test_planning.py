@@ -9,9 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.policies.adaptive import Adaptive
-from common.policies.fixed import OnDemandOnly, decision
-from common.policies.policy import Decision, Situation
 from common.provisioning.deciding import PolicyRunner
 from common.provisioning.estimating import Estimator
 from common.provisioning.ledger import FleetLedger
@@ -27,6 +24,9 @@ from common.provisioning.planning import (
     work_left,
 )
 from common.provisioning.reconciling import Backoff
+from common.spot.policies.adaptive import Adaptive
+from common.spot.policies.fixed import OnDemandOnly, decision
+from common.spot.policies.policy import Decision, Situation
 from common.spot.theory.provisioning import plan_of
 from common.spot.theory.work import Market, Work
 from tests.unit.provisioning.examples import ON_DEMAND, PRICES, SETTINGS, SPOT, T0

@@ -37,7 +37,7 @@ from tests.unit.provisioning.desk import ProviderThread, Street
 from tests.unit.provisioning.examples import SETTINGS, T0, lead, ordered, planned, priced
 
 if TYPE_CHECKING:
-    from common.policies.policy import Situation
+    from common.spot.policies.policy import Situation
 
 
 @pytest.fixture

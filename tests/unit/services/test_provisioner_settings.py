@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
 from common.learning.task_options import options_of
-from common.policies.bidding import BidSettings
+from common.spot.policies.bidding import BidSettings
 from services.provisioner.settings import pools_of, provisioner_settings
 
 if TYPE_CHECKING:

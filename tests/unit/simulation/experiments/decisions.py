@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.policies.policy import Decision, Situation, by_slot
 from common.ports.machines import Offer
+from common.spot.policies.policy import Decision, Situation, by_slot
 from common.spot.theory.provisioning import Plan
 from common.spot.theory.work import Pool, Work
 

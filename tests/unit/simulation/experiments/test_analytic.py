@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from common.policies.fixed import OnDemandOnly, Static
 from common.simulation.experiments.analytic import (
     Conditions,
     sample_updates_at,
@@ -20,6 +19,7 @@ from common.simulation.experiments.policy_driver import Givens, Priors
 from common.simulation.experiments.preemption import Chain
 from common.simulation.experiments.prices import ConstantPrices
 from common.simulation.experiments.results import Summary
+from common.spot.policies.fixed import OnDemandOnly, Static
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import RatePrior
 from common.spot.theory.provisioning import plan_of

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.policies.bidbrain import BidBrain, eviction_odds
 from common.simulation.experiments.auction import (
     Auctions,
     Job,
@@ -15,6 +14,7 @@ from common.simulation.experiments.auction import (
     clairvoyant_usd,
     run_auction,
 )
+from common.spot.policies.bidbrain import BidBrain, eviction_odds
 from common.spot.theory.billing import BY_NAME
 from common.spot.theory.errors import ParameterError
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.policies.policy import STREAM_POLICIES
 from common.simulation.experiments.draws import draws_of
 from common.simulation.experiments.experiment import (
     learner_of,
@@ -18,6 +17,7 @@ from common.simulation.experiments.experiment import (
 )
 from common.simulation.experiments.results import Summary, Throughput
 from common.simulation.experiments.spec import Experiment
+from common.spot.policies.policy import STREAM_POLICIES
 from common.spot.theory.provisioning import plan
 from common.spot.theory.work import Work, market
 

@@ -27,7 +27,7 @@ from tests.unit.simulation.experiments.decisions import (
 )
 
 if TYPE_CHECKING:
-    from common.policies.policy import Decision, Situation
+    from common.spot.policies.policy import Decision, Situation
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from common.policies.adaptive import BEGINNING, Adaptive, moved, runtime_of_s
-from common.policies.fixed import Static
-from common.policies.policy import NOWHERE, Policy, Situation
+from common.spot.policies.adaptive import BEGINNING, Adaptive, moved, runtime_of_s
+from common.spot.policies.fixed import Static
+from common.spot.policies.policy import NOWHERE, Policy, Situation
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import cost_curve
 from common.spot.theory.work import Market, Pool, Work
 
 if TYPE_CHECKING:
-    from common.policies.policy import Decision
+    from common.spot.policies.policy import Decision
 
 Up: TypeAlias = npt.NDArray[np.bool_]
 

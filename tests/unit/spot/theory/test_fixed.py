@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from common.policies.fixed import OnDemandOnly, Static
-from common.policies.policy import Policy, Situation
+from common.spot.policies.fixed import OnDemandOnly, Static
+from common.spot.policies.policy import Policy, Situation
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import plan_of
 from common.spot.theory.work import Market, Pool, Work

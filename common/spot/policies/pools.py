@@ -11,7 +11,7 @@ deadline:
     little time     as many as would still be in time if the largest pool went now
 
 Where streams move to the survivors (`reassign`) they are as few as keep up, see
-`common.policies.moving`.
+`common.spot.policies.moving`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from common.policies.adaptive import LATE
-from common.policies.fixed import OnDemandOnly
-from common.policies.moving import Backlog, Forecast, moving
-from common.policies.policy import ON_DEMAND, Decision, MachineCount, Situation
-from common.policies.spot import Spot, life_s, spot_of
 from common.ports.machines import Offer
+from common.spot.policies.adaptive import LATE
+from common.spot.policies.fixed import OnDemandOnly
+from common.spot.policies.moving import Backlog, Forecast, moving
+from common.spot.policies.policy import ON_DEMAND, Decision, MachineCount, Situation
+from common.spot.policies.spot import Spot, life_s, spot_of
 from common.spot.theory.errors import ParameterError, not_negative, positive
 from common.spot.theory.preemption import effective_availability
 from common.spot.theory.provisioning import Binding, Plan

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.policies.bidding import Bidding, BidSettings, odds_of
-from common.policies.policy import Hour, MachineCount, Situation
 from common.ports.machines import Offer, PriceHistory
+from common.spot.policies.bidding import Bidding, BidSettings, odds_of
+from common.spot.policies.policy import Hour, MachineCount, Situation
 from common.spot.theory.billing import BY_NAME
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.work import Pool, Work

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.policies.adaptive import Adaptive
-from common.policies.bidding import Bidding
-from common.policies.chance import Chance
-from common.policies.fixed import OnDemandOnly, Static
-from common.policies.pools import Pools
+from common.spot.policies.adaptive import Adaptive
+from common.spot.policies.bidding import Bidding
+from common.spot.policies.chance import Chance
+from common.spot.policies.fixed import OnDemandOnly, Static
+from common.spot.policies.pools import Pools
 
 if TYPE_CHECKING:
-    from common.policies.policy import Policy, PolicyName
+    from common.spot.policies.policy import Policy, PolicyName
 
 
 def policy_of(

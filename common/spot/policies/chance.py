@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.policies.fixed import FIRST_SPOT, decision, market_of
+from common.spot.policies.fixed import FIRST_SPOT, decision, market_of
 from common.spot.theory.errors import ParameterError, not_negative
 from common.spot.theory.preemption import relaxation_s, variance_of_uptime_s2
 from common.spot.theory.provisioning import Order, Plan, as_plan, choose, cost_curve
 from common.spot.theory.updates import partial_batches_s
 
 if TYPE_CHECKING:
-    from common.policies.policy import Decision, Situation
+    from common.spot.policies.policy import Decision, Situation
     from common.spot.theory.work import Market, Pool, Work
 
 Values: TypeAlias = npt.NDArray[np.float64]

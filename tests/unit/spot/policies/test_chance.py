@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.policies.chance import (
+from common.spot.policies.chance import (
     Chance,
     deadline_probability,
     plan_with_probability,
     third_moment_of_uptime_s3,
 )
-from common.policies.policy import Policy, Situation
+from common.spot.policies.policy import Policy, Situation
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import cost_curve, plan
 from common.spot.theory.work import Market, Pool, Work, market

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.policies.bidbrain import (
+from common.spot.policies.bidbrain import (
     Allocation,
     BidBrain,
     Terms,

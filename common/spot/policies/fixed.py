@@ -1,6 +1,6 @@
 """Policies that decide once: on-demand machines alone, and the paper's static split (section V-B).
 
-Both use the first spot pool where there are several; `common.policies.adaptive` compares them.
+Both use the first spot pool where there are several; `common.spot.policies.adaptive` compares them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from common.policies.policy import ON_DEMAND, Decision, Situation, by_slot
+from common.spot.policies.policy import ON_DEMAND, Decision, Situation, by_slot
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import Plan, plan, plan_of
 from common.spot.theory.work import Market, Pool

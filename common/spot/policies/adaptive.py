@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.policies.fixed import FIRST_SPOT, decision, market_of
-from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Places, Situation
+from common.spot.policies.fixed import FIRST_SPOT, decision, market_of
+from common.spot.policies.policy import NOWHERE, ON_DEMAND, Decision, Places, Situation
 from common.spot.theory.errors import positive
 from common.spot.theory.provisioning import (
     TOLERANCE,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.policies.bidbrain import Allocation, Array, BidBrain, EvictionOdds, eviction_odds
-from common.policies.policy import ON_DEMAND, Decision, Situation, renewal_s
 from common.ports.machines import Offer, PriceHistory
+from common.spot.policies.bidbrain import Allocation, Array, BidBrain, EvictionOdds, eviction_odds
+from common.spot.policies.policy import ON_DEMAND, Decision, Situation, renewal_s
 from common.spot.theory.billing import HOUR_S
 from common.spot.theory.capacity import machines_for_stability, update_capacity_per_s
 from common.spot.theory.errors import ParameterError, not_negative, positive

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.policies.policy import Decision, MachineCount, Situation
-from common.policies.pools import Pools, expected_serving
-from common.policies.spot import ready_usd_per_s
 from common.ports.machines import Offer
+from common.spot.policies.policy import Decision, MachineCount, Situation
+from common.spot.policies.pools import Pools, expected_serving
+from common.spot.policies.spot import ready_usd_per_s
 from common.spot.theory.billing import BY_NAME
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.preemption import distribution_of_running

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.policies.policy import Decision, MachineCount, Situation
 from common.ports.machines import Offer
+from common.spot.policies.policy import Decision, MachineCount, Situation
 from common.spot.theory.preemption import effective_availability
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.policies.adaptive import LATE
-from common.policies.policy import ON_DEMAND, MachineCount, Situation
-from common.policies.spot import Spot, life_s
 from common.ports.machines import Offer
+from common.spot.policies.adaptive import LATE
+from common.spot.policies.policy import ON_DEMAND, MachineCount, Situation
+from common.spot.policies.spot import Spot, life_s
 from common.spot.theory.capacity import HEADROOM, machines_for_rate, update_capacity_per_s
 from common.spot.theory.preemption import distribution_of_running
 
