@@ -23,7 +23,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("common.errors", "common.core"),
     ("common.spot.theory", "common.ports", "common.learning"),
     ("common.spot.policies", "common.datasets", "common.joining"),
-    ("common.config", "common.provisioning"),
+    ("common.config", "common.spot.provisioning"),
     ("common.wire", "common.telemetry", "common.simulation", "common.http"),
     ("common.topics", "common.adapters", "common.testing"),
     ("common.jobs", "common.checkpoints", "common.embedded"),

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from common.api.answers import MachineKind
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
-    from common.provisioning.ledger import FleetLedger
-    from common.provisioning.records import Planned
+    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.records import Planned
     from common.spot.theory.billing import Billing
 
 NOWHERE = "none"  # what slots without a machine are counted under

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
 from common.ports.servers import Log, NewTopic
-from common.provisioning.ledger import FleetLedger
+from common.spot.provisioning.ledger import FleetLedger
 from common.topics import names as topics
 from common.topics.read import read_decoded
 from common.wire.plans import decode_plan, encode_plan
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord
-    from common.provisioning.records import ReplanAsked
+    from common.spot.provisioning.records import ReplanAsked
     from common.spot.theory.billing import Billing
 
 _PATIENCE_S = 15.0  # as long as for a change of a job

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from common.errors import WireError
-from common.provisioning.records import (
+from common.spot.provisioning.records import (
     EstimateRecord,
     LaunchRequested,
     Left,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from common.provisioning.records import PlanRecord
+    from common.spot.provisioning.records import PlanRecord
     from common.topics.dead_letters import Letter
     from services.admin.service import Service
 

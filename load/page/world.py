@@ -25,9 +25,9 @@ from common.core.spans import Partition, Span
 from common.jobs.changes import Change
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
-from common.provisioning import records as plans
-from common.provisioning.ledger import FleetLedger
-from common.provisioning.records import (
+from common.spot.provisioning import records as plans
+from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.records import (
     Ended,
     EstimateRecord,
     LaunchRequested,
@@ -40,7 +40,7 @@ from common.provisioning.records import (
 if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.core.messages import AuditRecord
-    from common.provisioning.records import PlanRecord
+    from common.spot.provisioning.records import PlanRecord
 
 AGE_S = 4700.0  # of the job
 STEP_S = 5.0

@@ -18,8 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.config.market_file import load_market
 from common.embedded.services import stop_all
-from common.provisioning.records import Ended, LaunchRequested, PlanRecord, Priced, Settled, Started
 from common.runtime.connect import open_fleet, open_log
+from common.spot.provisioning.records import (
+    Ended,
+    LaunchRequested,
+    PlanRecord,
+    Priced,
+    Settled,
+    Started,
+)
 from common.spot.theory.billing import HOUR_S
 from common.testing.counting import ENTRYPOINT
 from common.topics.names import plans_topic

@@ -21,7 +21,7 @@ from common.datasets.records import batches
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
-from common.provisioning.sizing import Fleet, RoundTimes, workers_wanted
+from common.spot.provisioning.sizing import Fleet, RoundTimes, workers_wanted
 from load.throughput.learning import LOOK_EVERY, Judge, Learning
 
 _Array: TypeAlias = npt.NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""One job's actor: events in, decisions out; `common.provisioning` decides.
+"""One job's actor: events in, decisions out; `common.spot.provisioning` decides.
 
 plans, updates, claims (Kafka) ─▶ ┌─────────────┐ ─▶ plans topic
 machines, prices (provider)    ─▶ │ Provisioner │ ─▶ provider: launch, release, look
@@ -13,10 +13,10 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import BrokenWriterError, NotFoundError, UnavailableError, UserError
-from common.provisioning import commands as do
-from common.provisioning import events
-from common.provisioning.provisioner import Provisioner
-from common.provisioning.records import (
+from common.spot.provisioning import commands as do
+from common.spot.provisioning import events
+from common.spot.provisioning.provisioner import Provisioner
+from common.spot.provisioning.records import (
     Ended,
     LaunchRequested,
     Left,
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.ports.machines import Fleet, Prices
     from common.ports.servers import Board, Log
-    from common.provisioning.commands import ProvisionerCommand
-    from common.provisioning.events import ProvisionerEvent
-    from common.provisioning.records import PlanRecord
     from common.runtime.supervisor import Fault
+    from common.spot.provisioning.commands import ProvisionerCommand
+    from common.spot.provisioning.events import ProvisionerEvent
+    from common.spot.provisioning.records import PlanRecord
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.provisioner import ProvisionerMetrics
 

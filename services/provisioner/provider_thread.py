@@ -9,13 +9,13 @@ from time import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from common.errors import OutsideError
-from common.provisioning import commands as do
-from common.provisioning import events
+from common.spot.provisioning import commands as do
+from common.spot.provisioning import events
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from common.ports.machines import Fleet, Prices
-    from common.provisioning.events import ProvisionerEvent
+    from common.spot.provisioning.events import ProvisionerEvent
     from common.telemetry.logging import EventLogger
 
 ProviderCall: TypeAlias = (

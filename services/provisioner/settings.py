@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from common.errors import UserError
 from common.learning.task_options import options_of
-from common.provisioning.settings import ProvisionerSettings
 from common.spot.policies.bidding import BidSettings
+from common.spot.provisioning.settings import ProvisionerSettings
 from common.spot.theory.work import Pool
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.errors import FutureFormatError, UnknownTopicError, WireError
-from common.provisioning.ledger import FleetLedger, Instance
-from common.provisioning.records import LaunchRequested, PlanRecord
+from common.spot.provisioning.ledger import FleetLedger, Instance
+from common.spot.provisioning.records import LaunchRequested, PlanRecord
 from common.topics.names import plans_topic
 from common.wire.plans import decode_plan
 

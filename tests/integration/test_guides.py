@@ -24,8 +24,8 @@ from common.embedded.services import Service, environment_of
 from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import ProvisioningSpec, job_from_json
 from common.ports.servers import NewTopic
-from common.provisioning.records import PlanRecord
 from common.runtime.connect import open_log
+from common.spot.provisioning.records import PlanRecord
 from common.wire.plans import decode_plan
 from doll.yaml_file import as_json, load_text
 from services.admin.app import create_app

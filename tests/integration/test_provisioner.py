@@ -1,7 +1,7 @@
 """The provisioner on processes and servers: no machine twice, whoever is in charge.
 
 Spares, bids and bills are decided without processes: that is tested on every change in
-tests/unit/provisioning, tests/unit/spot/policies and tests/system.
+tests/unit/spot/provisioning, tests/unit/spot/policies and tests/system.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from common.core.spans import Partition
 from common.embedded.services import start_machine
 from common.errors import UnknownTopicError
 from common.ports.machines import Offer
-from common.provisioning import deciding
-from common.provisioning.ledger import FleetLedger
 from common.runtime.connect import open_boards, open_fleet
+from common.spot.provisioning import deciding
+from common.spot.provisioning.ledger import FleetLedger
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from common.testing.fleet import MemoryPrices
@@ -59,7 +59,7 @@ process: {availability: 1.0}
 OPTIONS = "provisioning: {workers: 2, policy: adaptive, review_s: 1}"
 HOLDS = "provisioning: {workers: 2}\non_preemption: hold"
 ONCE = once_changed(
-    *("common/adapters/local/", "common/spot/policies/bid", "common/provisioning/"),
+    *("common/adapters/local/", "common/spot/policies/bid", "common/spot/provisioning/"),
     *("services/provisioner/", "tests/integration/test_provisioner.py"),
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tests.system.mutants import Edit, Mutant
 
-HERE = "common/provisioning/"
+HERE = "common/spot/provisioning/"
 
 PROVISIONING_MUTANTS = (
     Mutant(
@@ -20,7 +20,7 @@ PROVISIONING_MUTANTS = (
                 "            yield do.AppendPlan(record)\n",
                 "            yield do.AppendPlan(record)\n"
                 "            if isinstance(record, LaunchRequested):\n"
-                "                from common.provisioning.records import client_token\n"
+                "                from common.spot.provisioning.records import client_token\n"
                 "                from common.ports.machines import LaunchRequest\n"
                 "                token = client_token(self._known.settings.job, record.launch)\n"
                 "                place = (record.slot, record.pool, record.worker)\n"

@@ -24,12 +24,13 @@ from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied
 from common.core.spans import Span
 from common.errors import UnavailableError
 from common.ports.machines import Offer
-from common.provisioning import commands as do
-from common.provisioning import deciding, events
-from common.provisioning import records as plans
-from common.provisioning.ledger import FleetLedger
-from common.provisioning.provisioner import Provisioner
-from common.provisioning.records import (
+from common.spot.policies.policy import ON_DEMAND, POLICY_NAMES
+from common.spot.provisioning import commands as do
+from common.spot.provisioning import deciding, events
+from common.spot.provisioning import records as plans
+from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.provisioner import Provisioner
+from common.spot.provisioning.records import (
     LaunchRequested,
     Left,
     Planned,
@@ -38,8 +39,7 @@ from common.provisioning.records import (
     Settled,
     Started,
 )
-from common.provisioning.settings import ProvisionerSettings
-from common.spot.policies.policy import ON_DEMAND, POLICY_NAMES
+from common.spot.provisioning.settings import ProvisionerSettings
 from common.spot.theory.billing import HOUR_S, Billing, Preempted
 from common.spot.theory.work import Pool
 from common.testing.fleet import Chain, MemoryFleet, MemoryPrices
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
     from common.core.messages import AuditRecord, Claim
     from common.ports.machines import LaunchRequest, Machine
-    from common.provisioning.commands import ProvisionerCommand
-    from common.provisioning.events import ProvisionerEvent
-    from common.provisioning.records import PlanRecord
+    from common.spot.provisioning.commands import ProvisionerCommand
+    from common.spot.provisioning.events import ProvisionerEvent
+    from common.spot.provisioning.records import PlanRecord
 
 
 LEASE_S = 3.0

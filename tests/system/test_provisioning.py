@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.provisioning.records import Ended, Lead, Planned, Settled
+from common.spot.provisioning.records import Ended, Lead, Planned, Settled
 from tests.changes import has_changed
 from tests.system.mutants import cases
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 FEW_SEEDS = range(30)
 RUNS_ON = (  # what a world is made of: where none of it changed, a seed comes to the same
-    *("common/core/", "common/spot/policies/", "common/ports/", "common/provisioning/"),
+    *("common/core/", "common/spot/policies/", "common/ports/", "common/spot/provisioning/"),
     *(
         "common/testing/",
         "common/spot/theory/",

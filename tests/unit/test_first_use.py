@@ -18,7 +18,7 @@ INSIDE = {
     *("common.core.assignments", "common.core.batching", "common.core.commands"),
     *("common.core.events", "common.core.group.replica", "common.core.grouping"),
     *("common.core.ledger", "common.core.rounds", "common.core.worker"),
-    *("common.provisioning.commands", "common.provisioning.events"),
+    *("common.spot.provisioning.commands", "common.spot.provisioning.events"),
     *("common.simulation.experiments.protocol", "services.serve.protocol"),
 }
 # One thread at a time converts to these, see `common.learning.decoders`.

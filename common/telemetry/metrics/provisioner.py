@@ -12,7 +12,7 @@ from common.telemetry.metrics.meters import Meters
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    from common.provisioning.report import FleetReport
+    from common.spot.provisioning.report import FleetReport
     from common.telemetry.metrics.metric import Metric
 
     Values = Iterable[tuple[tuple[str, ...], float | None]]  # further labels, and what is told

@@ -12,13 +12,13 @@ from msgspec.structs import asdict
 from common.api.answers import EvaluationEvent, Life, MachineEvent, ReviewEvent, WorkerAnswer
 from common.api.provisioning import plan_answer
 from common.core.messages import Drifted, Evaluated, LeaderStatus, WorkerId
-from common.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
+from common.spot.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
 from services.admin.live.evaluations import drift_answer
 
 if TYPE_CHECKING:
     from common.api.answers import Answer, DriftAnswer, MachineKind, WorkerStatus
-    from common.provisioning.ledger import FleetLedger
-    from common.provisioning.records import PlanRecord
+    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.records import PlanRecord
 
 LIVES = 2000  # on a timeline: more could not be told apart
 

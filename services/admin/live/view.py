@@ -22,7 +22,7 @@ from common.api.jobs import progress_answer, update_answers
 from common.core.messages import AuditRecord, Drifted, Evaluated, UpdateApplied
 from common.core.thinned import Thinned
 from common.jobs.progress import KEPT, JobProgress, Look
-from common.provisioning.ledger import FleetLedger
+from common.spot.provisioning.ledger import FleetLedger
 from services.admin.live.answers import lives_of, workers_of
 from services.admin.live.evaluations import Evaluations
 from services.admin.live.loss_curve import POINTS, LossCurve

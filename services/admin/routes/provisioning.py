@@ -17,7 +17,7 @@ from common.jobs.changes import audit, change_by
 from common.planning.replan import ask_to_replan, check_replan, not_provisioned
 from common.planning.request import PlanRequest, Rate
 from common.planning.simulation import SimulateRequest, check_files, check_size
-from common.provisioning.records import ReplanAsked
+from common.spot.provisioning.records import ReplanAsked
 from services.admin.middleware.access import Operator  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import BodyRoute, JobName, strictly

@@ -57,8 +57,8 @@ from common.planning.replan import (
     read_ledger,
 )
 from common.ports.machines import by_pool
-from common.provisioning.records import ReplanAsked
 from common.runtime.connect import open_prices
+from common.spot.provisioning.records import ReplanAsked
 from common.telemetry.logging import event_logger
 from common.topics.names import job_id
 from services.cli.system.origins import begin_with

@@ -14,7 +14,7 @@ from common.adapters.ec2.fleet import Ec2Fleet
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, SpotPool
 from common.errors import OutsideError, UnavailableError
 from common.ports.machines import LaunchRequest, Refused
-from common.provisioning.records import client_token
+from common.spot.provisioning.records import client_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

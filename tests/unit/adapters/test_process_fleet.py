@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from common.adapters.local.records import Record, Records
 from common.adapters.local.table import Table
 from common.ports.machines import LaunchRequest, Offer
-from common.provisioning.costs import Bill
+from common.spot.provisioning.costs import Bill
 from common.spot.theory.billing import BY_NAME
 from common.testing.clock import ManualClock
 from common.testing.fleet import MemoryPrices

@@ -10,7 +10,7 @@ import pytest
 from common.api.answers import ProvisioningAnswer
 from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
-from common.provisioning.records import (
+from common.spot.provisioning.records import (
     Ended,
     EstimateRecord,
     LaunchRequested,
@@ -26,7 +26,7 @@ from tests.unit.admin.conftest import problem
 from tests.unit.admin.test_model import SPEC
 
 if TYPE_CHECKING:
-    from common.provisioning.records import PlanRecord
+    from common.spot.provisioning.records import PlanRecord
     from tests.unit.admin.conftest import World
 
 SHOW = "/v1/jobs/digits/provisioning"

@@ -35,7 +35,7 @@ from common.jobs.check import Report
 from common.jobs.store import JobStore
 from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
-from common.provisioning import records as plans
+from common.spot.provisioning import records as plans
 from common.topics.dead_letters import letter_of
 from common.topics.table import NUMBER
 from common.wire.messages import decode_audit, encode_audit
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
     from common.core.messages import AuditRecord
-    from common.provisioning.records import PlanRecord
+    from common.spot.provisioning.records import PlanRecord
     from services.admin.service import Service
     from services.cli.system.system import System
 

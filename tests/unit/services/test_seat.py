@@ -11,7 +11,7 @@ from common.errors import FutureFormatError
 from common.jobs.spec import job_from_json
 from common.jobs.store import JobRecord
 from common.ports.servers import NewTopic
-from common.provisioning.records import Ended, LaunchRequested, Lead, Left, Seated, Started
+from common.spot.provisioning.records import Ended, LaunchRequested, Lead, Left, Seated, Started
 from common.testing.log import MemoryLog
 from common.topics.names import plans_topic
 from common.wire.plans import encode_plan
@@ -20,7 +20,7 @@ from services.worker.seat import seat_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.provisioning.records import PlanRecord
+    from common.spot.provisioning.records import PlanRecord
 
 ORDERED: list[PlanRecord] = [
     Lead(-1, "p1", 1.0),

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from common.errors import FutureFormatError, WireError
-from common.provisioning.records import (
+from common.spot.provisioning.records import (
     EstimateRecord,
     LaunchRequested,
     Left,
@@ -23,7 +23,7 @@ from common.provisioning.records import (
     client_token,
 )
 from common.wire.plans import decode_plan, encode_plan
-from tests.unit.provisioning.examples import T0, ended, lead, ordered, planned, priced, started
+from tests.unit.spot.provisioning.examples import T0, ended, lead, ordered, planned, priced, started
 
 
 def planned_by_count(*machines: OfferCount) -> Planned:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from common.core.events import Wanted
     from common.core.messages import AuditRecord, Positions
-    from common.provisioning.records import PlanRecord
+    from common.spot.provisioning.records import PlanRecord
 
 JOB = "digits"
 STREAMS = ("clicks", "views")

@@ -17,7 +17,7 @@ from common.errors import UnavailableError
 from common.jobs.progress import JobProgress
 from common.jobs.spec import parse_job
 from common.jobs.watching import one_by_one
-from common.provisioning.records import Ended, LaunchRequested, Lead, Started
+from common.spot.provisioning.records import Ended, LaunchRequested, Lead, Started
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import names as topics

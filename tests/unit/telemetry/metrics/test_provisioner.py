@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.provisioning.records import EstimateRecord, Reviewed
-from common.provisioning.report import report_of
+from common.spot.provisioning.records import EstimateRecord, Reviewed
+from common.spot.provisioning.report import report_of
 from common.telemetry.metrics.catalogue import CATALOGUE
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from common.testing.clock import ManualClock
-from tests.unit.provisioning.examples import (
+from tests.unit.spot.provisioning.examples import (
     SETTINGS,
     T0,
     ended,
@@ -24,7 +24,7 @@ from tests.unit.provisioning.examples import (
 )
 
 if TYPE_CHECKING:
-    from common.provisioning.records import PlanRecord
+    from common.spot.provisioning.records import PlanRecord
 
 OWN = {metric.name: metric for metric in CATALOGUE if metric.told_by == ("provisioner",)}
 BELIEVED = {"gradient_s": EstimateRecord(2.0, 0.1, 1.5, 2.5)}

@@ -1,0 +1,135 @@
+"""How well spot machines of each pool are to be had, as this job itself has had them.
+
+    slot's machine   ====================  refused ..  ====================
+                     Started       Ended preempted     Started
+    up               ~~~~~~~~~~~~~~~~~~~~              ~~~~~~~~~~~~~~~~~~~~
+    down                                 ~~~~~~~~~~~~~~
+
+What nobody wanted says nothing: neither a slot that moved elsewhere, nor a paused job, nor the time
+in which no provisioner was there to ask.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.spot.policies.policy import NOWHERE
+from common.spot.provisioning.records import Ended, Lead, Planned, PlanRecord, Settled, Started
+from common.spot.theory.estimates import (
+    CyclePrior,
+    Estimate,
+    availability_from_times,
+    cycle_from_times,
+)
+
+if TYPE_CHECKING:
+    from common.spot.provisioning.ledger import Instance
+    from common.spot.theory.work import Pool
+
+SURE = 0.999  # a prior of 1 could never be moved
+
+
+class _Since(NamedTuple):
+    pool: str
+    at_s: float
+
+
+@dataclass(slots=True)
+class _Times:
+    """Of one pool, what is over."""
+
+    up_s: float = 0.0
+    down_s: float = 0.0
+    outages: int = 0
+
+
+@dataclass(slots=True)
+class Availability:
+    """Fed with every record of the plans topic that counts; says alpha and cycle of each pool."""
+
+    _times: defaultdict[str, _Times] = field(default_factory=lambda: defaultdict(_Times))
+    _up: dict[int, _Since] = field(default_factory=dict)  # by launch
+    _down: dict[int | str, _Since] = field(default_factory=dict)  # by slot; counted: by pool
+    _lead_s: float = float("-inf")
+    _heard_s: float = float("-inf")
+
+    def feed(self, record: PlanRecord, instance: Instance | None) -> None:
+        """Take in a record that counts, with the machine that it is about."""
+        match record:
+            case Lead():
+                self.unwanted(self._heard_s)
+                self._lead_s = record.at_s
+            case Planned():
+                self._planned(record)
+            case Settled():
+                self.unwanted(record.at_s)
+            case Started() if instance is not None and not instance.stand_in:
+                self._up[instance.launch] = _Since(instance.pool, record.at_s)
+                self._rise(_place(instance), record.at_s)
+            case Ended() if instance is not None and not instance.stand_in:
+                self._ended(record, instance)
+            case _:
+                pass
+        self._heard_s = max(self._heard_s, record.at_s)
+
+    def unwanted(self, at_s: float) -> None:
+        """From now on nobody wants machines."""
+        for slot in list(self._down):
+            self._rise(slot, at_s)
+
+    def availability(self, pool: Pool, now_s: float) -> Estimate:
+        """Estimate alpha; before anything was seen, what the market file says."""
+        return availability_from_times(*self._seen(pool.name, now_s), prior_of(pool))
+
+    def cycle(self, pool: Pool, now_s: float) -> Estimate:
+        """Estimate the mean time from one preemption to the next; likewise."""
+        return cycle_from_times(*self._seen(pool.name, now_s), prior_of(pool))
+
+    def _seen(self, pool: str, now_s: float) -> tuple[float, float, float]:
+        times = self._times[pool]
+        up_s, down_s = (
+            sum(max(now_s - since.at_s, 0.0) for since in open_.values() if since.pool == pool)
+            for open_ in (self._up, self._down)
+        )
+        return times.up_s + up_s, times.down_s + down_s, float(times.outages)
+
+    def _planned(self, planned: Planned) -> None:
+        counted = {each.pool for each in planned.machines if each.count}
+        by_slot = dict(enumerate(planned.places))
+        for slot, since in list(self._down.items()):
+            if isinstance(slot, str):
+                wanted = slot in counted
+            else:
+                place = by_slot.get(slot, NOWHERE)
+                wanted = place != NOWHERE and planned.pools[place] == since.pool
+            if not wanted:
+                self._rise(slot, planned.at_s)
+
+    def _ended(self, ended: Ended, instance: Instance) -> None:
+        up = self._up.pop(instance.launch, None)
+        if up is not None:
+            times = self._times[up.pool]
+            times.up_s += max(ended.at_s - up.at_s, 0.0)
+            if ended.cause == "preempted":
+                times.outages += 1
+                if not instance.counted:  # else another one is asked for at once
+                    since = _Since(up.pool, max(ended.at_s, self._lead_s))
+                    self._down[_place(instance)] = since
+        elif ended.cause == "refused" and _place(instance) not in self._down:
+            self._down[_place(instance)] = _Since(instance.pool, instance.ordered_s)
+
+    def _rise(self, slot: int | str, at_s: float) -> None:
+        down = self._down.pop(slot, None)
+        if down is not None:
+            self._times[down.pool].down_s += max(at_s - down.at_s, 0.0)
+
+
+def _place(instance: Instance) -> int | str:
+    return instance.pool if instance.counted or instance.slot is None else instance.slot
+
+
+def prior_of(pool: Pool) -> CyclePrior:
+    """Believe the market file as much as one cycle that was watched."""
+    return CyclePrior(min(max(pool.availability, 1 - SURE), SURE), pool.cycle_s)

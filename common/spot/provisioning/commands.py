@@ -1,0 +1,92 @@
+"""What a provisioner wants done: its shell carries these out, in order.
+
+The shell appends and carries on: that a record is in the log is known when it is read there. A call
+to the fleet or the prices is answered by an event; where it fails the shell says so by `FleetAway`
+or `PricesAway`, and the provisioner asks again when it is time. A record that Kafka refuses, or
+whose fate is unknown, ends the process: what it knew can be read from the log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from common.ports.machines import LaunchRequest
+    from common.spot.provisioning.records import PlanRecord
+
+
+class AskLease(msgspec.Struct, frozen=True):
+    """Take or renew the lease of the job's provisioning; answered by LeaseAnswered."""
+
+
+class ReleaseLease(msgspec.Struct, frozen=True):
+    """Let others try."""
+
+
+class AppendPlan(msgspec.Struct, frozen=True):
+    """Append to the plans topic."""
+
+    record: PlanRecord
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Ask the fleet for machines; answered by LaunchAnswered or FleetAway."""
+
+    orders: tuple[LaunchRequest, ...]
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Give machines back, by the provider's ids; only a failure is answered, by FleetAway."""
+
+    machines: tuple[str, ...]
+    reason: str  # for the log
+
+
+class LookAtMachines(msgspec.Struct, frozen=True):
+    """Ask the fleet what there is; answered by MachinesSeen or FleetAway."""
+
+
+class LookAtPrices(msgspec.Struct, frozen=True):
+    """Ask what machines cost; answered by PricesSeen or PricesAway."""
+
+
+class LookAtPast(msgspec.Struct, frozen=True):
+    """Ask what machines have cost until now; answered by PastSeen or PricesAway."""
+
+
+class BecameLeader(msgspec.Struct, frozen=True):
+    """From now on this process decides; worth a log line."""
+
+    term: int
+
+
+class StepDown(msgspec.Struct, frozen=True):
+    """It decides no more; worth a log line. What it asked for may still be answered."""
+
+    reason: str
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """The job's provisioning is over: `finished` is true now, and no event does anything.
+
+    A job that is resumed later gets another `Provisioner`.
+    """
+
+    reason: str
+
+
+ProvisionerCommand: TypeAlias = (
+    AskLease
+    | ReleaseLease
+    | AppendPlan
+    | Launch
+    | Release
+    | LookAtMachines
+    | LookAtPrices
+    | LookAtPast
+    | BecameLeader
+    | StepDown
+    | Finish
+)

@@ -1,0 +1,462 @@
+"""What a job's topics say of it: updates made, arrivals, gradient times, machines.
+
+Everything comes with how sure it is. Before the first batches nothing is known of arrivals. They
+are taken for twice what the deadline asks for then, so that a policy neither gives up nor buys what
+it may not need in the seconds until it knows better; a gradient is taken to last so long that half
+of the workers together just keep up: who asked for so many will have had outages in mind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from msgspec import UNSET
+
+from common.core.history import History
+from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
+from common.core.stop_rule import LOSS_WINDOW
+from common.spot.policies.policy import ON_DEMAND
+from common.spot.provisioning.availability import Availability
+from common.spot.provisioning.records import (
+    Ended,
+    EstimateRecord,
+    Left,
+    PlanRecord,
+    Seated,
+    Started,
+)
+from common.spot.provisioning.sizing import Fleet, RoundTimes, workers_wanted
+from common.spot.provisioning.starting import StartUps
+from common.spot.theory.capacity import HEADROOM
+from common.spot.theory.estimates import Estimate, pooled_prior, rate_from_counts
+from common.spot.theory.losses import LossTally
+from common.spot.theory.speeds import SpeedTally
+from common.spot.theory.streams import StreamTally
+from common.spot.theory.tallies import GradientTally, TransferTally
+from common.spot.theory.work import Pool, Rates, gb_per_hour
+
+if TYPE_CHECKING:
+    from common.core.messages import AuditRecord, ControlRecord
+    from common.core.spans import Partition
+    from common.spot.provisioning.events import WorkersSeen
+    from common.spot.provisioning.ledger import FleetLedger, Instance
+    from common.spot.provisioning.settings import ProvisionerSettings
+
+INTERVAL = 0.9  # of what is told to people
+SURE = 0.2  # relative standard deviation: from then on an estimate is no guess any more
+AHEAD = 2.0  # arrivals over what the deadline asks for, before anything was seen
+# Batches of each slot before arrivals are believed: the first ones are of some streams only.
+BATCHES = 2
+GRADIENT_HALF_LIFE_S = 600.0  # machines change; a minute's updates are enough to know the mean
+RATE_HALF_LIFE_S = 600.0  # arrivals drift; at a record per second this is still good to 3 %
+BACKLOG = 2  # updates whose records wait: then the next one need not wait for records
+ORPHANED_S = 60.0  # by then a partition whose worker died has found another one
+VERSIONS_KEPT = 1000  # a new leader goes back by seconds
+# By which a pool's speed must differ from what the market file says before it is believed: less is
+# noise of gradient times, and would have machines asked for and given back.
+OTHER_SPEED = 0.1
+FIT_AGAIN = 1.05  # updates over those of the last fit, which takes a tenth of a second
+
+
+class _Made(NamedTuple):
+    """Where a job stood."""
+
+    version: int = 0
+    samples: int = 0  # trained on by then
+    progress: float = 0.0  # see `UpdateApplied.progress`, as for all that follows
+
+
+class _LossFit(NamedTuple):
+    loss: float
+    made: float  # updates by then
+    version: float | None  # at which the curve is down to the loss; None: it does not say
+
+
+class Estimator:
+    """Everything that a policy has to be told and that is not in the job's settings.
+
+    Attributes:
+        settings: May be replaced when the job's are.
+        start_ups: Of machines, by pool.
+    """
+
+    def __init__(self, settings: ProvisionerSettings) -> None:
+        self.settings = settings
+        self.start_ups = StartUps()
+        self._history = History()
+        self._made = [_Made()]  # of the last updates
+        self._gradients = GradientTally(GRADIENT_HALF_LIFE_S)
+        self._timed = False
+        self._transfer = TransferTally()
+        self._losses = LossTally()
+        self._loss_fit: _LossFit | None = None
+        self._by_place: dict[Partition, StreamTally] = {}  # reassign
+        self._heard_s: dict[Partition, float] = {}  # likewise, of its last batch
+        self._by_slot: dict[int, StreamTally] = {}  # hold
+        self._ends: dict[Partition, int] = {}
+        self._batches = 0
+        self._arrived: int | None = None  # records, by the streams' ends
+        self._availability = Availability()
+        self._running = 0  # machines that serve: under `hold`, with a slot
+        self._pools: dict[str, str] = {}  # of workers on machines that ran, by name
+        self._tally_of_speeds: tuple[tuple[Pool, ...], SpeedTally] | None = None
+        self._round_times = RoundTimes()
+        self._group_size = settings.group_size  # K, of the last update
+        self._on: dict[int, int] = {}  # likewise, by slot
+        self._slots = {f"{settings.job}-w{slot}": slot for slot in range(settings.workers)}
+
+    # --- what comes in -------------------------------------------------------------------------
+
+    def claims(self, claims: Iterable[ControlRecord | None], now_s: float) -> None:
+        """Take in batch indicators, in the order of the control topic.
+
+        One that begins where an earlier one has been is passed over, as the coordinator does.
+        """
+        for claim in claims:
+            if claim is None or isinstance(claim, Opened):
+                continue
+            if any(span.start < self._ends.get(span.place, 0) for span in claim.address):
+                continue
+            self._ends |= {span.place: span.end for span in claim.address}
+            if isinstance(claim, BatchReady) and (claim.samples or claim.skipped):
+                self._batch(claim, now_s)  # any other holds no record: the end of a log
+
+    def streams(self, records: int) -> None:
+        """Take in how many records the streams hold, from where the job began."""
+        self._arrived = records
+
+    def updates(self, records: Iterable[tuple[int, AuditRecord | None]], now_s: float) -> None:
+        """Take in the audit trail, from its beginning on."""
+        for offset, record in records:
+            if offset < self._history.position or not self._history.feed(offset, record):
+                continue
+            if isinstance(record, UpdateApplied):
+                samples = self.samples + record.samples
+                self._made.append(_Made(record.version, samples, record.progress))
+                del self._made[:-VERSIONS_KEPT]
+                self._losses.add(record.progress, record.loss)
+                synchrony = record.synchrony
+                self._group_size = (
+                    self.settings.group_size if synchrony is UNSET else synchrony.group_size
+                )
+                if record.moved is not UNSET:
+                    share = self._group_size / self.settings.group_size
+                    self._transfer.add(record.progress, record.moved, share)
+                batches = len(record.batches)
+                if record.gradient_s > 0 and batches:
+                    self._timed = True
+                    made = self._made_by_pool(record)
+                    # mu_C is that of the first pool: a machine of speed 2 takes half of it.
+                    relative = float((made / self._speeds()).sum()) / batches
+                    self._gradients.add(now_s, record.gradient_s * batches / relative, batches)
+                    self._speed_tally.add(now_s, made.tolist(), record.gradient_s)
+            elif isinstance(record, Lead):
+                self._take_back(record.base)
+            self._history.forget_before(self._made[0].version)
+        if self.settings.balanced:
+            self._round_times.observe(
+                Fleet(self._running, self._group_size),
+                self.version,
+                float(self.gradient(now_s).value),
+                now_s,
+                backlog=(self.waiting or 0) > BACKLOG,
+            )
+
+    def fleet(self, record: PlanRecord, ledger: FleetLedger) -> None:
+        """Take in a record of the plans topic that counts, after the ledger did."""
+        instance = None
+        if isinstance(record, (Started, Seated, Left, Ended)):
+            instance = ledger.machines[record.launch]
+            self._heard_of(record, instance)
+        self._availability.feed(record, instance)
+
+    def workers_seen(self, seen: WorkersSeen, ledger: FleetLedger) -> None:
+        """Take in whose heartbeats there are; under `hold` they say nothing of a start-up."""
+        if self.settings.on_preemption == "reassign":
+            self.start_ups.workers_seen(seen, ledger.running, self.settings.grace_s)
+
+    def unwanted(self, at_s: float) -> None:
+        """The job is paused or over: that no machine is had says nothing."""
+        self._availability.unwanted(at_s)
+
+    # --- what is known -------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """J, updates made so far."""
+        return self._history.head.version
+
+    @property
+    def progress(self) -> float:
+        """Those of the job's own K that they come to: what it stops by."""
+        return self._made[-1].progress
+
+    @property
+    def samples(self) -> int:
+        """That they were trained on."""
+        return self._made[-1].samples
+
+    @property
+    def waiting(self) -> float | None:
+        """Updates whose records have arrived and that are not made yet; None: nobody knows."""
+        if self._arrived is None:
+            return None
+        return max(self._arrived - self.samples, 0) / (
+            self.settings.group_size * self.settings.batch_size
+        )
+
+    def arrivals(self, now_s: float) -> Estimate:
+        """Estimate the sum of all lambda_A,n; with a standard deviation of its size if a guess."""
+        each = self._each(now_s)
+        if each is None:
+            guess_per_s = self._guess_per_s()
+            return Estimate(guess_per_s, guess_per_s, "gamma")
+        value = float(np.sum(each.value))
+        return Estimate(value, float(np.sqrt(np.sum(np.square(each.std)))), "gamma")
+
+    def arrivals_known(self, now_s: float) -> bool:
+        """Whether arrivals are seen rather than guessed."""
+        return self._each(now_s) is not None and surely(self.arrivals(now_s))
+
+    def rates_per_s(self, now_s: float) -> Rates:
+        """Give (N_tot,) lambda_A,n: of each slot under `hold`, even shares of all otherwise."""
+        each = self._each(now_s)
+        if each is not None and np.ndim(each.value):
+            return np.asarray(each.value)
+        workers = self.settings.workers
+        return np.full(workers, float(self.arrivals(now_s).value) / workers)
+
+    def gradient(self, now_s: float) -> Estimate:
+        """Estimate mu_C; before any update, what half of the workers keep up with."""
+        if self._timed:
+            mean = self._gradients.mean(now_s)
+            std = float(mean.std)
+            return Estimate(mean.value, std if math.isfinite(std) else float(mean.value), "log")
+        settings = self.settings
+        interval_s = settings.group_size * settings.batch_size / float(self.arrivals(now_s).value)
+        rounds = math.ceil(settings.group_size / max(settings.workers // 2, 1))
+        guess_s = interval_s / HEADROOM / rounds
+        return Estimate(guess_s, guess_s, "log")
+
+    def workers_wanted(self, most: int, now_s: float) -> int:
+        """How many workers are worth their cost, of at most so many; as many as now if unknown."""
+        now, group_size = self.settings.workers, self._group_size
+        update_s = self._round_times.update_s(group_size, float(self.gradient(now_s).value))
+        if update_s is None:
+            return min(now, most)
+        known, arrivals = self.arrivals_known(now_s), float(self.arrivals(now_s).value)
+        updates_per_s = arrivals / group_size / self.settings.batch_size if known else 0.0
+        return workers_wanted(update_s, now, most, updates_per_s)
+
+    def updates_to_loss(self) -> float | None:
+        """Estimate after how many more updates the job stops at its loss.
+
+        None: it stops at none, or the losses so far do not say.
+        """
+        loss, made, fit = self.settings.loss, self.progress, self._loss_fit
+        if loss is None:
+            return None
+        if fit is None or fit.loss != loss or made >= FIT_AGAIN * fit.made:
+            rng = np.random.default_rng(self.version)  # whoever reads the same plans the same
+            fit = self._loss_fit = _LossFit(loss, made, self._losses.version_at(loss, SURE, rng))
+        if fit.version is None:
+            return None
+        return max(fit.version - made, 0.0) + LOSS_WINDOW / 2  # the mean lags behind
+
+    @property
+    def update_mb(self) -> float:
+        """Megabytes that a machine moves for an update: as the job says, measured, or a formula."""
+        told, measured = self.settings.told_update_mb, self._transfer.mean()
+        if told is not None:
+            return told
+        return self.settings.update_mb if measured is None else float(measured.value)
+
+    def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:
+        """The market's pools with prices of now, availability and start-ups as they were seen."""
+        settings = self.settings
+        per_update = settings.group_size * settings.batch_size
+        updates_per_s = float(self.arrivals(now_s).value) / per_update
+        moved = gb_per_hour(self.update_mb, updates_per_s)
+        on_demand, *spot = (
+            replace(
+                pool,
+                usd_per_hour=usd_per_hour.get(pool.name, pool.usd_per_hour),
+                gb_per_hour=moved if pool.transfer_usd_per_gb else 0.0,
+                start_up_s=self.start_ups.start_up_s(pool),
+            )
+            for pool in settings.pools
+        )
+        speeds = self._speeds().tolist()
+        seen = (
+            replace(
+                pool,
+                speed=speed,
+                availability=float(self._availability.availability(pool, now_s).value),
+                cycle_s=float(self._availability.cycle(pool, now_s).value),
+            )
+            for pool, speed in zip(spot, speeds[ON_DEMAND + 1 :], strict=True)
+        )
+        return (on_demand, *seen)
+
+    def believed(self, now_s: float) -> dict[str, EstimateRecord]:
+        """All estimates by name, each with where it lies with 90 %."""
+        estimates = {"arrivals_per_s": self.arrivals(now_s), "gradient_s": self.gradient(now_s)}
+        if (update_mb := self._transfer.mean()) is not None:
+            estimates["update_mb"] = update_mb
+        for pool in self.settings.pools[ON_DEMAND + 1 :]:
+            estimates[f"availability.{pool.name}"] = self._availability.availability(pool, now_s)
+            estimates[f"cycle_s.{pool.name}"] = self._availability.cycle(pool, now_s)
+        return {name: _believed(estimate) for name, estimate in estimates.items()}
+
+    def guesses(self, now_s: float) -> str:
+        """Say what is not known yet; empty if all is."""
+        guessed = []
+        if not self.arrivals_known(now_s):
+            guessed.append(f"arrivals are taken for {float(self.arrivals(now_s).value):.4g}/s")
+        if not self._timed:
+            guessed.append(f"a gradient for {float(self.gradient(now_s).value):.3g} s")
+        if self.settings.loss is not None and self.updates_to_loss() is None:
+            guessed.append(f"after how many updates the loss is {self.settings.loss:g} is unknown")
+        return f"too little was seen yet: {', '.join(guessed)}" if guessed else ""
+
+    # --- how -----------------------------------------------------------------------------------
+
+    def _batch(self, claim: BatchReady, now_s: float) -> None:
+        """Count a batch: for its worker's slot under `hold`, else for each of its partitions.
+
+        Partitions move from worker to worker, and who catches up reads them one after the other: a
+        rate of all together would be that of the few that were read so far.
+        """
+        first_s, last_s = claim.first_arrival_s, claim.last_arrival_s
+        if self.settings.on_preemption == "hold":
+            slot = self._slots.get(claim.worker)
+            if slot is None:
+                return  # started by hand: no slot of ours takes its stream over
+            tally = self._by_slot.setdefault(slot, StreamTally(now_s, RATE_HALF_LIFE_S))
+            tally.batch(claim.address, claim.samples, first_s, last_s, now_s)
+        else:
+            length = sum(span.end - span.start for span in claim.address)
+            for span in claim.address:
+                samples = round(claim.samples * (span.end - span.start) / length)
+                tally = self._by_place.setdefault(span.place, StreamTally(now_s, RATE_HALF_LIFE_S))
+                tally.batch(span, samples, first_s, last_s, now_s)
+                self._heard_s[span.place] = now_s
+        self._batches += 1
+
+    def _heard_of(self, record: Started | Seated | Left | Ended, instance: Instance) -> None:
+        """Silence of a stream that nobody reads says nothing; its records come all the same."""
+        spare = instance.slot is None and self.settings.on_preemption == "hold"
+        told = instance.left and isinstance(record, Ended)
+        if instance.started_s is None or spare or told:
+            return  # it never ran, reads nothing yet or no more
+        self._pools[instance.member] = instance.pool
+        step = -1 if isinstance(record, (Left, Ended)) else 1
+        before, self._running = self._running, self._running + step
+        if bool(before) != bool(self._running):
+            change = StreamTally.returned if self._running else StreamTally.gone
+            for each in self._by_place.values():
+                change(each, record.at_s)
+        if instance.slot is None:
+            return
+        on_slot = self._on[instance.slot] = self._on.get(instance.slot, 0) + step
+        tally = self._by_slot.get(instance.slot)
+        if tally is not None:
+            (tally.returned if on_slot else tally.gone)(record.at_s)
+
+    @property
+    def _speed_tally(self) -> SpeedTally:
+        """Of the market's pools; another market file begins anew."""
+        pools = self.settings.pools
+        if self._tally_of_speeds is None or self._tally_of_speeds[0] != pools:
+            tally = SpeedTally([pool.speed for pool in pools], GRADIENT_HALF_LIFE_S)
+            self._tally_of_speeds = pools, tally
+        return self._tally_of_speeds[1]
+
+    def _speeds(self) -> Rates:
+        """(P,) of the market's pools, as it says or as they turned out."""
+        said = np.array([pool.speed for pool in self.settings.pools])
+        found = self._speed_tally.speeds
+        speeds: Rates = np.where(np.abs(found / said - 1) > OTHER_SPEED, found, said)
+        return speeds
+
+    def _made_by_pool(self, update: UpdateApplied) -> Rates:
+        """(P,) gradients of an update; who was started by hand is taken for the first pool's."""
+        names = [pool.name for pool in self.settings.pools]
+        made = np.zeros(len(names))
+        for batch in update.batches:
+            pool = self._pools.get(batch.worker, "")
+            made[names.index(pool) if pool in names else ON_DEMAND] += 1
+        return made
+
+    def _take_back(self, base: ModelId) -> None:
+        while len(self._made) > 1 and self._made[-1].version > base.version:
+            self._made.pop()
+        made = self._made[-1]
+        if made.version > base.version:  # farther back than is kept: about so many
+            share = base.version / made.version
+            made = _Made(base.version, int(made.samples * share), made.progress * share)
+            self._made = [made]
+        self._losses.take_back(made.progress)
+        self._loss_fit = None
+
+    def _each(self, now_s: float) -> Estimate | None:
+        """One rate of all, or one for each slot; None while too little was seen."""
+        unreported = self.settings.batch_size - 1
+        if self._batches < BATCHES * self.settings.workers:
+            return None
+        if self.settings.on_preemption == "reassign":
+            return self._of_places(now_s)
+        counts = np.zeros((self.settings.workers, 2))  # records, seconds
+        tallies = {slot: tally for slot, tally in self._by_slot.items() if slot < len(counts)}
+        for slot, tally in tallies.items():
+            counts[slot] = tally.counts(now_s)
+        if not counts.sum(axis=0).all():
+            return None
+        prior = pooled_prior(counts[:, 0], counts[:, 1])
+        each = rate_from_counts(counts[:, 0], counts[:, 1], prior)
+        value, std = np.array(each.value), np.array(each.std)
+        for slot, tally in tallies.items():
+            told = tally.rate(now_s, unreported, prior)
+            value[slot], std[slot] = told.value, told.std
+        return Estimate(value, std, "gamma")
+
+    def _of_places(self, now_s: float) -> Estimate | None:
+        """Add up all partitions; those that nobody has read yet are taken for as fast as others."""
+        counts = np.array([tally.counts(now_s) for tally in self._by_place.values()])
+        unseen = max(self.settings.partitions - len(counts), 0)
+        if unseen > len(counts) or not counts.sum(axis=0).all():
+            return None
+        prior = pooled_prior(counts[:, 0], counts[:, 1])
+        last_s = max(self._heard_s.values())
+        value, variance = unseen * prior.records / prior.seconds, 0.0
+        for place, tally in self._by_place.items():
+            # That one partition is silent says that nobody reads it, until somebody should.
+            silent_s = max(now_s - last_s, now_s - self._heard_s[place] - ORPHANED_S)
+            as_of_s = min(self._heard_s[place] + max(silent_s, 0.0), now_s)
+            told = tally.rate(as_of_s, self.settings.batch_size - 1, prior)
+            value += float(told.value)
+            variance += float(told.std) ** 2
+        return Estimate(value, math.sqrt(variance), "gamma")
+
+    def _guess_per_s(self) -> float:
+        settings = self.settings
+        if settings.updates is not None and settings.deadline_at_s is not None:
+            length_s = max(settings.deadline_at_s - settings.submitted_s, 1.0)
+            records = settings.updates * settings.group_size * settings.batch_size
+            return AHEAD * records / length_s
+        return float(settings.workers * settings.batch_size)  # a batch each second from each slot
+
+
+def surely(estimate: Estimate) -> bool:
+    """Tell whether an estimate is more than a guess."""
+    return float(estimate.relative_std) <= SURE
+
+
+def _believed(estimate: Estimate) -> EstimateRecord:
+    low, high = estimate.interval(INTERVAL)
+    numbers = (float(estimate.value), float(estimate.std), max(float(low), 0.0), float(high))
+    return EstimateRecord(*numbers)

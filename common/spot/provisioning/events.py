@@ -1,0 +1,140 @@
+"""What happens to a provisioner: facts that its shell observed, handed to `on(event, now_s)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from common.core.events import Wanted
+    from common.core.messages import AuditRecord, ControlRecord
+    from common.ports.machines import Machine, Offer, PriceHistory, Refused
+    from common.spot.provisioning.records import PlanRecord
+    from common.spot.provisioning.settings import ProvisionerSettings
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Nothing happened, but `due()` has come."""
+
+
+class LeaseAnswered(msgspec.Struct, frozen=True):
+    """Whether the lease of the job's provisioning is this process's."""
+
+    held: bool
+
+
+# --- what Kafka says; each topic from its beginning on, in order, in charge or not ---------------
+
+
+class PlansRead(msgspec.Struct, frozen=True):
+    """Records of the plans topic by offset, None for one that does not parse.
+
+    Those of this process come back here too: an order counts when it does. A candidate stands once
+    it has caught up: where a topic is empty the shell says so by an event without records.
+    """
+
+    records: tuple[tuple[int, PlanRecord | None], ...]
+    caught_up: bool = False  # nothing more was there at the time
+
+
+class UpdatesRead(msgspec.Struct, frozen=True):
+    """Records of the updates topic by offset, from its beginning on."""
+
+    records: tuple[tuple[int, AuditRecord | None], ...]
+
+
+class ClaimsRead(msgspec.Struct, frozen=True):
+    """Records of the control topic, in order; it may begin anywhere, the newest are enough."""
+
+    claims: tuple[ControlRecord | None, ...]
+
+
+class StreamsSeen(msgspec.Struct, frozen=True):
+    """How many records the job's streams hold, from where the job began to their ends."""
+
+    records: int
+
+
+# --- what a person wants -------------------------------------------------------------------------
+
+
+class WantedChanged(msgspec.Struct, frozen=True):
+    """The job shall run, pause or be over; a job that is done or deleted is wanted stopped."""
+
+    wanted: Wanted
+    reason: str = ""  # in the job record's words
+
+
+class SettingsChanged(msgspec.Struct, frozen=True):
+    """The job's settings are others now: its deadline, K, b, updates; or the market file is."""
+
+    settings: ProvisionerSettings
+
+
+# --- what the fleet and the prices say -----------------------------------------------------------
+
+
+class MachinesSeen(msgspec.Struct, frozen=True):
+    """What `Fleet.machines` said."""
+
+    machines: tuple[Machine, ...]
+    as_of_s: float  # when the call was begun; an answer to an earlier call is passed over
+
+
+class WorkersSeen(msgspec.Struct, frozen=True):
+    """Whose heartbeats there are, by name."""
+
+    members: frozenset[str]
+    as_of_s: float  # when they were asked for
+
+
+class LaunchAnswered(msgspec.Struct, frozen=True):
+    """`Fleet.launch` came back without an error."""
+
+    launches: tuple[int, ...]  # all that were asked for in the call
+    refused: tuple[Refused, ...]
+
+
+class FleetAway(msgspec.Struct, frozen=True):
+    """A call to the fleet failed, whichever: it is made again later."""
+
+    reason: str
+
+
+class PricesSeen(msgspec.Struct, frozen=True):
+    """What `Prices.look` said: USD per hour of one machine."""
+
+    usd_per_hour: Mapping[Offer, float]
+
+
+class PastSeen(msgspec.Struct, frozen=True):
+    """What `Prices.past` said, by pool."""
+
+    prices: Mapping[str, PriceHistory]
+
+
+class PricesAway(msgspec.Struct, frozen=True):
+    """`Prices` failed; what was known stays true."""
+
+    reason: str
+
+
+ProvisionerEvent: TypeAlias = (
+    Tick
+    | LeaseAnswered
+    | PlansRead
+    | UpdatesRead
+    | ClaimsRead
+    | StreamsSeen
+    | WantedChanged
+    | SettingsChanged
+    | MachinesSeen
+    | WorkersSeen
+    | LaunchAnswered
+    | FleetAway
+    | PricesSeen
+    | PastSeen
+    | PricesAway
+)

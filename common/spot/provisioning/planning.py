@@ -1,0 +1,190 @@
+"""What is left of a job as the theory's `Work`, and a policy's decision out of its record.
+
+A job need not have both a number of updates and a deadline. Without a deadline time is free, and
+whatever is cheapest will do. A job that stops at a loss has as many updates left as its loss curve
+says, once that is sure. Without a number of updates its work is what arrives until the deadline,
+less a tenth: a plan for every last record would leave no second for an outage and so forbid all
+spot machines. Without either it is planned for an hour of arrivals, without haste.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+
+from common.spot.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation, by_slot
+from common.spot.theory.capacity import machines_for_stability, update_capacity_per_s
+from common.spot.theory.preemption import distribution_of_running
+from common.spot.theory.provisioning import Binding, Plan
+from common.spot.theory.work import Pool, Rates, Work
+
+if TYPE_CHECKING:
+    from common.spot.provisioning.records import Planned
+    from common.spot.provisioning.settings import ProvisionerSettings
+
+TRAINED_SHARE = 0.9  # of the arrivals until the deadline, where no number of updates is known
+HORIZON_S = 3600.0  # planned for where a job never ends
+# The time of a job that has no deadline over that of on-demand machines alone: even of a pool that
+# is there for a hundredth of the time all workers can be.
+HASTE = 1000.0
+NEVER = 1e12  # seconds or dollars: a plan that never ends, as a number that JSON can say
+
+
+def bounded(value: float) -> float:
+    """Give a number that a record can hold."""
+    return float(min(max(value, 0.0), NEVER)) if value == value else NEVER  # noqa: PLR0124 -- NaN is not itself
+
+
+def work_left(
+    settings: ProvisionerSettings,
+    rates_per_s: Rates,
+    made: float,
+    now_s: float,
+    updates_to_loss: float | None = None,
+) -> Work:
+    """Say what is left to do, and in which time.
+
+    Args:
+        settings: The job's.
+        rates_per_s: (N_tot,) lambda_A,n.
+        made: Updates made so far, as the job counts them.
+        now_s: Since 1970.
+        updates_to_loss: After how many more the job stops at its loss; None: nobody knows.
+
+    Raises:
+        ParameterError: If there are no arrivals.
+    """
+    group, batch = settings.group_size, settings.batch_size
+    updates_per_s = float(rates_per_s.sum()) / (group * batch)
+    left_s = deadline_left_s(settings, now_s)
+    updates = updates_left(settings, made, updates_to_loss)
+    if updates is None:
+        updates = updates_per_s * (HORIZON_S if left_s is None else TRAINED_SHARE * left_s)
+    if left_s is None:
+        left_s = HASTE * max(updates / updates_per_s, 1.0) if updates_per_s else HASTE
+    return Work(rates_per_s, group, batch, updates, left_s)
+
+
+def updates_left(
+    settings: ProvisionerSettings, made: float, updates_to_loss: float | None
+) -> float | None:
+    """Give how many updates are left until the first of the job's ends; None: nobody knows."""
+    ends = [] if updates_to_loss is None else [updates_to_loss]
+    if settings.updates is not None:
+        ends.append(max(settings.updates - made, 0.0))
+    return min(ends, default=None)
+
+
+def deadline_left_s(settings: ProvisionerSettings, now_s: float) -> float | None:
+    """Give theta, None where there is none."""
+    if settings.deadline_at_s is None:
+        return None
+    return max(settings.deadline_at_s - now_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stability:
+    """Proposition 1: whether updates keep up with arrivals."""
+
+    ratio: float  # capacity over arrivals
+    needed: int | None  # machines of speed 1; None: no number of them does
+
+
+def stability_of_plan(decision: Decision, situation: Situation) -> Stability:
+    """Look at the machines that a decision will have on average."""
+    places, pools = decision.places, situation.pools
+    certain = (places == ON_DEMAND) | decision.stand_ins
+    spot = places[(places != NOWHERE) & ~certain]
+    if decision.counted:
+        certain = decision.pools == ON_DEMAND
+        spot = decision.pools[~certain]
+    shares = np.array([pool.availability for pool in pools])[spot]
+    speeds = np.array([pool.speed for pool in pools])[spot]
+    fixed = np.count_nonzero(certain) * pools[ON_DEMAND].speed
+    if not spot.size:
+        return _stability(situation, np.array([float(fixed)]), np.array([1.0]))
+    machines = fixed + float(speeds.mean()) * np.arange(spot.size + 1.0)
+    most = situation.work.workers * max(pool.speed for pool in pools)
+    machines = np.minimum(machines, most)  # of more than there are slots the others are spares
+    chances = np.asarray(distribution_of_running(int(spot.size), float(shares.mean())))
+    return _stability(situation, machines, chances)
+
+
+def stability_of_fleet(machines: float, situation: Situation) -> Stability:
+    """Look at the machines that run, each for as much as it is fast."""
+    return _stability(situation, np.array([machines]), np.array([1.0]))
+
+
+def _stability(situation: Situation, machines: Rates, chances: Rates) -> Stability:
+    work = situation.work
+    capacity = update_capacity_per_s(machines, work.group_size, situation.gradient_s)
+    needed = machines_for_stability(work, situation.gradient_s, headroom=1.0)
+    return Stability(float(chances @ capacity) / work.updates_per_s, needed)
+
+
+def restored(record: Planned, situation: Situation, submitted_s: float) -> Decision | None:
+    """Make the decision again that a record tells of, as far as it tells.
+
+    None where it was about other pools or another number of slots. Rates of single slots are not in
+    the record; they are taken to be to each other as they are now.
+    """
+    work = situation.work
+    names = tuple(pool.name for pool in situation.pools)
+    if record.pools != names or not (record.counted or len(record.places) == work.workers):
+        return None
+    now_per_s = work.records_per_s
+    believed = record.believed
+    then_per_s = believed["arrivals_per_s"].value if "arrivals_per_s" in believed else now_per_s
+    then = Work(
+        work.rates_per_s * (then_per_s / now_per_s if then_per_s else 1.0),
+        work.group_size,
+        work.batch_size,
+        record.updates_left,
+        work.deadline_s if record.deadline_left_s is None else record.deadline_left_s,
+    )
+    places = np.array(record.places, np.int8)
+    stand_ins = np.zeros(work.workers, np.bool_)
+    stand_ins[list(record.stand_ins)] = True
+    ratio = record.expected_cost_usd / record.on_demand_only_usd if record.on_demand_only_usd else 1
+    plan = Plan(
+        feasible=record.feasible,
+        spot=record.spot,
+        on_demand=record.on_demand,
+        spot_workers=np.flatnonzero(places > ON_DEMAND),
+        expected_cost_usd=record.expected_cost_usd,
+        expected_runtime_s=record.expected_runtime_s,
+        cost_ratio_to_on_demand=ratio,
+        binding=_binding(record.binding),
+        reason=record.reason,
+    )
+    gradient = believed.get("gradient_s")
+    basis = Situation(
+        now_s=record.at_s - submitted_s,
+        work=then,
+        pools=tuple(_then(pool, record) for pool in situation.pools),
+        gradient_s=gradient.value if gradient and gradient.value else situation.gradient_s,
+        up=np.ones(work.workers, np.bool_),
+        stands_in_s=np.full(work.workers, np.nan),
+    )
+    if record.counted:
+        return Decision(record.counts, plan, record.reason, basis)
+    return by_slot(places, stand_ins, plan, record.reason, basis)
+
+
+def _then(pool: Pool, record: Planned) -> Pool:
+    """Give a pool as it was believed to be when the record was written."""
+    availability = record.believed.get(f"availability.{pool.name}")
+    cycle_s = record.believed.get(f"cycle_s.{pool.name}")
+    return replace(
+        pool,
+        usd_per_hour=record.usd_per_hour.get(pool.name, pool.usd_per_hour),
+        availability=min(availability.value, 1.0) if availability else pool.availability,
+        cycle_s=cycle_s.value if cycle_s and cycle_s.value else pool.cycle_s,
+    )
+
+
+def _binding(text: str) -> Binding:
+    known: tuple[Binding, ...] = get_args(Binding)
+    return next((binding for binding in known if binding == text), "deadline")

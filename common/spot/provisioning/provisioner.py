@@ -1,0 +1,223 @@
+"""The provisioner of one job: who is in charge, by compare-and-set in the plans topic.
+
+    standby ──lease, topic read──▶ candidate ──own Lead read back──▶ in charge ──▶ settled: over
+       ▲                               │ somebody was faster              │ a later Lead counts,
+       └───────────────────────────────┴──────────────────────────────────┘ or the lease is lost
+
+The lease in Redis only says who may try. Whoever stands by follows all topics, so that a takeover
+begins with all that is known; what a provisioner in charge decides is in `term`. The shell
+carries out commands in order and reports back by events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from common.spot.provisioning import commands as do
+from common.spot.provisioning import events
+from common.spot.provisioning.estimating import Estimator
+from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.reconciling import Backoff
+from common.spot.provisioning.records import Lead, PlanRecord
+from common.spot.provisioning.report import FleetReport, report_of
+from common.spot.provisioning.term import Known, Term
+
+if TYPE_CHECKING:
+    from common.core.events import Wanted
+    from common.spot.provisioning.commands import ProvisionerCommand
+    from common.spot.provisioning.events import ProvisionerEvent
+    from common.spot.provisioning.settings import ProvisionerSettings
+
+CANDIDACY_S = 15.0  # a Lead that has not come back by then will not: try afresh
+RENEWALS = 3  # lease renewals per lifetime: two may fail
+
+
+@dataclass(slots=True)
+class _Candidacy:
+    """A Lead record on its way."""
+
+    mark: str
+    since_s: float
+
+
+class Provisioner:
+    """One replica's state for one job; `on` takes events, `due` says when it wants a `Tick`.
+
+    All times are in seconds since 1970.
+
+    Attributes:
+        ledger: What stands in the plans topic, as far as it was read.
+        finished: The job's provisioning is over.
+
+    Args:
+        name: Of this process, unique among all that ever live: it marks own Lead records.
+        wanted: What is wanted of the job, as far as it is known.
+        reason: Why.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: ProvisionerSettings,
+        wanted: Wanted = "running",
+        reason: str = "",
+    ) -> None:
+        self._name = name
+        self.ledger = FleetLedger(settings.billing)
+        estimator = Estimator(settings)
+        self._known = Known(settings, self.ledger, estimator, Backoff(), wanted, reason)
+        self._most = settings.workers
+        self._caught_up = False
+        self._candidacies = 0
+        self._candidacy: _Candidacy | None = None
+        self._term: Term | None = None
+        self._lease_at_s = float("-inf")
+        self.finished = False
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this replica decides."""
+        return self._term is not None
+
+    def report(self, now_s: float) -> FleetReport | None:
+        """Say how the job's machines stand; None: that is for another one to tell."""
+        if self._term is None:
+            return None
+        known = self._known
+        made = known.estimator.version, known.estimator.samples
+        return report_of(self.ledger, known.settings, *made, now_s)
+
+    def on(self, event: ProvisionerEvent, now_s: float) -> tuple[ProvisionerCommand, ...]:
+        """Take in an event; returns what to do, in order."""
+        if self.finished:
+            return ()
+        commands = list(self._on(event, now_s))
+        if not self.finished and self._term is not None:
+            commands += self._term.advance(now_s)
+            if self._term.failed:
+                commands += self._step_down(self._term.failed)
+        if not self.finished:
+            commands += self._over()
+        return tuple(commands)
+
+    def due(self) -> float:
+        """When it wants a `Tick` at the latest."""
+        if self.finished:
+            return float("inf")
+        times = [self._lease_at_s + self._known.settings.lease_ttl_s / RENEWALS]
+        if self._term is not None:
+            times.append(self._term.due())
+        return min(times)
+
+    def _on(  # noqa: C901 -- one case per event, each a line or two
+        self, event: ProvisionerEvent, now_s: float
+    ) -> Iterator[ProvisionerCommand]:
+        known = self._known
+        match event:
+            case events.Tick():
+                yield from self._tick(now_s)
+            case events.LeaseAnswered(held):
+                yield from self._lease_answered(now_s, held=held)
+            case events.PlansRead(records, caught_up):
+                for offset, record in records:
+                    yield from self._plan_read(offset, record, now_s)
+                self._caught_up |= caught_up
+            case events.UpdatesRead(records):
+                known.estimator.updates(records, now_s)
+                self._balance(now_s)
+            case events.ClaimsRead(claims):
+                known.estimator.claims(claims, now_s)
+            case events.StreamsSeen(records):
+                known.estimator.streams(records)
+            case events.WantedChanged(wanted, reason):
+                known.wanted, known.reason = wanted, reason
+            case events.SettingsChanged(settings):
+                size = self._size(settings)
+                known.settings = known.estimator.settings = settings
+                self._resize(size)
+                event = events.SettingsChanged(known.settings)
+            case _:
+                pass  # an answer to what was asked by whoever is in charge
+        if self._term is not None:
+            self._term.on(event, now_s)
+        if known.wanted != "running":
+            known.estimator.unwanted(now_s)
+
+    def _size(self, settings: ProvisionerSettings) -> int:
+        """For how many workers to decide: as until now, unless the job's owner wants others."""
+        asked, self._most = self._most, settings.workers
+        kept = settings.balanced and settings.workers == asked
+        return self._known.settings.workers if kept else settings.workers
+
+    def _balance(self, now_s: float) -> None:
+        """Decide for as many workers as are worth their cost, where the owner wants that."""
+        known, term = self._known, self._term
+        if known.settings.balanced and term is not None:
+            self._resize(known.estimator.workers_wanted(self._most, now_s))
+            term.on(events.SettingsChanged(known.settings), now_s)
+
+    def _resize(self, workers: int) -> None:
+        """Decide for so many workers from now on, as if the job's owner wanted no more."""
+        known = self._known
+        known.settings = known.estimator.settings = replace(known.settings, workers=workers)
+
+    def _tick(self, now_s: float) -> Iterator[ProvisionerCommand]:
+        if self._candidacy is not None and now_s - self._candidacy.since_s > CANDIDACY_S:
+            yield from self._step_down("its candidacy was not confirmed in time")
+        if now_s >= self._lease_at_s + self._known.settings.lease_ttl_s / RENEWALS:
+            self._lease_at_s = now_s
+            yield do.AskLease()
+
+    def _lease_answered(self, now_s: float, *, held: bool) -> Iterator[ProvisionerCommand]:
+        if not held:
+            if self._term is not None or self._candidacy is not None:
+                yield from self._step_down("the lease is held by another")
+        elif self._term is None and self._candidacy is None and self._caught_up:
+            self._candidacies += 1
+            self._candidacy = _Candidacy(f"{self._name}#{self._candidacies}", now_s)
+            yield do.AppendPlan(Lead(self.ledger.head, self._candidacy.mark, now_s))
+
+    def _plan_read(
+        self, offset: int, record: PlanRecord | None, now_s: float
+    ) -> Iterator[ProvisionerCommand]:
+        if offset < self.ledger.position:
+            return
+        counts = self._known.plans_read(offset, record)
+        if isinstance(record, Lead):
+            yield from self._lead_read(offset, record, now_s, counts=counts)
+        elif self._term is not None:
+            self._term.read(record, now_s, counts=counts)
+
+    def _lead_read(
+        self, offset: int, lead: Lead, now_s: float, *, counts: bool
+    ) -> Iterator[ProvisionerCommand]:
+        candidacy = self._candidacy
+        own = candidacy is not None and lead.candidate == candidacy.mark
+        if self._term is not None and counts:
+            yield from self._step_down(f"{lead.candidate} provisions from offset {offset}")
+        elif own and counts:
+            self._candidacy = None
+            plan = self.ledger.plan
+            if self._known.settings.balanced and plan is not None and not plan.counted:
+                self._resize(min(len(plan.places), self._most))
+            self._term = Term(self._known, now_s)
+            yield do.BecameLeader(offset)
+        elif own:
+            yield from self._step_down("another candidate was first")
+
+    def _step_down(self, reason: str) -> Iterator[ProvisionerCommand]:
+        self._term = self._candidacy = None
+        yield do.StepDown(reason)
+
+    def _over(self) -> Iterator[ProvisionerCommand]:
+        """End where the log's last word is that all is given back, whoever wrote it."""
+        settled = self.ledger.settled
+        if settled is None or not self._caught_up or self._candidacy is not None:
+            return  # an own Lead on its way would open a term that nobody ends
+        if self._known.wanted == "stopped":
+            self._term = None
+            self.finished = True
+            yield do.ReleaseLease()
+            yield do.Finish(settled.why)

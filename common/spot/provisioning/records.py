@@ -1,0 +1,249 @@
+"""The nouns of a job's plans topic: who provisions, what was decided and why, what machines cost.
+
+One partition, one order. Several provisioners may believe that they are the one; what counts is
+said by the fold in `common.spot.provisioning.ledger`, as `common.core.history` says it of leaders:
+
+    offset   0         1       2        3        4         5         6          7
+    record   Lead(-1)  Priced  Planned  Ordered  Started   Lead(0)   Ordered    Ended
+                       of 0    of 0     1 of 0   1 of 0              2 of 0     1 of 5
+    term     0         0       0        0        0         5         void       5
+
+An order is written down before the machine is asked for, and asked for only after it was read back
+as valid; who takes over asks again with the same token, and gets the same machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from common.ports.machines import Offer
+
+
+class Lead(msgspec.Struct, frozen=True, tag="taken"):
+    """A candidate wants to provision: counts only if `after` is what the topic last came to.
+
+    After a `Settled` that is its offset: who has not read that the job is over cannot begin anew.
+    """
+
+    after: int  # offset of the Lead found in force, or of the Settled that ended it; -1 for none
+    candidate: str  # unique for each candidacy
+    at_s: float  # since 1970, as all times here
+
+
+class OfferPrice(msgspec.Struct, frozen=True):
+    """What one type of a pool's machines costs, anywhere or in one zone."""
+
+    pool: str
+    type: str
+    zone: str
+    usd_per_hour: float
+
+
+class Priced(msgspec.Struct, frozen=True, tag="priced", omit_defaults=True):
+    """What machines cost from now on; at first everything, then what changed."""
+
+    term: int
+    at_s: float
+    usd_per_hour: dict[str, float]  # by pool
+    offers: tuple[OfferPrice, ...] = ()  # where prices in a pool differ
+
+
+class EstimateRecord(msgspec.Struct, frozen=True):
+    """An estimate: value, standard deviation and where the quantity lies with 90 %."""
+
+    value: float
+    std: float
+    low: float
+    high: float
+
+
+class OfferCount(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How many machines of an offer there shall be: `common.ports.machines.Offer`."""
+
+    pool: str
+    count: int
+    type: str = ""
+    zone: str = ""
+    bid_usd_per_hour: float | None = None
+
+
+class Planned(msgspec.Struct, frozen=True, tag="planned"):
+    """A policy's decision, by slot or counted; it stands until the next one."""
+
+    term: int
+    number: int  # counts the job's plans, from 1
+    at_s: float
+    policy: str
+    why: str  # what made it decide: the first plan, a price, an estimate, somebody asked
+    reason: str  # why this plan, in the policy's words
+    feasible: bool
+    binding: str  # `common.spot.theory.provisioning.Binding`
+    pools: tuple[str, ...]  # by index; the first is on-demand
+    places: tuple[int, ...]  # (N_tot,) pool of each slot, -1 for none; empty: counted
+    stand_ins: tuple[int, ...]  # slots in which an on-demand machine runs beside
+    spot: int  # slots on spot machines
+    on_demand: int  # machines on demand, stand-ins with them
+    updates_left: float
+    deadline_left_s: float | None  # None: the job has none
+    spent_usd: float  # until now
+    expected_cost_usd: float  # of what is left
+    expected_runtime_s: float  # of what is left
+    on_demand_only_usd: float  # of what is left, with every worker on demand
+    stability: float  # capacity over arrivals, Proposition 1; below 1 updates cannot keep up
+    usd_per_hour: dict[str, float]  # by pool, as it was decided on
+    believed: dict[
+        str, EstimateRecord
+    ]  # "arrivals_per_s", "gradient_s", "availability.<pool>", ...
+    warning: str = ""  # the fleet is below what Proposition 1 needs, and why it is left so
+    transfer_usd: float = 0.0  # of the expected cost: what machines and servers send each other
+    answers: int = -1  # offset of the latest ReplanAsked that had been read, -1 for none
+    machines: tuple[OfferCount, ...] = ()  # where they are counted
+
+    @property
+    def counted(self) -> bool:
+        """Whether it does not say which machine is for which slot."""
+        return not self.places
+
+    @property
+    def counts(self) -> dict[Offer, int]:
+        """How many machines of each offer there shall be, where they are counted."""
+        return {
+            Offer(each.pool, each.type, each.zone, each.bid_usd_per_hour): each.count
+            for each in self.machines
+        }
+
+    @property
+    def predicted_usd(self) -> float:
+        """What the machines of the whole job cost if it comes as expected."""
+        return self.spent_usd + self.expected_cost_usd - self.transfer_usd
+
+
+class LaunchRequested(msgspec.Struct, frozen=True, tag="ordered", omit_defaults=True):
+    """A machine is to be launched; the order that comes first with this number counts."""
+
+    term: int
+    launch: int  # counts the job's launches, from 1
+    at_s: float
+    slot: int | None  # None: for whichever it is seated on, see `Seated`
+    pool: str
+    worker: str
+    stand_in: bool = False
+    machine_type: str = ""  # empty: whichever the pool has
+    zone: str = ""  # likewise
+    bid_usd_per_hour: float | None = None  # what it may cost at most; None: no limit
+
+
+class Started(msgspec.Struct, frozen=True, tag="started", omit_defaults=True):
+    """The machine of an order was seen running."""
+
+    term: int
+    launch: int
+    at_s: float  # since when it is paid for
+    machine: str  # the provider's id
+    machine_type: str = ""  # what was given, where a pool has several; else empty
+    zone: str = ""  # likewise
+    usd_per_hour: float | None = None  # at which it was given; None: as was told of its offer
+
+
+EndedBecause: TypeAlias = Literal[
+    "preempted",
+    "released",
+    "failed",
+    "refused",  # it never began: there was no capacity, or the order was wrong
+    "lost",  # it is no longer there and nobody knows why
+]
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The machine of an order is gone, or there will be none."""
+
+    term: int
+    launch: int
+    at_s: float
+    cause: EndedBecause
+    detail: str = ""
+
+
+class Seated(msgspec.Struct, frozen=True, tag="seated"):
+    """A slot's stream is this machine's until the machine ends."""
+
+    term: int
+    at_s: float
+    slot: int
+    launch: int
+    worker: str  # the name under which the machine's worker reads it: the slot's static member
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """The worker of a machine that has a seat is gone from it: the slot waits for another one.
+
+    The machine runs still: the provider has given notice, or the worker has failed.
+    """
+
+    term: int
+    at_s: float
+    launch: int
+
+
+class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):
+    """How things stand, now and then: for people, and for curves over time."""
+
+    term: int
+    at_s: float
+    version: int  # J, updates made so far
+    updates_left: float
+    running: int  # machines
+    wanted: int  # machines
+    spent_usd: float
+    on_demand_only_usd: float  # what the updates made so far would have cost that way
+    stability: float
+    believed: dict[str, EstimateRecord]
+    warning: str = ""
+
+
+class ReplanAsked(msgspec.Struct, frozen=True, tag="replan"):
+    """A person wants the policy to be asked anew; of no term, since anybody may ask."""
+
+    at_s: float
+    by: str
+    reason: str = ""
+
+
+class Settled(msgspec.Struct, frozen=True, tag="settled"):
+    """The job is over and its machines are given back: the last word of a term.
+
+    A stopped job that is resumed is provisioned again, in another term.
+    """
+
+    term: int
+    at_s: float
+    why: str
+    spent_usd: float
+    on_demand_only_usd: float  # of the whole job
+    predicted_usd: float | None  # by the last plan; None: there was none
+
+
+PlanRecord: TypeAlias = (
+    Lead
+    | Priced
+    | Planned
+    | LaunchRequested
+    | Started
+    | Seated
+    | Left
+    | Ended
+    | Reviewed
+    | ReplanAsked
+    | Settled
+)
+
+
+def client_token(job: str, launch: int) -> str:
+    """Name an order for the provider: the same for whoever carries it out; EC2 takes 64 characters.
+
+    A job's id is its own for ever, since its topics are never emptied.
+    """
+    return f"doll-{hashlib.sha256(f'{job}/{launch}'.encode()).hexdigest()[:40]}"

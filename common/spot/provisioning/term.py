@@ -1,0 +1,407 @@
+"""What a provisioner decides between its Lead record and the next one.
+
+Nothing is decided while own records are on their way: what stands in the log is what is known, and
+an order that was read back is an order. One pass of `advance` answers "what now?" after every
+event, until it has something to write down.
+
+    look ──▶ Started, Ended ──▶ Seated ──▶ lacking? ──▶ Ordered ──▶ policy? ──▶ Planned ──▶ Reviewed
+               prices ──▶ Priced               └──▶ release
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from common.ports.machines import Offer, PriceHistory, by_pool
+from common.spot.policies.policy import ON_DEMAND
+from common.spot.provisioning import commands as do
+from common.spot.provisioning import events
+from common.spot.provisioning.deciding import PolicyRunner
+from common.spot.provisioning.planning import bounded, stability_of_fleet, updates_left
+from common.spot.provisioning.reconciling import (
+    FleetDiff,
+    reconcile,
+    reconcile_counted,
+    wishes_of,
+    worker_name,
+)
+from common.spot.provisioning.records import (
+    Ended,
+    LaunchRequested,
+    OfferPrice,
+    PlanRecord,
+    Priced,
+    Reviewed,
+    Seated,
+    Settled,
+    Started,
+)
+from common.spot.provisioning.seating import readiness, seats
+from common.spot.provisioning.watching import FleetWatch
+from common.spot.theory.errors import ParameterError
+
+if TYPE_CHECKING:
+    from common.core.events import Wanted
+    from common.spot.provisioning.commands import ProvisionerCommand
+    from common.spot.provisioning.estimating import Estimator
+    from common.spot.provisioning.events import ProvisionerEvent
+    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.reconciling import Backoff, Wish
+    from common.spot.provisioning.settings import ProvisionerSettings
+
+UNREAD_S = 30.0  # own records that have not come back by then will not
+PAST_S = 6 * 3600.0  # between looks at what machines have cost: odds are of days
+PRICES_S = 30.0  # a source of prices that is away at the start is waited for; then the market file
+
+
+@dataclass(slots=True)
+class Known:
+    """What the job's topics say, in charge or not."""
+
+    settings: ProvisionerSettings
+    ledger: FleetLedger
+    estimator: Estimator
+    backoff: Backoff
+    wanted: Wanted = "running"
+    reason: str = ""  # why it is wanted so
+    past: Mapping[str, PriceHistory] = field(default_factory=dict)  # of machines' prices
+
+    def plans_read(self, offset: int, record: PlanRecord | None) -> bool:
+        """Fold a record of the plans topic; True where it counts."""
+        counts = self.ledger.feed(offset, record)
+        if counts and record is not None:
+            self.estimator.fleet(record, self.ledger)
+            if isinstance(record, (Started, Ended)):
+                self.backoff.feed(record, self.ledger.machines[record.launch])
+        return counts
+
+
+class Term:
+    """One term in charge.
+
+    Attributes:
+        failed: Why it cannot go on; empty while it can.
+
+    Args:
+        known: What the topics say; fed by the provisioner, before `read`.
+        now_s: When the term begins.
+    """
+
+    def __init__(self, known: Known, now_s: float) -> None:
+        self._known = known
+        self._watch = FleetWatch(known.settings, known.ledger)
+        self._policy = PolicyRunner(known.settings, known.estimator, known.ledger, known.backoff)
+        self._begun_s = now_s
+        self._unread = deque[PlanRecord]()
+        self._written_s = now_s
+        self._look_at_s = self._prices_at_s = self._past_at_s = now_s
+        self._again_at_s = float("inf")  # when what was refused may be ordered again
+        self._reviewed_s = float("-inf")
+        self._alarm_at_s = now_s + known.settings.warned_s  # a plan comes first
+        self._told = set[str]()  # kinds of alarm, in the last review
+        self._prices: Mapping[Offer, float] = {}  # as seen last
+        self._fleet_away = self._prices_away = ""
+        self._basis: object = None  # of the steps that were found last
+        self._lack = FleetDiff((), ())
+        self.failed = ""
+        self._policy.learn(known.past)
+        self._policy.resume(now_s)
+
+    # --- what comes in -------------------------------------------------------------------------
+
+    def read(self, record: PlanRecord | None, now_s: float, *, counts: bool) -> None:
+        """Take in a record of the plans topic that was folded."""
+        if not (self._unread and record == self._unread[0]):
+            return
+        self._unread.popleft()
+        self._written_s = now_s
+        if not counts:
+            self.failed = f"its {type(record).__name__} record was not accepted"
+
+    def on(self, event: ProvisionerEvent, now_s: float) -> None:
+        """Take in what was answered, and new settings."""
+        match event:
+            case events.SettingsChanged(settings):
+                self._watch.settings = settings
+                self._policy.change(settings)
+            case events.MachinesSeen():
+                self._fleet_away = ""
+                self._watch.seen(event)
+            case events.WorkersSeen():
+                self._watch.workers_seen(event)
+                self._known.estimator.workers_seen(event, self._known.ledger)
+            case events.LaunchAnswered(launches, refused):
+                self._fleet_away = ""
+                self._watch.answered(launches, refused, now_s)
+            case events.PricesSeen(usd_per_hour):
+                self._prices, self._prices_away = usd_per_hour, ""
+            case events.PastSeen(prices):
+                self._known.past = prices
+                self._policy.learn(prices)
+            case events.FleetAway(reason):
+                self._fleet_away = reason or "no reason given"
+            case events.PricesAway(reason):
+                self._prices_away = reason or "no reason given"
+            case _:
+                pass  # of the log, and of the lease
+
+    # --- what now? -----------------------------------------------------------------------------
+
+    def due(self) -> float:
+        """When it wants a `Tick`; whatever else waits for a time is looked at then, too."""
+        return min(self._look_at_s, self._prices_at_s, self._again_at_s)
+
+    def advance(self, now_s: float) -> Iterator[ProvisionerCommand]:
+        """Do all that can be done now."""
+        self._again_at_s = self._known.backoff.due(now_s)
+        yield from self._looks(now_s)
+        if self._unread:
+            if now_s - self._written_s > UNREAD_S:
+                self.failed = "its records were not read back in time"
+            return
+        yield from self._launch(now_s)
+        for step in (
+            *(
+                self._watch.records,
+                self._watch.left,
+                self._seat,
+                self._priced,
+                self._end,
+                self._provide,
+            ),
+            self._decide,
+        ):
+            records = tuple(step(now_s))
+            yield from self._write(records, now_s)
+            if records:
+                return
+        yield from self._release(now_s)
+        yield from self._write(tuple(self._review(now_s)), now_s)
+
+    def _looks(self, now_s: float) -> Iterator[ProvisionerCommand]:
+        settings = self._known.settings
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + settings.look_s
+            yield do.LookAtMachines()
+        if now_s >= self._prices_at_s:
+            self._prices_at_s = now_s + settings.prices_s
+            yield do.LookAtPrices()
+        if settings.policy == "bidbrain" and now_s >= self._past_at_s:
+            self._past_at_s = now_s + (PAST_S if self._known.past else PRICES_S)
+            yield do.LookAtPast()
+
+    def _write(self, records: tuple[PlanRecord, ...], now_s: float) -> Iterator[ProvisionerCommand]:
+        for record in records:
+            self._unread.append(record)
+            self._written_s = now_s
+            yield do.AppendPlan(record)
+
+    def _launch(self, now_s: float) -> Iterator[ProvisionerCommand]:
+        orders = self._watch.orders(now_s)
+        if orders:
+            yield do.Launch(orders)
+
+    def _priced(self, now_s: float) -> Iterator[PlanRecord]:
+        settings, ledger, told = self._known.settings, self._known.ledger, self._known.ledger.prices
+        prices = by_pool(self._prices)
+        if now_s >= self._begun_s + PRICES_S:  # better than none
+            prices = {pool.name: pool.usd_per_hour for pool in settings.pools} | told | prices
+        names = settings.pool_names
+        changed = {pool: usd for pool, usd in prices.items() if pool in names}
+        changed = {pool: usd for pool, usd in changed.items() if told.get(pool) != usd}
+        offers = tuple(
+            OfferPrice(offer.pool, offer.type, offer.zone, usd)
+            for offer, usd in self._prices.items()
+            if offer.type and offer.pool in names and ledger.offers.get(offer) != usd
+        )
+        if changed or offers:
+            yield Priced(ledger.term, now_s, changed, offers)
+
+    # --- the end of the job --------------------------------------------------------------------
+
+    def _end(self, now_s: float) -> Iterator[PlanRecord]:
+        """Settle a job that is over, when nothing of it runs any more."""
+        known, ledger = self._known, self._known.ledger
+        gone = self._watch.looked and not ledger.open and not self._watch.strangers
+        if known.wanted == "stopped" and gone and ledger.settled is None:
+            yield Settled(
+                term=ledger.term,
+                at_s=now_s,
+                why=known.reason or "stopped",
+                spent_usd=bounded(ledger.spent_usd(now_s)),
+                on_demand_only_usd=bounded(self._alone_usd(now_s)),
+                predicted_usd=ledger.plan.predicted_usd if ledger.plan else None,
+            )
+
+    def _alone_usd(self, now_s: float) -> float:
+        """What the updates made so far would have cost on demand: theta_0 with all workers."""
+        settings, estimator = self._known.settings, self._known.estimator
+        arrivals_per_s = float(estimator.arrivals(now_s).value)
+        alone = estimator.pools(self._known.ledger.paid_usd_per_hour, now_s)[ON_DEMAND]
+        return settings.workers * estimator.samples / arrivals_per_s * alone.usd_per_s
+
+    # --- machines ------------------------------------------------------------------------------
+
+    def _seat(self, now_s: float) -> Iterator[PlanRecord]:
+        """Seat slots on spare machines; under `reassign` streams move by themselves."""
+        known, settings = self._known, self._known.settings
+        spare = any(instance.slot is None and instance.running for instance in known.ledger.open)
+        if known.wanted != "running" or settings.on_preemption != "hold" or not spare:
+            return
+        free = seats(
+            known.ledger.open,
+            readiness(settings.pools, known.estimator.start_ups, now_s),
+            {pool.name: pool.speed for pool in settings.pools},
+            known.ledger.vacated_s,
+            known.estimator.rates_per_s(now_s),
+        )
+        for slot, launch in free:
+            worker = worker_name(settings.job, slot, launch, settings.on_preemption)
+            yield Seated(known.ledger.term, now_s, slot, launch, worker)
+
+    def _wanted_machines(self) -> int:
+        plan = self._known.ledger.plan
+        if self._known.wanted != "running" or plan is None:
+            return 0
+        return sum(plan.counts.values()) + len(wishes_of(plan.places, plan.stand_ins, plan.pools))
+
+    def _compare(self, may_order: Callable[[Wish], bool], now_s: float) -> FleetDiff:
+        """Compare what is wanted with what there is."""
+        known, plan = self._known, self._known.ledger.plan
+        if known.wanted != "running" or plan is None:
+            return reconcile((), known.ledger.open)
+        if plan.counted:
+            there, gone = known.ledger.open, known.ledger.gone_bids
+            return reconcile_counted(plan.counts, there, may_order, now_s, gone)
+        wishes = wishes_of(plan.places, plan.stand_ins, plan.pools)
+        moves = known.settings.on_preemption == "reassign"
+        at_work = None
+        if moves:
+            at_work = readiness(known.settings.pools, known.estimator.start_ups, now_s)
+        return reconcile(wishes, known.ledger.open, may_order, at_work)
+
+    def _steps(self, now_s: float) -> FleetDiff:
+        """What is lacking and what is too much. Without a plan yet, whatever runs may stay."""
+        known = self._known
+        basis = (now_s, known.ledger.position, known.wanted)
+        if self._basis != basis:  # else it is asked twice in one pass
+            self._basis, self._lack = basis, FleetDiff((), ())
+            if known.wanted != "running" or known.ledger.plan is not None:
+                self._lack = self._compare(lambda wish: now_s >= known.backoff.until_s(wish), now_s)
+        return self._lack
+
+    def _provide(self, now_s: float) -> Iterator[PlanRecord]:
+        """Order what is lacking, once it is known what there is."""
+        if not self._watch.looked:
+            return
+        known = self._known
+        for number, wish in enumerate(self._steps(now_s).order, known.ledger.launches + 1):
+            worker = worker_name(
+                known.settings.job, wish.slot, number, known.settings.on_preemption
+            )
+            offer = wish.offer or Offer(wish.pool)
+            yield LaunchRequested(
+                term=known.ledger.term,
+                launch=number,
+                at_s=now_s,
+                slot=wish.slot,
+                pool=wish.pool,
+                worker=worker,
+                stand_in=wish.stand_in,
+                machine_type=offer.type,
+                zone=offer.zone,
+                bid_usd_per_hour=offer.bid_usd_per_hour,
+            )
+
+    def _release(self, now_s: float) -> Iterator[ProvisionerCommand]:
+        machines = self._watch.releases(self._steps(now_s).release, now_s)
+        if machines:
+            wanted = self._known.wanted
+            why = "the plan wants others" if wanted == "running" else f"the job is {wanted}"
+            yield do.Release(machines, why)
+
+    # --- plans and reviews ---------------------------------------------------------------------
+
+    def _decide(self, now_s: float) -> Iterator[PlanRecord]:
+        """Ask the policy, once all prices are known."""
+        known = self._known
+        priced = all(pool in known.ledger.prices for pool in known.settings.pool_names)
+        if known.wanted == "running" and priced and self._watch.looked:
+            plan = self._policy.ask(now_s)
+            if plan is not None:
+                yield plan
+
+    def _review(self, now_s: float) -> Iterator[PlanRecord]:
+        """Say how things stand, when it is time to or the alarm is another one."""
+        known, ledger, settings = self._known, self._known.ledger, self._known.settings
+        if now_s < self._alarm_at_s or ledger.settled is not None:
+            return
+        self._alarm_at_s = now_s + settings.warned_s
+        ratio, alarm = self._alarm(now_s)
+        every_s = min(settings.reviewed_s, self._policy.review_s or settings.reviewed_s)
+        if now_s < self._reviewed_s + every_s and alarm.keys() == self._told:
+            return
+        self._reviewed_s, self._told = now_s, set(alarm)
+        made, to_loss = known.estimator.progress, known.estimator.updates_to_loss()
+        yield Reviewed(
+            term=ledger.term,
+            at_s=now_s,
+            version=known.estimator.version,
+            updates_left=updates_left(settings, made, to_loss) or 0.0,
+            running=len(ledger.running),
+            wanted=self._wanted_machines(),
+            spent_usd=bounded(ledger.spent_usd(now_s)),
+            on_demand_only_usd=bounded(self._alone_usd(now_s)),
+            stability=bounded(ratio),
+            believed=known.estimator.believed(now_s),
+            warning="; ".join(alarm.values()),
+        )
+
+    def _alarm(self, now_s: float) -> tuple[float, dict[str, str]]:
+        """Give capacity over arrivals of the machines that run, and all that is wrong.
+
+        What is wrong is of some kinds, of which another makes it news, in words that may change
+        without being news.
+        """
+        known, ratio = self._known, 0.0
+        told = {
+            "policy": self._policy.trouble,
+            "fleet": self._fleet_away and f"the provider does not answer: {self._fleet_away}",
+            "prices": self._prices_away and f"current prices are unavailable: {self._prices_away}",
+        }
+        try:
+            situation = self._policy.situation(now_s)
+        except ParameterError as error:
+            told["policy"] = told["policy"] or str(error)
+        else:
+            speeds = {pool.name: pool.speed for pool in situation.pools}
+            holds = known.settings.on_preemption == "hold"
+            serving = [each for each in known.ledger.running if each.has_seat or not holds]
+            machines = sum(speeds.get(instance.pool, 1.0) for instance in serving)
+            fleet = stability_of_fleet(machines, situation)
+            ratio = fleet.ratio
+            if known.wanted == "running":
+                told["plan"] = self._policy.warning
+                if ratio < 1 and fleet.needed is not None:
+                    told["below"] = (
+                        f"machines that run: {len(serving)}, needed to keep up with arrivals"
+                        f" (Proposition 1): {fleet.needed}; {self._why_below(now_s)}"
+                    )
+        return ratio, {kind: text for kind, text in told.items() if text}
+
+    def _why_below(self, now_s: float) -> str:
+        """Say why it is left so."""
+        known = self._known
+        coming = sum(not instance.running for instance in known.ledger.open)
+        if coming:
+            return f"{coming} are on their way"
+        lacking = self._compare(lambda _: True, now_s).order
+        held = sorted({wish.pool for wish in lacking if known.backoff.until_s(wish) > now_s})
+        if held:
+            return f"{', '.join(held)}: will be retried soon after a refusal or failure"
+        if lacking:
+            return f"{len(lacking)} are being ordered"
+        return "the plan wants no more" if known.ledger.plan else "there is no plan yet"

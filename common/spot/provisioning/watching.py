@@ -1,0 +1,210 @@
+"""Orders on their way to machines and back: what is to be asked for, and what was seen of it.
+
+An order that counts is always carried out, also one of a predecessor that nobody wants any more:
+its token is used up then, and a ghost that wakes up with it brings nothing new about. A machine
+whose order has ended, or that nobody ordered, is given back.
+
+    Ordered ──launch──▶ answered ──named──▶ Started ──named as ended, or not for a while──▶ Ended
+                 └─────▶ refused ──────────────────────────────────────────────────────────▶ Ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from common.ports.machines import LaunchRequest, Machine, Refused
+from common.spot.provisioning.records import Ended, Left, Started, client_token
+
+if TYPE_CHECKING:
+    from common.spot.provisioning.events import MachinesSeen, WorkersSeen
+    from common.spot.provisioning.ledger import FleetLedger, Instance
+    from common.spot.provisioning.settings import ProvisionerSettings
+
+LOOKS = 3  # in which a machine is not named, at least, before it is taken to be lost
+AGAIN_S = 10.0  # until a release that shows no effect, or an unanswered launch, is asked again
+
+
+@dataclass(slots=True)
+class _Missed:
+    """Something that looks do not show, or should not show."""
+
+    since_s: float
+    looks: int = 0
+
+
+@dataclass(slots=True)
+class FleetWatch:
+    """What one provisioner in charge has asked the fleet for, and was told.
+
+    Attributes:
+        looked: Whether the fleet has said what there is, since this provisioner is in charge.
+        strangers: Machines that run and should not, by id, as the last look had them.
+    """
+
+    settings: ProvisionerSettings
+    ledger: FleetLedger
+    looked: bool = False
+    strangers: dict[str, Machine] = field(default_factory=dict)
+    _asked_s: dict[int, float] = field(default_factory=dict)  # by launch: when, last
+    _answered_s: dict[int, float] = field(default_factory=dict)
+    _refused: dict[int, Refused] = field(default_factory=dict)
+    _look: MachinesSeen | None = None
+    _as_of_s: float = float("-inf")
+    _missed: dict[int, _Missed] = field(default_factory=dict)  # by launch
+    # By launch, once the worker on its seat was heard of: since when it is not.
+    _silent: dict[int, _Missed | None] = field(default_factory=dict)
+    _unknown: dict[str, _Missed] = field(default_factory=dict)  # by the provider's id
+    _released_s: dict[str, float] = field(default_factory=dict)  # by the provider's id: when, last
+
+    # --- what the fleet says -------------------------------------------------------------------
+
+    def answered(self, launches: Iterable[int], refused: Iterable[Refused], now_s: float) -> None:
+        """Take in the answer to a launch."""
+        for launch in launches:
+            self._answered_s.setdefault(launch, now_s)
+        self._refused |= {order.launch: order for order in refused}
+
+    def seen(self, look: MachinesSeen) -> None:
+        """Take in a look, unless a later one was taken in before."""
+        if look.as_of_s > self._as_of_s:
+            self._look, self._as_of_s, self.looked = look, look.as_of_s, True
+
+    def workers_seen(self, seen: WorkersSeen) -> None:
+        """Take in whose heartbeats there are; where there are none, Redis may have been emptied."""
+        for instance in self.ledger.running if seen.members else ():
+            if instance.seated_s is None or seen.as_of_s <= instance.seated_s:
+                continue  # what there was then was of whoever had the seat before
+            if instance.member in seen.members:
+                self._silent[instance.launch] = None
+            elif instance.launch in self._silent:
+                missed = self._silent[instance.launch] or _Missed(seen.as_of_s)
+                missed.looks += 1
+                self._silent[instance.launch] = missed
+
+    # --- what to write down --------------------------------------------------------------------
+
+    def records(self, now_s: float) -> Iterator[Started | Ended]:
+        """Say what has happened to machines since the last call.
+
+        What is given is taken for told: it has to be written down, and read before the next call.
+        """
+        term, look, self._look = self.ledger.term, self._look, None
+        if look is not None:
+            self._look_for_strangers(look, now_s)
+        named = {} if look is None else {machine.launch: machine for machine in self._ours(look)}
+        for instance in self.ledger.open:
+            refused = self._refused.get(instance.launch)
+            machine = named.get(instance.launch)
+            if machine is not None:
+                self._missed.pop(instance.launch, None)
+                yield from self._named(instance, machine, now_s)
+            elif refused is not None and instance.started_s is None:
+                yield Ended(term, instance.launch, now_s, "refused", refused.reason)
+            elif look is not None and (gone := self._not_named(instance, look, now_s)) is not None:
+                yield gone
+
+    def left(self, now_s: float) -> Iterator[Left]:
+        """Say whose workers have left the seats of their machines."""
+        for instance in self.ledger.running:
+            missed = self._silent.get(instance.launch)
+            if missed is None or not instance.has_seat or missed.looks < LOOKS:
+                continue
+            if now_s - missed.since_s >= self.settings.grace_s:
+                yield Left(self.ledger.term, now_s, instance.launch)
+
+    def _ours(self, look: MachinesSeen) -> Iterator[Machine]:
+        """Machines of open orders; of two for one order the one that was written down."""
+        for machine in look.machines:
+            instance = self.ledger.machines.get(machine.launch)
+            if instance is not None and instance.open and instance.machine in ("", machine.id):
+                yield machine
+
+    def _named(
+        self, instance: Instance, machine: Machine, now_s: float
+    ) -> Iterator[Started | Ended]:
+        term = self.ledger.term
+        if instance.started_s is None:
+            at_s, given = max(machine.started_s, 0.0), (machine.type, machine.zone)
+            yield Started(term, instance.launch, at_s, machine.id, *given, machine.usd_per_hour)
+        if machine.state == "ended":
+            at_s = now_s if machine.ended_s is None else machine.ended_s
+            yield Ended(term, instance.launch, at_s, machine.cause or "lost", machine.detail)
+
+    def _not_named(self, instance: Instance, look: MachinesSeen, now_s: float) -> Ended | None:
+        term, launch, settings = self.ledger.term, instance.launch, self.settings
+        if instance.started_s is None:
+            answered_s = self._answered_s.get(launch)
+            if answered_s is None or look.as_of_s < answered_s:
+                return None  # it need not be there yet
+        missed = self._missed.setdefault(launch, _Missed(look.as_of_s))
+        missed.looks += 1
+        patience_s = settings.unseen_s if instance.started_s is None else settings.grace_s
+        if missed.looks < LOOKS or look.as_of_s - missed.since_s < patience_s:
+            return None
+        if instance.started_s is None:
+            return Ended(term, launch, now_s, "lost", "it was requested and never appeared")
+        if instance.machine in self._released_s:
+            return Ended(term, launch, missed.since_s, "released", "no longer listed")
+        return Ended(term, launch, missed.since_s, "lost", "the provider no longer lists it")
+
+    # --- what to ask of the fleet --------------------------------------------------------------
+
+    def orders(self, now_s: float) -> tuple[LaunchRequest, ...]:
+        """Give the orders that are to be asked for now: new ones, and those without an answer."""
+        due = [
+            instance
+            for instance in self.ledger.open
+            if instance.started_s is None
+            and instance.launch not in self._answered_s
+            and now_s >= self._asked_s.get(instance.launch, float("-inf")) + AGAIN_S
+        ]
+        self._asked_s |= {instance.launch: now_s for instance in due}
+        return tuple(
+            LaunchRequest(
+                instance.launch,
+                client_token(self.settings.job, instance.launch),
+                instance.slot,
+                instance.pool,
+                instance.worker,
+                *instance.asked[1:],
+            )
+            for instance in due
+        )
+
+    def releases(self, instances: Iterable[Instance], now_s: float) -> tuple[str, ...]:
+        """Give the ids of machines that are to be given back now, of these and of strangers.
+
+        An order that has no machine yet is given back when it has one.
+        """
+        ids = [machine.machine for machine in instances if machine.running]
+        due = [
+            machine
+            for machine in (*ids, *self.strangers)
+            if now_s >= self._released_s.get(machine, float("-inf")) + AGAIN_S
+        ]
+        self._released_s |= dict.fromkeys(due, now_s)
+        return tuple(due)
+
+    def _look_for_strangers(self, look: MachinesSeen, now_s: float) -> None:
+        """Find machines that run without an order that stands.
+
+        One whose number was never heard of may be a successor's, of whom this process has yet to
+        read: it gets the time in which that would be read.
+        """
+        unknown = dict[str, _Missed]()
+        self.strangers = {}
+        for machine in look.machines:
+            if machine.state == "ended":
+                continue
+            instance = self.ledger.machines.get(machine.launch)
+            if instance is None:
+                missed = self._unknown.get(machine.id, _Missed(now_s))
+                missed.looks += 1
+                unknown[machine.id] = missed
+                if missed.looks >= LOOKS and now_s - missed.since_s >= self.settings.grace_s:
+                    self.strangers[machine.id] = machine
+            elif not instance.open or instance.machine not in ("", machine.id):
+                self.strangers[machine.id] = machine
+        self._unknown = unknown

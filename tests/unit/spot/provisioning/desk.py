@@ -1,0 +1,138 @@
+"""A provisioner at work in hand-driven time: its log, provider, prices and lease, all at hand.
+
+Commands are carried out at once and answered at once, in order, unless a test holds something back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from common.errors import UnavailableError
+from common.spot.provisioning import commands as do
+from common.spot.provisioning import events
+from common.spot.provisioning.provisioner import Provisioner
+from common.testing.clock import ManualClock
+from common.testing.fleet import MemoryFleet, MemoryPrices
+from common.wire.plans import decode_plan, encode_plan
+from tests.unit.spot.provisioning.examples import PRICES, SETTINGS, T0
+
+if TYPE_CHECKING:
+    from common.spot.provisioning.commands import ProvisionerCommand
+    from common.spot.provisioning.events import ProvisionerEvent
+    from common.spot.provisioning.records import PlanRecord
+    from common.spot.provisioning.settings import ProvisionerSettings
+
+Kind = TypeVar("Kind")
+
+
+@dataclass
+class Street:
+    """What several provisioners share."""
+
+    clock: ManualClock = field(default_factory=lambda: ManualClock(T0))
+    log: list[bytes] = field(default_factory=list)
+    prices: MemoryPrices = field(default_factory=lambda: MemoryPrices(PRICES))
+
+    def __post_init__(self) -> None:
+        self.fleet = MemoryFleet(self.clock)
+
+    def append(self, record: PlanRecord) -> None:
+        """Write to the plans topic."""
+        self.log.append(encode_plan(record))
+
+    @property
+    def records(self) -> list[PlanRecord]:
+        """All that was written."""
+        return [decode_plan(data) for data in self.log]
+
+    def written(self, kind: type[Kind]) -> list[Kind]:
+        """All records of a kind."""
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+class ProviderThread:
+    """One provisioner.
+
+    Attributes:
+        done: All commands so far.
+        holds_lease: What it is told when it asks.
+        reads: Whether it is told what is in the log.
+        launched: Each launch that it gave, with the position up to which it had read by then.
+    """
+
+    def __init__(
+        self, street: Street, settings: ProvisionerSettings = SETTINGS, name: str = "p1"
+    ) -> None:
+        self.street = street
+        self.provisioner = Provisioner(name, settings)
+        self.done: list[ProvisionerCommand] = []
+        self.holds_lease = True
+        self.reads = True
+        self.launched: list[tuple[int, int]] = []
+        self._read = 0
+
+    def on(self, event: ProvisionerEvent) -> None:
+        """Hand it an event and do what it wants, and what comes of that."""
+        for command in self.provisioner.on(event, self.street.clock()):
+            self.done.append(command)
+            answer = self._carry_out(command)
+            if answer is not None:
+                self.on(answer)
+
+    def read(self) -> None:
+        """Tell it what is new in the log."""
+        while self.reads:
+            data = self.street.log[self._read :]
+            records = tuple((self._read + n, decode_plan(d)) for n, d in enumerate(data))
+            self._read += len(data)
+            self.on(events.PlansRead(records, caught_up=True))
+            if len(self.street.log) == self._read:
+                return
+
+    def run(self, seconds: float, step_s: float = 1.0) -> None:
+        """Let time pass, tick by tick."""
+        self.read()
+        for _ in range(round(seconds / step_s)):
+            self.street.clock.advance(step_s)
+            if self.street.clock() >= self.provisioner.due():
+                self.on(events.Tick())
+            self.read()
+
+    def did(self, kind: type[Kind]) -> list[Kind]:
+        """All commands of a kind so far."""
+        return [command for command in self.done if isinstance(command, kind)]
+
+    def _carry_out(  # noqa: PLR0911 -- one case per command
+        self, command: ProvisionerCommand
+    ) -> ProvisionerEvent | None:
+        fleet = self.street.fleet
+        try:
+            match command:
+                case do.AskLease():
+                    return events.LeaseAnswered(self.holds_lease)
+                case do.AppendPlan(record):
+                    self.street.append(record)
+                case do.Launch(orders):
+                    launches = tuple(order.launch for order in orders)
+                    self.launched += [(launch, self._read) for launch in launches]
+                    return events.LaunchAnswered(launches, fleet.launch(orders))
+                case do.Release(machines):
+                    fleet.release(machines)
+                case do.LookAtMachines():
+                    return events.MachinesSeen(fleet.machines(), self.street.clock())
+                case do.LookAtPast():
+                    return events.PastSeen(self.street.prices.past())
+                case do.LookAtPrices():
+                    return self._prices()
+                case _:
+                    pass
+        except UnavailableError as error:
+            return events.FleetAway(str(error))
+        return None
+
+    def _prices(self) -> ProvisionerEvent:
+        try:
+            return events.PricesSeen(self.street.prices.look())
+        except UnavailableError as error:
+            return events.PricesAway(str(error))

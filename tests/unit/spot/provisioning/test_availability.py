@@ -1,0 +1,121 @@
+"""Availability as a job itself has had it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from common.spot.provisioning.availability import Availability, prior_of
+from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.records import Ended, Planned, PlanRecord, Settled, Started
+from common.spot.theory.estimates import availability_from_times, cycle_from_times
+from tests.unit.spot.provisioning.examples import (
+    SPOT,
+    T0,
+    ended,
+    fold,
+    lead,
+    ordered,
+    planned,
+    started,
+)
+
+
+def watched(*records: PlanRecord) -> Availability:
+    """Availability after these records, all of which count."""
+    ledger, found = FleetLedger(), Availability()
+    for offset, record in enumerate((lead(), *records)):
+        assert ledger.feed(offset, record)
+        rented = None
+        if isinstance(record, (Started, Ended)):
+            rented = ledger.machines[record.launch]
+        found.feed(record, rented)
+    return found
+
+
+def seen(up_s: float, down_s: float, outages: int) -> tuple[object, object]:
+    """What such times come to, with the market file's prior."""
+    return (
+        availability_from_times(up_s, down_s, outages, prior_of(SPOT)).value,
+        cycle_from_times(up_s, down_s, outages, prior_of(SPOT)).value,
+    )
+
+
+def told(found: Availability, now_s: float) -> tuple[object, object]:
+    return found.availability(SPOT, now_s).value, found.cycle(SPOT, now_s).value
+
+
+def test_before_anything_was_seen_the_market_file_speaks() -> None:
+    assert told(watched(), T0) == (pytest.approx(0.9), pytest.approx(100.0))
+
+
+def test_up_from_start_to_end_and_down_until_the_next_start() -> None:
+    # up 100 s, preempted, down 20 s, up 30 s so far
+    found = watched(
+        ordered(1),
+        started(1, T0),
+        ended(1, T0 + 100, "preempted"),
+        ordered(2),
+        started(2, T0 + 120),
+    )
+
+    assert told(found, T0 + 150) == seen(130, 20, 1)
+
+
+def test_an_outage_under_way_counts_and_refusals_do_not_end_it() -> None:
+    found = watched(
+        ordered(1),
+        started(1, T0),
+        ended(1, T0 + 100, "preempted"),
+        ordered(2),
+        ended(2, T0 + 101, "refused"),
+    )
+
+    assert told(found, T0 + 130) == seen(100, 30, 1)
+
+
+def test_what_we_give_back_ourselves_is_no_outage() -> None:
+    found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "released"))
+
+    assert told(found, T0 + 500) == seen(100, 0, 0)
+
+
+def test_a_slot_that_moves_elsewhere_waits_for_spot_no_more() -> None:
+    elsewhere: Planned = msgspec.structs.replace(planned(1, places=(0, 1, 1, 0)), at_s=T0 + 110)
+    found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "preempted"), elsewhere)
+
+    assert told(found, T0 + 500) == seen(100, 10, 1)
+
+
+def test_time_without_a_provisioner_says_nothing_of_the_market() -> None:
+    found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "preempted"), lead(0, "c2"))
+
+    assert told(found, T0 + 500) == seen(100, 0, 1)
+
+
+def test_nobody_wants_machines_of_a_job_that_is_paused_or_over() -> None:
+    records = (ordered(1), started(1, T0), ended(1, T0 + 100, "preempted"))
+    paused = watched(*records)
+    paused.unwanted(T0 + 110)
+    over = watched(*records, Settled(0, T0 + 110, "done", 0.0, 0.0, None))
+
+    assert told(paused, T0 + 500) == told(over, T0 + 500) == seen(100, 10, 1)
+
+
+def test_stand_ins_say_nothing_of_their_pool() -> None:
+    ledger = fold([lead()])
+    found = Availability()
+    stand_in = ordered(1, pool="spot")
+    ledger.feed(1, type(stand_in)(0, 1, T0, 0, "spot", "w", stand_in=True))
+    ledger.feed(2, started(1))
+    found.feed(started(1), ledger.machines[1])
+
+    assert told(found, T0 + 500) == seen(0, 0, 0)
+
+
+def test_a_market_file_that_is_sure_can_be_taught_otherwise() -> None:
+    sure = replace(SPOT, availability=1.0)
+
+    assert 0.99 < float(watched().availability(sure, T0).value) < 1

@@ -1,0 +1,215 @@
+"""What machines cost: exact, in whatever order prices and machines are told of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.ports.machines import Offer
+from common.spot.provisioning.costs import Bill, PriceCurve
+from common.spot.theory.billing import BY_NAME, Billing, Preempted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from random import Random
+
+    from common.spot.provisioning.records import EndedBecause
+
+HOUR_S = 3600.0
+A, B = Offer("a"), Offer("b")
+MINIMUM = {"a": Billing(minimum_s=60.0)}
+
+times = st.integers(0, 5000).map(float)
+
+
+class Told(NamedTuple):
+    """A price, as it was told."""
+
+    offer: Offer
+    at_s: float
+    usd_per_hour: float
+
+
+class Ran(NamedTuple):
+    """A machine; one without an end runs."""
+
+    offer: Offer
+    started_s: float
+    ended_s: float | None
+    cause: EndedBecause
+
+
+offers = st.builds(Offer, st.sampled_from("ab"), st.sampled_from(["", "x"]), st.just(""))
+billings = st.builds(
+    Billing,
+    st.sampled_from(["second", "hour"]),
+    st.sampled_from([0.0, 60.0]),
+    st.sampled_from(["now", "hour_start"]),
+    st.builds(Preempted, st.sampled_from([0.0, 300.0]), st.booleans()),
+    st.sampled_from([HOUR_S, 60.0]),
+)
+prices = st.builds(Told, offers, times, st.integers(0, 100).map(float))
+machines = st.builds(
+    Ran,
+    offers,
+    times,
+    st.none() | times,
+    st.sampled_from(["preempted", "released", "failed", "lost"]),
+)
+
+
+def by_the_second(
+    told: list[Told], ran: list[Ran], now_s: float, billing: Mapping[str, Billing]
+) -> float:
+    """The same sum, second by second, as slowly as one can."""
+    total = 0.0
+    for machine in ran:
+        rule = billing.get(machine.offer.pool, Billing())
+        until_s = now_s
+        if machine.ended_s is not None:
+            gone_s = max(machine.ended_s, machine.started_s)
+            if gone_s <= now_s:
+                ran_s, preempted = gone_s - machine.started_s, machine.cause == "preempted"
+                until_s = machine.started_s + float(rule.paid_s(ran_s, preempted=preempted))
+        of_pool = Offer(machine.offer.pool)
+        known = [price for price in told if price.offer == machine.offer]
+        known = known or [price for price in told if price.offer == of_pool]
+        for second in range(int(machine.started_s), int(until_s)):
+            seen_s = second
+            if rule.price == "hour_start":
+                seen_s -= int(second - machine.started_s) % int(rule.hour_s)
+            before = [price for price in known if price.at_s <= seen_s]
+            if before:
+                newest_s = max(price.at_s for price in before)
+                total += [p.usd_per_hour for p in before if p.at_s == newest_s][-1] / HOUR_S
+            elif known:
+                first_s = min(price.at_s for price in known)
+                total += [p.usd_per_hour for p in known if p.at_s == first_s][-1] / HOUR_S
+    return total
+
+
+@given(
+    st.lists(prices, max_size=5),
+    st.lists(machines, max_size=3),
+    times,
+    st.dictionaries(st.sampled_from("ab"), billings),
+    st.randoms(use_true_random=False),
+)
+def test_a_bill_is_the_sum_over_all_seconds_whatever_came_first(
+    told: list[Told],
+    ran: list[Ran],
+    now_s: float,
+    billing: dict[str, Billing],
+    chance: Random,
+) -> None:
+    bill = Bill(billing)
+    # Prices and machines come in any order, but each machine starts before it ends.
+    waiting: list[tuple[int, int]] = [(0, n) for n in range(len(told))]
+    waiting += [(1, n) for n in range(len(ran))]
+    chance.shuffle(waiting)
+    order = [told[n] for kind, n in waiting if kind == 0]
+    for kind, n in waiting:
+        if kind == 0:
+            bill.price(*told[n])
+        else:
+            bill.started(n, ran[n].offer, ran[n].started_s)
+            ended_s = ran[n].ended_s
+            if ended_s is not None:
+                bill.ended(n, ended_s, ran[n].cause)
+
+    expected = by_the_second(order, ran, now_s, billing)
+    assert bill.spent_usd(now_s) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_price_of_the_past_changes_what_was_summed_already() -> None:
+    bill = Bill({})
+    bill.price(A, 0.0, 3600.0)
+    bill.started(1, A, 0.0)
+    bill.ended(1, 10.0, "released")
+    assert bill.spent_usd(20.0) == 10
+
+    bill.price(A, 5.0, 7200.0)
+
+    assert bill.spent_usd(20.0) == 15
+
+
+def test_a_price_before_the_first_one_holds_for_what_ended_earlier_still() -> None:
+    bill = Bill({})
+    bill.price(A, 100.0, 3600.0)
+    bill.started(1, A, 0.0)
+    bill.ended(1, 10.0, "released")
+    assert bill.spent_usd(20.0) == 10
+
+    bill.price(A, 50.0, 7200.0)
+
+    assert bill.spent_usd(20.0) == 20
+
+
+def test_an_end_without_a_start_costs_nothing() -> None:
+    bill = Bill(MINIMUM)
+    bill.price(A, 0.0, 3600.0)
+    bill.ended(1, 10.0, "refused")
+
+    assert bill.spent_usd(100.0) == 0
+
+
+def test_a_curve_without_a_price_is_free() -> None:
+    assert PriceCurve().cost_usd(0.0, 10.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("cause", "until_s"), [("preempted", 10.0), ("released", 60.0), ("failed", 60.0)]
+)
+def test_what_the_provider_takes_back_is_paid_to_the_moment(
+    cause: EndedBecause, until_s: float
+) -> None:
+    bill = Bill(MINIMUM)
+    bill.price(A, 0.0, HOUR_S)
+    for launch, ended_s in enumerate((10.0, 100.0)):
+        bill.started(launch, A, 0.0)
+        bill.ended(launch, ended_s, cause)
+
+    assert bill.spent_usd(100.0) == until_s + 100.0
+
+
+@pytest.mark.parametrize(
+    ("billing", "lives", "usd"),
+    [
+        # $0.158 an hour: (price from then on), (started, ended, cause)
+        ("ec2", [(0, 900, "preempted")], 0.0),
+        ("ec2", [(0, 900, "released")], 0.0395),
+        ("ec2", [(0, 30, "released")], 0.158 / 60),
+        ("ec2", [(0, 5400, "preempted")], 0.237),
+        ("ec2-2017", [(0, 900, "preempted")], 0.0),
+        ("ec2-2017", [(0, 900, "released")], 0.158),
+        ("ec2-2017", [(0, 5400, "preempted")], 0.158),
+        ("ec2-2017", [(0, 5400, "failed")], 0.158 + 0.2),  # the second hour at its own price
+        ("gce", [(0, 59, "preempted"), (0, 60, "preempted")], 0.158 / 60),
+    ],
+)
+def test_a_bill_is_right_to_the_cent(
+    billing: str, lives: list[tuple[float, float, EndedBecause]], usd: float
+) -> None:
+    bill = Bill({"a": BY_NAME[billing]})
+    bill.price(A, 0.0, 0.158)
+    bill.price(A, 3600.0, 0.2 if billing == "ec2-2017" else 0.158)
+    for launch, (started_s, ended_s, cause) in enumerate(lives):
+        bill.started(launch, A, started_s)
+        bill.ended(launch, ended_s, cause)
+
+    assert bill.spent_usd(10_000.0) == pytest.approx(usd)
+
+
+def test_machines_of_one_pool_cost_what_their_own_type_and_zone_costs() -> None:
+    large, small = Offer("a", "c5.xlarge", "1a"), Offer("a", "c5.large", "1b")
+    bill = Bill({})
+    bill.price(A, 0.0, 0.05)
+    bill.price(large, 0.0, 0.08)
+    bill.price(Offer("a", "c5.large"), 0.0, 0.06)  # wherever it is
+    for launch, offer in enumerate((large, small, Offer("a", "m5.large", "1a"))):
+        bill.started(launch, offer, 0.0)
+
+    assert bill.spent_usd(3600.0) == pytest.approx(0.08 + 0.06 + 0.05)

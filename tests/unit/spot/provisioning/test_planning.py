@@ -1,0 +1,204 @@
+"""What is left as the theory wants it, and decisions as records and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+
+from common.spot.policies.adaptive import Adaptive
+from common.spot.policies.fixed import OnDemandOnly, decision
+from common.spot.policies.policy import Decision, Situation
+from common.spot.provisioning.deciding import PolicyRunner
+from common.spot.provisioning.estimating import Estimator
+from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.planning import (
+    HASTE,
+    HORIZON_S,
+    NEVER,
+    TRAINED_SHARE,
+    bounded,
+    restored,
+    stability_of_fleet,
+    stability_of_plan,
+    work_left,
+)
+from common.spot.provisioning.reconciling import Backoff
+from common.spot.theory.provisioning import plan_of
+from common.spot.theory.work import Market, Work
+from tests.unit.spot.provisioning.examples import ON_DEMAND, PRICES, SETTINGS, SPOT, T0
+from tests.unit.spot.provisioning.examples import planned as example
+
+if TYPE_CHECKING:
+    from common.spot.provisioning.records import Planned
+
+RATES = np.full(4, 2.0)  # 8 records per second are an update in 5 s
+
+
+def situation(now_s: float = 0.0, gradient_s: float = 0.5) -> Situation:
+    work = Work(RATES, 4, 10, 1000.0, 10_000.0 - now_s)
+    return Situation(
+        now_s, work, (ON_DEMAND, SPOT), gradient_s, np.ones(4, np.bool_), np.full(4, np.nan)
+    )
+
+
+def split(spot: int, gradient_s: float = 0.5) -> tuple[Decision, Situation]:
+    """So many of the four slots on spot."""
+    given = situation(gradient_s=gradient_s)
+    plan = plan_of(given.work, Market(ON_DEMAND, SPOT), spot)
+    return decision(given, plan, 1, "as told"), given
+
+
+def test_a_job_with_both_has_what_is_left_of_both() -> None:
+    work = work_left(SETTINGS, RATES, 400, T0 + 1000)
+
+    assert (work.updates, work.deadline_s) == (600, 9000)
+
+
+def test_a_job_that_is_past_both_has_nothing_left() -> None:
+    work = work_left(SETTINGS, RATES, 4000, T0 + 99_000)
+
+    assert (work.updates, work.deadline_s) == (0, 0)
+
+
+def test_without_a_deadline_time_is_free_and_spot_is_bought_where_it_is_cheaper() -> None:
+    free = replace(SETTINGS, deadline_at_s=None)
+    work = work_left(free, RATES, 0, T0)
+    given = replace(situation(), work=work)
+
+    assert work.deadline_s == HASTE * work.undisturbed_s
+    assert Adaptive().reconsider(given, None).plan.spot == 4
+    dear = replace(SPOT, usd_per_hour=2.0)
+    assert Adaptive().reconsider(replace(given, pools=(ON_DEMAND, dear)), None).plan.spot == 0
+
+
+def test_without_updates_most_of_what_arrives_until_the_deadline_is_the_work() -> None:
+    work = work_left(replace(SETTINGS, updates=None), RATES, 123, T0 + 5000)
+
+    assert work.deadline_s == 5000
+    assert work.updates == pytest.approx(TRAINED_SHARE * 5000 / 5)
+    assert work.undisturbed_s < work.deadline_s
+
+
+def test_a_job_that_stops_at_a_loss_has_the_updates_left_that_its_curve_says() -> None:
+    to_loss = replace(SETTINGS, updates=None, loss=0.5)
+
+    assert work_left(to_loss, RATES, 123, T0, updates_to_loss=700.0).updates == 700
+    # whatever comes first ends it
+    both = replace(to_loss, updates=1000)
+    assert work_left(both, RATES, 400, T0, updates_to_loss=700.0).updates == 600
+    assert work_left(both, RATES, 200, T0, updates_to_loss=700.0).updates == 700
+
+
+def test_without_either_it_is_planned_for_an_hour_without_haste() -> None:
+    work = work_left(replace(SETTINGS, updates=None, deadline_at_s=None), RATES, 0, T0)
+
+    assert work.undisturbed_s == pytest.approx(HORIZON_S)
+    assert work.deadline_s == pytest.approx(HASTE * HORIZON_S)
+
+
+# --- Proposition 1 -------------------------------------------------------------------------------
+
+
+def test_a_fleet_keeps_up_where_its_updates_are_faster_than_arrivals() -> None:
+    # Two machines compute the four gradients of an update in two rounds of 2.5 s, one in four.
+    given = situation(gradient_s=2.5)
+
+    assert stability_of_fleet(2, given).ratio == pytest.approx(1.0)
+    assert stability_of_fleet(2, given).needed == 2
+    assert stability_of_fleet(1, given).ratio == pytest.approx(0.5)
+    assert stability_of_fleet(0, given).ratio == 0
+
+
+def test_no_number_of_machines_helps_where_one_gradient_takes_too_long() -> None:
+    assert stability_of_fleet(4, situation(gradient_s=5.5)).needed is None
+
+
+def test_a_plan_is_as_stable_as_its_machines_are_on_average() -> None:
+    all_on_demand, given = split(0, gradient_s=2.5)
+    all_spot, _ = split(4, gradient_s=2.5)
+
+    assert stability_of_plan(all_on_demand, given).ratio == pytest.approx(2.0)
+    # of four spot machines n run with the binomial law of 0.9
+    capacity = [0.0, 0.1, 0.2, 0.2, 0.4]
+    chances = [0.0001, 0.0036, 0.0486, 0.2916, 0.6561]
+    expected = sum(c * p for c, p in zip(capacity, chances, strict=True)) * 5
+    assert stability_of_plan(all_spot, given).ratio == pytest.approx(expected)
+
+
+def test_stand_ins_are_there_for_certain() -> None:
+    all_spot, given = split(4, gradient_s=2.5)
+    helped = replace(all_spot, stand_ins=np.ones(4, np.bool_))
+
+    assert stability_of_plan(helped, given).ratio == pytest.approx(2.0)
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def planned(made: Decision, given: Situation) -> Planned:
+    runner = PolicyRunner(SETTINGS, Estimator(SETTINGS), FleetLedger(), Backoff())
+    return msgspec.structs.replace(runner.record(made, given, "first plan", T0), believed={})
+
+
+def test_a_decision_is_written_down_with_all_that_it_says() -> None:
+    made, given = split(3)
+    record = planned(made, given)
+
+    assert record.pools == ("on-demand", "spot")
+    assert sorted(record.places) == [0, 1, 1, 1]
+    assert (record.spot, record.on_demand, record.binding) == (3, 1, made.plan.binding)
+    assert record.reason == "as told"
+    assert record.usd_per_hour == PRICES
+    assert record.expected_cost_usd == made.plan.expected_cost_usd
+    assert record.on_demand_only_usd == pytest.approx(4 * 5000 / 3600)
+    assert type(record.places[0]) is int  # not numpy's, which JSON does not know
+
+
+def test_a_decision_that_stays_costs_what_is_left_of_it() -> None:
+    made, given = split(3)
+    later = replace(given, work=replace(given.work, updates=250.0))
+
+    record = planned(made, later)
+
+    assert record.expected_cost_usd == pytest.approx(made.plan.expected_cost_usd / 4)
+
+
+def test_what_never_ends_is_a_large_number() -> None:
+    assert bounded(float("inf")) == bounded(float("nan")) == NEVER
+    assert bounded(-1e-12) == 0
+
+
+def test_a_successor_goes_on_with_the_plan_that_it_finds() -> None:
+    policy = Adaptive()
+    first = policy.reconsider(situation(), None)
+    record = planned(first, situation())
+
+    again = restored(record, situation(), T0)
+
+    assert again is not None
+    assert again.reason == first.reason
+    assert again.places.tolist() == first.places.tolist()
+    assert again.basis.work.updates == first.basis.work.updates
+    # nothing has moved but the time, so it is the first review for both
+    later = situation(now_s=31.0)
+    assert policy.reconsider(later, again).places.tolist() == (
+        policy.reconsider(later, first).places.tolist()
+    )
+
+
+def test_a_policy_that_decides_once_keeps_its_word_through_a_restart() -> None:
+    first = OnDemandOnly().reconsider(situation(), None)
+    record = planned(first, situation())
+
+    again = restored(record, situation(), T0)
+
+    assert OnDemandOnly().reconsider(situation(50.0), again) is again
+
+
+def test_a_plan_for_other_pools_or_slots_is_not_taken_over() -> None:
+    assert restored(example(places=(1, 0)), situation(), T0) is None
+    assert restored(msgspec.structs.replace(example(), pools=("x", "y")), situation(), T0) is None

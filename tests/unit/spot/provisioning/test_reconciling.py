@@ -1,0 +1,245 @@
+"""What is lacking and what is too much, and when what was refused is tried again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.ports.machines import Offer
+from common.spot.provisioning.reconciling import (
+    LONGEST_WAIT_S,
+    Backoff,
+    Wish,
+    reconcile,
+    reconcile_counted,
+    wishes_of,
+    worker_name,
+)
+from tests.unit.spot.provisioning.examples import T0, ended, machine, started
+
+POOLS = ("on-demand", "spot", "other")
+
+
+def test_a_decision_wants_one_machine_a_slot_and_stand_ins_beside_spot() -> None:
+    wishes = wishes_of((1, 0, -1, 1), (0, 1), POOLS)
+
+    assert wishes == (
+        Wish(0, "spot"),
+        Wish(1, "on-demand"),
+        Wish(3, "spot"),
+        Wish(0, "on-demand", stand_in=True),  # slot 1 is on demand already
+    )
+
+
+def test_what_is_there_and_wanted_stays() -> None:
+    steps = reconcile([Wish(0, "spot"), Wish(1, "spot")], [machine(1), machine(2, slot=1)])
+
+    assert steps == ((), ())
+
+
+def test_a_slot_that_moves_is_empty_in_between() -> None:
+    moving = machine(1, pool="spot")
+
+    assert reconcile([Wish(0, "on-demand")], [moving]) == ((), (moving,))
+    assert reconcile([Wish(0, "on-demand")], []) == ((Wish(0, "on-demand"),), ())
+
+
+def test_a_stand_in_is_ordered_beside_a_machine_that_leaves() -> None:
+    moving = machine(1, pool="other")
+    beside = Wish(0, "on-demand", stand_in=True)
+
+    assert reconcile([Wish(0, "spot"), beside], [moving]) == ((beside,), (moving,))
+
+
+def test_a_stand_in_becomes_its_slots_own_machine() -> None:
+    stand_in = machine(2, pool="on-demand", stand_in=True)
+
+    assert reconcile([Wish(0, "on-demand")], [stand_in]) == ((), ())
+
+
+def test_an_own_machine_on_demand_does_not_become_a_stand_in() -> None:
+    own = machine(2, pool="on-demand")
+    beside = Wish(0, "on-demand", stand_in=True)
+
+    steps = reconcile([Wish(0, "spot"), beside], [own])
+
+    assert steps.release == (own,)
+    assert steps.order == (beside,)
+
+
+def test_of_two_the_one_that_runs_stays() -> None:
+    coming, runs = machine(1, runs=False), machine(2)
+
+    assert reconcile([Wish(0, "spot")], [coming, runs]).release == (coming,)
+
+
+def test_what_nobody_wants_is_given_back_and_nothing_is_ordered_that_may_not_be() -> None:
+    extra = machine(1, slot=7)
+
+    assert reconcile([Wish(0, "spot")], [extra], lambda _: False) == ((), (extra,))
+
+
+slots = st.integers(0, 3)
+open_machines = st.lists(
+    st.tuples(slots, st.sampled_from(POOLS), st.booleans(), st.booleans()), max_size=8
+)
+
+
+@given(st.lists(st.integers(-1, 2), min_size=4, max_size=4), st.sets(slots), open_machines)
+def test_doing_what_it_says_leads_to_what_is_wanted_in_two_steps(
+    places: list[int], stand_ins: set[int], there: list[tuple[int, str, bool, bool]]
+) -> None:
+    wishes = wishes_of(places, stand_ins, POOLS)
+    rented = [
+        machine(n, slot, "on-demand" if stand_in else pool, stand_in=stand_in, runs=runs)
+        for n, (slot, pool, stand_in, runs) in enumerate(there, 1)
+    ]
+    number = 100
+    for _ in range(2):
+        steps = reconcile(wishes, rented)
+        rented = [m for m in rented if m not in steps.release]
+        # Nobody is ordered beside an own machine that leaves.
+        leaving = {m.slot for m in steps.release if not m.stand_in}
+        assert not leaving & {wish.slot for wish in steps.order if not wish.stand_in}
+        for wish in steps.order:
+            number += 1
+            rented.append(machine(number, wish.slot, wish.pool, stand_in=wish.stand_in))
+
+    assert reconcile(wishes, rented) == ((), ())
+    assert sorted((m.slot, m.pool) for m in rented) == sorted((w.slot, w.pool) for w in wishes)
+
+
+@pytest.mark.parametrize(("mode", "name"), [("hold", "digits-w3"), ("reassign", "digits-w3-17")])
+def test_a_worker_is_named_for_life_where_its_stream_waits_for_it(mode: str, name: str) -> None:
+    assert worker_name("digits", 3, 17, mode) == name  # type: ignore[arg-type]  # two words
+
+
+# --- later and later -----------------------------------------------------------------------------
+
+
+def refuse(backoff: Backoff, at_s: float, slot: int = 0) -> float:
+    """Refuse an order for spot; how long it is to be waited."""
+    backoff.feed(ended(1, at_s, "refused"), machine(1, slot, runs=False))
+    return backoff.until_s(Wish(slot, "spot")) - at_s
+
+
+def test_a_pool_that_refuses_is_tried_later_and_later() -> None:
+    backoff, at_s, waits = Backoff(), T0, []
+    for _ in range(8):
+        waits.append(refuse(backoff, at_s))
+        at_s += waits[-1]
+
+    assert waits == [1, 2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S]
+    assert backoff.until_s(Wish(3, "spot")) == at_s
+    assert backoff.until_s(Wish(0, "on-demand")) < T0
+
+
+def test_refusals_of_one_round_are_one() -> None:
+    backoff = Backoff()
+    for slot in range(5):
+        assert refuse(backoff, T0, slot) == 1
+
+    assert backoff.refused == {0, 1, 2, 3, 4}
+    assert backoff.due(T0) == T0 + 1
+    assert backoff.due(T0 + 1) == float("inf")
+
+
+def test_a_machine_that_starts_ends_the_waiting() -> None:
+    backoff = Backoff()
+    refuse(backoff, T0)
+    refuse(backoff, T0 + 1)
+    backoff.feed(started(2, T0 + 3), machine(2))
+
+    assert not backoff.refused
+    assert refuse(backoff, T0 + 100) == 1
+
+
+def test_a_slot_whose_machines_fail_at_once_is_tried_later_and_later() -> None:
+    backoff, at_s, waits = Backoff(), T0, []
+    for launch in range(1, 5):
+        backoff.feed(started(launch, at_s), machine(launch))
+        failed = machine(launch)
+        failed.started_s = at_s
+        backoff.feed(ended(launch, at_s + 2, "failed"), failed)
+        waits.append(backoff.until_s(Wish(0, "on-demand")) - at_s - 2)
+        at_s += 2 + waits[-1]
+    assert waits == [1, 2, 4, 8]
+    assert backoff.until_s(Wish(1, "spot")) < T0  # another slot is not held back
+
+    failed = machine(9)
+    failed.started_s = at_s
+    backoff.feed(ended(9, at_s + 1000, "failed"), failed)
+    assert backoff.until_s(Wish(0, "spot")) == at_s + 1001
+
+
+# --- counted -------------------------------------------------------------------------------------
+
+SPOT, ALONE = Offer("spot"), Offer("on-demand")
+
+
+def test_what_lacks_is_ordered_once_and_what_is_coming_is_not_lacking() -> None:
+    there = [machine(1, None), machine(2, None, runs=False)]
+
+    steps = reconcile_counted({SPOT: 3, ALONE: 1}, there)
+
+    assert steps == ((Wish(None, "spot", offer=SPOT), Wish(None, "on-demand", offer=ALONE)), ())
+
+
+def test_of_too_many_those_go_first_that_serve_nobody_and_then_the_newest() -> None:
+    spot = [machine(n, None) for n in (1, 2, 3)]
+    serving, spare = machine(4, 0, "on-demand"), machine(5, None, "on-demand")
+
+    steps = reconcile_counted({SPOT: 2, ALONE: 1}, [spare, *spot, serving])
+
+    assert not steps.order
+    assert sorted(each.launch for each in steps.release) == [3, 5]
+
+
+def test_an_offer_that_is_not_named_is_given_up_and_other_types_are_other_offers() -> None:
+    there = [machine(1, None), machine(2, None, runs=False)]
+    large = Offer("spot", "c5.large", bid_usd_per_hour=0.1)
+
+    steps = reconcile_counted({large: 1}, there, lambda wish: wish.offer == large)
+
+    assert steps.order == (Wish(None, "spot", offer=large),)
+    assert steps.release == tuple(there)
+
+
+def test_what_a_plan_bid_for_and_lost_is_not_asked_for_again() -> None:
+    bid = SPOT._replace(bid_usd_per_hour=0.1)
+    wish = Wish(None, "spot", offer=bid)
+
+    assert reconcile_counted({bid: 3}, [], gone_bids={bid: 2}).order == (wish,)
+    assert reconcile_counted({bid: 3}, [], gone_bids={bid: 5}).order == ()
+
+
+def test_another_bid_does_not_make_a_machine_that_fails_start() -> None:
+    backoff, failed = Backoff(), machine(1, None)
+    failed.asked = SPOT._replace(bid_usd_per_hour=0.1)
+    backoff.feed(started(1), failed)
+    backoff.feed(ended(1, T0 + 5, "failed"), failed)
+    backoff.feed(ended(2, T0 + 5, "refused"), machine(2, None, "other", runs=False))
+
+    higher = SPOT._replace(bid_usd_per_hour=0.2)
+    assert backoff.until_s(Wish(None, "spot", offer=higher)) == T0 + 6
+    assert backoff.refusing(T0 + 5.5) == {"other"}
+    assert backoff.refusing(T0 + 6) == frozenset()
+
+
+def test_a_machine_whose_worker_has_left_is_replaced_and_later_given_back() -> None:
+    left = machine(1, 0)
+    left.left_s = T0
+    wish = Wish(None, "spot", offer=SPOT)
+
+    assert reconcile_counted({SPOT: 1}, [left], now_s=T0 + 149) == ((wish,), ())
+    assert reconcile_counted({SPOT: 1}, [left], now_s=T0 + 150) == ((wish,), (left,))
+
+
+def test_a_kind_of_machine_that_fails_soon_after_its_start_is_held_back() -> None:
+    backoff, wish = Backoff(), Wish(None, "spot", offer=SPOT)
+    backoff.feed(started(1), machine(1, None))
+    backoff.feed(ended(1, T0 + 5, "failed"), machine(1, None))
+
+    assert backoff.until_s(wish) == T0 + 6
+    assert backoff.until_s(Wish(0, "spot")) < T0

@@ -1,0 +1,151 @@
+"""How long start-ups take, by when workers are first heard of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.spot.provisioning.estimating import Estimator
+from common.spot.provisioning.events import WorkersSeen
+from common.spot.provisioning.seating import readiness
+from common.spot.provisioning.starting import StartUps
+from common.spot.theory.work import Pool
+from tests.unit.spot.provisioning.examples import PRICES, SETTINGS, T0, fold, lead, machine, started
+from tests.unit.spot.provisioning.examples import ordered as order
+
+if TYPE_CHECKING:
+    from common.spot.provisioning.ledger import Instance
+    from common.spot.provisioning.settings import ProvisionerSettings
+
+SPOT = Pool("spot", 0.25, 0.9, 100.0, start_up_s=5.0)
+LOOK_S = 2.0
+PATIENCE_S = 15.0
+
+
+def running(launch: int, started_s: float = 0.0) -> Instance:
+    """A machine that has run since so long after T0, with a worker of its own name."""
+    found = machine(launch)
+    found.started_s, found.member = T0 + started_s, f"w-{launch}"
+    return found
+
+
+def look(start_ups: StartUps, at_s: float, *heard: int, there: tuple[Instance, ...] = ()) -> None:
+    members = frozenset(f"w-{launch}" for launch in heard)
+    start_ups.workers_seen(WorkersSeen(members, T0 + at_s), there, PATIENCE_S)
+
+
+def starts(start_ups: StartUps, count: int, took_s: float, first: int = 1) -> None:
+    """So many machines, one after the other, are heard of so long after they started."""
+    for launch in range(first, first + count):
+        at_s = 1000.0 * launch
+        there = (running(launch, at_s),)
+        for number in range(round(took_s / LOOK_S) + 1):
+            look(start_ups, at_s + number * LOOK_S, there=there)
+        look(start_ups, at_s + took_s + 1.0, launch, there=there)
+
+
+def test_before_any_was_seen_a_start_up_takes_what_the_market_file_says() -> None:
+    assert StartUps().start_up_s(SPOT) == 5.0
+
+
+def test_three_start_ups_that_were_seen_outvote_the_market_file() -> None:
+    # looks at 60 s and 61 s: between them the worker was first heard of
+    start_ups = StartUps()
+    starts(start_ups, 1, 60.0)
+    assert start_ups.start_up_s(SPOT) == 5.0
+    starts(start_ups, 2, 60.0, first=2)
+    assert start_ups.start_up_s(SPOT) == pytest.approx(60.5)
+    assert start_ups.start_up_s(replace(SPOT, name="other")) == 5.0
+
+
+def test_one_that_waited_for_a_server_is_no_reason_to_plan_with_minutes() -> None:
+    start_ups = StartUps()
+    starts(start_ups, 4, 10.0)
+    starts(start_ups, 1, 600.0, first=5)
+    assert start_ups.start_up_s(SPOT) == pytest.approx(10.5)
+
+
+def test_the_last_start_ups_count() -> None:
+    start_ups = StartUps()
+    starts(start_ups, 20, 10.0)
+    starts(start_ups, 15, 40.0, first=21)
+    assert start_ups.start_up_s(SPOT) == pytest.approx(40.5)
+
+
+def test_machines_that_started_before_somebody_looked_are_not_timed() -> None:
+    # started at 0; a successor looks at 500 s, when Redis is empty, and then sees all of them
+    start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
+    look(start_ups, 500.0, there=there)
+    look(start_ups, 502.0, *range(1, 9), there=there)
+    assert start_ups.start_up_s(SPOT) == 5.0
+    assert start_ups.heard == frozenset(range(1, 9))
+
+
+def test_nor_are_those_that_started_while_nobody_did() -> None:
+    # looks    0         100 102
+    # machines    started    heard
+    start_ups, there = StartUps(), tuple(running(launch, 50.0) for launch in range(1, 9))
+    look(start_ups, 0.0)
+    look(start_ups, 100.0, there=there)
+    look(start_ups, 102.0, *range(1, 9), there=there)
+    assert start_ups.start_up_s(SPOT) == 5.0
+
+
+def test_a_look_that_comes_twice_or_late_says_nothing() -> None:
+    start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
+    look(start_ups, -2.0)
+    for at_s in (2.0, 4.0, 6.0):
+        look(start_ups, at_s, there=there)
+    look(start_ups, 8.0, *range(1, 9), there=there)
+    look(start_ups, 4.0, there=there)
+    look(start_ups, 8.0, there=there)
+    assert start_ups.heard == frozenset(range(1, 9))
+    assert start_ups.start_up_s(SPOT) == pytest.approx(7.0)
+
+
+def test_a_worker_may_be_heard_of_before_its_machines_start_is_read_back() -> None:
+    # started at 1, heard at 2, and read back at 4
+    start_ups, there = StartUps(), tuple(running(launch, 1.0) for launch in range(1, 9))
+    look(start_ups, 0.0)
+    look(start_ups, 2.0, *range(1, 9))
+    look(start_ups, 4.0, *range(1, 9), there=there)
+    assert start_ups.start_up_s(SPOT) == pytest.approx(0.5)
+
+
+def test_when_redis_comes_back_empty_nobody_starts_up_again() -> None:
+    start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
+    look(start_ups, 0.0)
+    for at_s, heard in ((2.0, 9), (4.0, 1), (6.0, 9)):
+        look(start_ups, at_s, *range(1, heard), there=there)
+    assert start_ups.start_up_s(SPOT) == pytest.approx(1.0)
+
+
+def test_who_was_heard_of_is_ready_and_whoever_was_not_when_others_would_be() -> None:
+    start_ups, there = StartUps(), (running(8), running(9))
+    starts(start_ups, 3, 60.0)
+    look(start_ups, 9000.0, 8, there=there)
+
+    assert [readiness([SPOT], start_ups, T0 + 60.0)(each) for each in there] == [True, False]
+    assert [readiness([SPOT], start_ups, T0 + 60.5)(each) for each in there] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "learnt"),
+    [(SETTINGS, 1.0), (replace(SETTINGS, on_preemption="hold"), 0.0)],
+    ids=["reassign", "hold"],
+)
+def test_policies_are_told_of_what_was_seen_where_workers_have_names_of_their_own(
+    settings: ProvisionerSettings, learnt: float
+) -> None:
+    records = [order(launch, slot=launch - 1) for launch in (1, 2, 3)]
+    ledger = fold([lead(), *records, *(started(launch) for launch in (1, 2, 3))])
+    members = frozenset(instance.member for instance in ledger.running)
+    estimator = Estimator(settings)
+    estimator.workers_seen(WorkersSeen(frozenset(), T0), ledger)
+    estimator.workers_seen(WorkersSeen(members, T0 + 2.0), ledger)
+
+    told = {pool.name: pool.start_up_s for pool in estimator.pools(PRICES, T0)}
+    said = {pool.name: pool.start_up_s for pool in SETTINGS.pools}
+    assert told == said | {"spot": learnt}
