@@ -28,7 +28,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("common.topics", "common.adapters", "common.testing"),
     ("common.jobs", "common.checkpoints", "common.embedded"),
     ("common.api", "common.runtime"),
-    ("common.planning",),
+    ("common.spot.planning",),
     (
         *("services.worker", "services.coordinator", "services.provisioner", "services.evaluator"),
         *("services.joiner", "services.admin", "services.cli", "services.serve"),

@@ -12,13 +12,13 @@ from starlette.exceptions import HTTPException
 
 from common.config.program import command_of, search_path
 from common.errors import GivenError, UserError
-from common.planning.apart import REPORT, Order
+from common.spot.planning.apart import REPORT, Order
 from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.planning.simulation import SimulateRequest
+    from common.spot.planning.simulation import SimulateRequest
 
 AT_ONCE = 2  # each keeps a core busy
 RETRY_S = 5
@@ -69,7 +69,7 @@ class Simulations:
         # Settings and their secrets are none of its business.
         environment = {name: v for name, v in os.environ.items() if not name.startswith("DOLL_")}
         process = await asyncio.create_subprocess_exec(
-            *command_of("common.planning.apart"),
+            *command_of("common.spot.planning.apart"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -55,7 +55,13 @@ WITH_A_STACK = (
     ("start/your-topics.md",),
 )
 ALWAYS = {"howto/security.md", "start/your-task.md", "start/your-topics.md"}
-COMMANDS = ("services/cli/", "common/api/", "common/planning/", "common/public/", "docs/examples/")
+COMMANDS = (
+    "services/cli/",
+    "common/api/",
+    "common/spot/planning/",
+    "common/public/",
+    "docs/examples/",
+)
 
 
 def case(*guides: str) -> ParameterSet:

@@ -45,7 +45,7 @@ from common.jobs.purge import purge, remains_of
 from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
 from common.jobs.store import AfterLoss, JobRecord, JobStore
 from common.jobs.watching import waits_for_checkpoint
-from common.planning.replan import check_given_back
+from common.spot.planning.replan import check_given_back
 from services.admin.live.listing import NUMBERS
 from services.admin.middleware.access import OPERATOR, Operator
 from services.admin.middleware.problems import documented

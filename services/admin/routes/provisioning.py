@@ -14,9 +14,9 @@ from common.api.answers import PricesAnswer, ProvisioningAnswer, ReplanAnswer, T
 from common.api.provisioning import provisioning_answer
 from common.errors import NotFoundError
 from common.jobs.changes import audit, change_by
-from common.planning.replan import ask_to_replan, check_replan, not_provisioned
-from common.planning.request import PlanRequest, Rate
-from common.planning.simulation import SimulateRequest, check_files, check_size
+from common.spot.planning.replan import ask_to_replan, check_replan, not_provisioned
+from common.spot.planning.request import PlanRequest, Rate
+from common.spot.planning.simulation import SimulateRequest, check_files, check_size
 from common.spot.provisioning.records import ReplanAsked
 from services.admin.middleware.access import Operator  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
@@ -50,7 +50,7 @@ async def plan_workers(
     """
 
     def plan_json() -> bytes:
-        from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
+        from common.spot.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
 
         return plan_told(asked, service.log, service.clock()).model_dump_json().encode()
 

@@ -143,7 +143,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
     """
     import msgspec
 
-    from common.planning.request import PlanRequest
+    from common.spot.planning.request import PlanRequest
     from services.cli.options import complaints_by
     from services.cli.render import plots
 
@@ -180,7 +180,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
             on_demand_price=on_demand_price,
             spot_price=spot_price,
         )
-        from common.planning.markets import rentable
+        from common.spot.planning.markets import rentable
 
         there = rentable(market, traces, spot_price, workers or len(listed or ()) or None)
         notes = there.notes

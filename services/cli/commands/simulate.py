@@ -15,9 +15,9 @@ from rich.text import Text
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
-    from common.planning.compare import Result
     from common.simulation.experiments.results import Spread, Summary
     from common.simulation.experiments.spec import Experiment
+    from common.spot.planning.compare import Result
 
 
 def simulate(
@@ -60,9 +60,9 @@ def simulate(
         TimeElapsedColumn,
     )
 
-    from common.planning.compare import as_data
-    from common.planning.simulation import SimulateRequest
     from common.simulation.experiments.experiment import load_experiment
+    from common.spot.planning.compare import as_data
+    from common.spot.planning.simulation import SimulateRequest
     from common.spot.policies.policy import former_notes
     from services.cli.options import complaints_by
     from services.cli.render import plots

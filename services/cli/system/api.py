@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from common.core.losses import ReadFrom
     from common.jobs.edit import Value
     from common.jobs.store import JobRecord
-    from common.planning.compare import Result
-    from common.planning.request import PlanRequest
-    from common.planning.simulation import SimulateRequest
+    from common.spot.planning.compare import Result
+    from common.spot.planning.request import PlanRequest
+    from common.spot.planning.simulation import SimulateRequest
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -182,7 +182,7 @@ class Api:
         folder: Path,  # noqa: ARG002 -- the service sees no file of ours
         advance: Callable[[str, float], None],
     ) -> dict[str, Result]:
-        from common.planning.compare import results_of
+        from common.spot.planning.compare import results_of
 
         body = request.model_dump_json(exclude_defaults=True).encode()
         answer = self._service.ask("POST", "/v1/provisioning/simulate", body)

@@ -49,15 +49,15 @@ from common.jobs.watching import (
     waits_for_checkpoint,
 )
 from common.learning.checkpoint import save_weights
-from common.planning.replan import (
+from common.ports.machines import by_pool
+from common.runtime.connect import open_prices
+from common.spot.planning.replan import (
     ask_to_replan,
     check_given_back,
     check_replan,
     not_provisioned,
     read_ledger,
 )
-from common.ports.machines import by_pool
-from common.runtime.connect import open_prices
 from common.spot.provisioning.records import ReplanAsked
 from common.telemetry.logging import event_logger
 from common.topics.names import job_id
@@ -79,10 +79,10 @@ if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.core.events import Wanted
     from common.core.losses import ReadFrom
-    from common.planning.compare import Result
-    from common.planning.request import PlanRequest
-    from common.planning.simulation import SimulateRequest
     from common.ports.servers import Board, Log
+    from common.spot.planning.compare import Result
+    from common.spot.planning.request import PlanRequest
+    from common.spot.planning.simulation import SimulateRequest
 
 # Of each of its topics: a second or two. Of a longer history the newest part alone is read, and
 # counts are told as "at least"; `doll audit` and the admin service read it whole.
@@ -201,14 +201,14 @@ class Direct:
     # --- provisioning ----------------------------------------------------------------------------
 
     def plan(self, request: PlanRequest) -> ToldPlan:
-        from common.planning.plan import plan_told
+        from common.spot.planning.plan import plan_told
 
         return plan_told(request, self._outside.open_log, time.time())
 
     def simulate(
         self, request: SimulateRequest, folder: Path, advance: Callable[[str, float], None]
     ) -> dict[str, Result]:
-        from common.planning.compare import compare, with_policies
+        from common.spot.planning.compare import compare, with_policies
 
         variants = with_policies(request.experiment, request.policies)
         return compare(variants, folder, request.runs, request.seed, advance)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from common.jobs.progress import State
     from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
     from common.jobs.store import JobRecord
-    from common.planning.compare import Result
-    from common.planning.request import PlanRequest
-    from common.planning.simulation import SimulateRequest
+    from common.spot.planning.compare import Result
+    from common.spot.planning.request import PlanRequest
+    from common.spot.planning.simulation import SimulateRequest
 
     Tell: TypeAlias = Callable[[str], object]  # where a person hears what was left out
     Advance: TypeAlias = Callable[[str, float], None]  # policy, share of its runs that is done

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from common.api.answers import PricesAnswer
 from common.config.settings import Settings
 from common.errors import GivenError
-from common.planning.compare import as_data, compare, with_policies
-from common.planning.plan import plan_told
-from common.planning.request import PlanRequest
-from common.planning.simulation import SimulateRequest
+from common.spot.planning.compare import as_data, compare, with_policies
+from common.spot.planning.plan import plan_told
+from common.spot.planning.request import PlanRequest
+from common.spot.planning.simulation import SimulateRequest
 from services.admin.routes.provisioning import MOST_WORKERS, PlanBody
 from services.admin.routes.requests import JOB
 from services.admin.simulating import AT_ONCE

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from common.api.answers import ProvisioningAnswer
-from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
+from common.spot.planning.replan import read_ledger
 from common.spot.provisioning.records import (
     Ended,
     EstimateRecord,

@@ -33,8 +33,8 @@ from common.core.spans import Partition
 from common.jobs.changes import local_user
 from common.jobs.check import Report
 from common.jobs.store import JobStore
-from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
+from common.spot.planning.replan import read_ledger
 from common.spot.provisioning import records as plans
 from common.topics.dead_letters import letter_of
 from common.topics.table import NUMBER

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.planning.plan import answers, gather
-from common.planning.request import PlanRequest
+from common.spot.planning.plan import answers, gather
+from common.spot.planning.request import PlanRequest
 from common.spot.theory.provisioning import plan as best_plan
 from common.spot.theory.provisioning import plan_of
 from common.spot.theory.work import Work, market

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from common.errors import UserError
-from common.planning.plan import plan_told
 from common.simulation.experiments.results import Point
+from common.spot.planning.plan import plan_told
 from services.cli import exits
 from services.cli.render import plots
 from tests.unit.cli.test_plan import PAPER_REQUEST, no_log, options

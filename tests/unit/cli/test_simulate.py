@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from common.planning.compare import Result, as_data, compare, results_of, with_policies
 from common.simulation.experiments.experiment import load_experiment
 from common.simulation.experiments.results import Point, PoolUse, Run, Summary
+from common.spot.planning.compare import Result, as_data, compare, results_of, with_policies
 from common.spot.policies.policy import STREAM_POLICIES
 from services.cli import exits
 from services.cli.commands.simulate import draw, title

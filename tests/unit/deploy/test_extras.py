@@ -31,10 +31,14 @@ OPENED = {  # what a service loads only when it needs it
         *("common.adapters.local.fleet", "common.adapters.prices"),
     ),
     "serve": STORAGE,
-    "admin": (*STORAGE, "common.adapters.ec2.prices", "common.planning.apart"),
+    "admin": (*STORAGE, "common.adapters.ec2.prices", "common.spot.planning.apart"),
     "cli": (
         *STORAGE,
-        *("common.adapters.ec2.prices", "common.planning.compare", "common.planning.plan"),
+        *(
+            "common.adapters.ec2.prices",
+            "common.spot.planning.compare",
+            "common.spot.planning.plan",
+        ),
         "services.cli.system.api",
     ),
 }

@@ -7,7 +7,7 @@ import sys
 
 CHATTER = """
 import ctypes
-from common.planning.compare import silent_output
+from common.spot.planning.compare import silent_output
 
 print("before")
 with silent_output():

@@ -16,16 +16,16 @@ import numpy.typing as npt
 
 from common.api.answers import ToldBid, ToldCurve, ToldPlan, ToldPoolPlan
 from common.errors import GivenError
-from common.planning.bids import bids, check_bids, computed_per_s
-from common.planning.remaining import Remaining, arriving, measured, remaining
+from common.spot.planning.bids import bids, check_bids, computed_per_s
+from common.spot.planning.remaining import Remaining, arriving, measured, remaining
 from common.spot.policies.chance import deadline_probability, plan_with_probability
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import CostCurve, Plan, cost_curve, plan, plan_of
 from common.spot.theory.work import Market, Pool, Work, gb_per_hour, market
 
 if TYPE_CHECKING:
-    from common.planning.request import PlanRequest, SpotPoolAsked
     from common.ports.servers import Log
+    from common.spot.planning.request import PlanRequest, SpotPoolAsked
 
 BIDS = (
     "cost and runtime are those of the first bids, if their machines went on as they are; what"

@@ -8,10 +8,10 @@ import sys
 
 import msgspec
 
-from common.planning.apart import Order, Report, simulated
-from common.planning.simulation import SimulateRequest
+from common.spot.planning.apart import Order, Report, simulated
+from common.spot.planning.simulation import SimulateRequest
 
-COMMAND = (sys.executable, "-m", "common.planning.apart")
+COMMAND = (sys.executable, "-m", "common.spot.planning.apart")
 SMALL = {
     "workers": 4,
     "rates": 50,

@@ -1,4 +1,4 @@
-"""Simulates in a process of its own: `python -m common.planning.apart`, which can be killed.
+"""Simulates in a process of its own: `python -m common.spot.planning.apart`, which can be killed.
 
 One line of JSON comes on standard input, one goes to standard output; what libraries print goes
 nowhere. The process ends when its standard input does: whoever asked has gone.
@@ -27,7 +27,7 @@ MOST_BYTES = 2 << 30
 class Order(msgspec.Struct, frozen=True):
     """What to simulate."""
 
-    request: msgspec.Raw  # `common.planning.simulation.SimulateRequest`
+    request: msgspec.Raw  # `common.spot.planning.simulation.SimulateRequest`
     folder: str = "."  # what files are relative to
 
 
@@ -45,8 +45,8 @@ REPORT = msgspec.json.Decoder(Report)
 def simulated(order: Order) -> Report:
     """Simulate."""
     # These bring scipy, and some torch.
-    from common.planning.compare import as_data, compare, with_policies  # noqa: PLC0415 -- above
-    from common.planning.simulation import SimulateRequest  # noqa: PLC0415 -- likewise
+    from common.spot.planning.compare import as_data, compare, with_policies  # noqa: PLC0415 -- above
+    from common.spot.planning.simulation import SimulateRequest  # noqa: PLC0415 -- likewise
 
     request = SimulateRequest.model_validate_json(bytes(order.request))
     variants = with_policies(request.experiment, request.policies)

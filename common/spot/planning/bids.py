@@ -17,8 +17,8 @@ from common.spot.theory.billing import HOUR_S
 from common.spot.theory.capacity import update_capacity_per_s
 
 if TYPE_CHECKING:
-    from common.planning.request import PlanRequest
     from common.ports.servers import Log
+    from common.spot.planning.request import PlanRequest
     from common.spot.theory.work import Pool, Work
 
 LIVE = "a stream cannot go faster than it arrives, and bidbrain bids for a backlog"
