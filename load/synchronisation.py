@@ -34,10 +34,10 @@ from common.learning.optimizers import OptimizerSettings
 from common.learning.significance import Compression, View
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
-from common.simulation.experiments.arrivals import Even, Stream
-from common.simulation.experiments.by_protocol import Reassign
-from common.simulation.experiments.learning import Sgd, Training
-from common.simulation.experiments.protocol import (
+from common.spot.experiments.arrivals import Even, Stream
+from common.spot.experiments.by_protocol import Reassign
+from common.spot.experiments.learning import Sgd, Training
+from common.spot.experiments.protocol import (
     Costless,
     Delays,
     GradientTimes,
@@ -45,7 +45,7 @@ from common.simulation.experiments.protocol import (
     Protocol,
     VirtualTime,
 )
-from common.simulation.experiments.results import Point
+from common.spot.experiments.results import Point
 from common.wire.messages import encode_offer, encode_reply
 from common.wire.vectors import encode_sparse, smallest
 from load.harness import report

@@ -67,12 +67,12 @@ HOMES = {  # a client library has one home
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
         TORCH_GROUP,
-        *("services/evaluator/", "services/serve/", "common/simulation/experiments/learning.py"),
+        *("services/evaluator/", "services/serve/", "common/spot/experiments/learning.py"),
     ),
     "scipy": (
         "common/spot/theory/",
         "common/spot/policies/",
-        "common/simulation/experiments/results.py",
+        "common/spot/experiments/results.py",
     ),
     "matplotlib": ("services/cli/render/plots.py",),
     "structlog": ("common/telemetry/logging.py",),

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from common.simulation.experiments.experiment import learner_of, simulate_by_protocol
-from common.simulation.experiments.spec import (
+from common.spot.experiments.experiment import learner_of, simulate_by_protocol
+from common.spot.experiments.spec import (
     Experiment,
     GradientSpec,
     LearningSpec,

@@ -17,7 +17,7 @@ import numpy as np
 
 from common.datasets.traces.files import read_once, read_trace
 from common.errors import UserError
-from common.simulation.experiments.auction import (
+from common.spot.experiments.auction import (
     Auctions,
     Job,
     Standard,

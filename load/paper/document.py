@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from common.simulation.experiments.results import Summary
+    from common.spot.experiments.results import Summary
 
 NONE = "\N{EN DASH}"  # in a cell that is empty for a reason
 README, RESULTS = "README.md", "results.json"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from common.config.billing import BillingRules
-from common.simulation.experiments.draws import draws_of
-from common.simulation.experiments.spec import (
+from common.spot.experiments.draws import draws_of
+from common.spot.experiments.spec import (
     Experiment,
     GradientSpec,
     OnDemandSpec,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from load.paper.job import HIGH, Setting
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.results import Point, Run, Spread, Summary
+    from common.spot.experiments.results import Point, Run, Spread, Summary
     from common.spot.policies.policy import StreamPolicyName
 
 Pair = tuple[float, float]

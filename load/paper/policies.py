@@ -29,7 +29,7 @@ from load.paper.job import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.simulation.experiments.results import Summary
+    from common.spot.experiments.results import Summary
     from load.paper.runner import Asked, Outcome, Runner
 
 MOVING = Variation("moving", moving=True)

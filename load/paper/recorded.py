@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.simulation.experiments.draws import draws_of
+from common.spot.experiments.draws import draws_of
 from load.paper import plots
 from load.paper.document import Section, percent
 from load.paper.job import ALPHA, CYCLE_S, GRADIENT_S, Case, Setting, experiment
@@ -15,7 +15,7 @@ from load.paper.runner import FEW, Asked, Runner
 from load.paper.series import SPEED, Found, Series, find
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.results import Summary
+    from common.spot.experiments.results import Summary
     from common.spot.policies.policy import StreamPolicyName
 
 POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "pools")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from rich import progress
 
-from common.simulation.experiments.experiment import simulate
-from common.simulation.experiments.results import Run, Summary
+from common.spot.experiments.experiment import simulate
+from common.spot.experiments.results import Run, Summary
 from common.spot.theory.provisioning import Plan, plan
 from load.paper.job import NOTHING, Case, Setting, Variation, experiment
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from common.simulation.experiments.spec import Experiment
+    from common.spot.experiments.spec import Experiment
     from common.spot.policies.policy import StreamPolicyName
 
 FEW = 12  # runs of each setting in the paper

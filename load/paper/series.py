@@ -22,7 +22,7 @@ from common.datasets.readers import read_bytes
 from common.datasets.traces.files import read_trace
 from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
-from common.simulation.experiments.draws import draws_of
+from common.spot.experiments.draws import draws_of
 from load.paper.job import CYCLE_S, HIGH, Prices, Setting, Variation, experiment
 
 if TYPE_CHECKING:

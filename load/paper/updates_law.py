@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.simulation.experiments.analytic import sample_updates_at
+from common.spot.experiments.analytic import sample_updates_at
 from common.spot.theory.preemption import variance_of_uptime_s2
 from common.spot.theory.updates import (
     Normal,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from common.errors import UserError
-from common.simulation.experiments.draws import draws_of
-from common.simulation.experiments.experiment import simulate
-from common.simulation.experiments.spec import Experiment
+from common.spot.experiments.draws import draws_of
+from common.spot.experiments.experiment import simulate
+from common.spot.experiments.spec import Experiment
 from load.paper.policies import MINIMUM_S, START_UP_S
 
 if TYPE_CHECKING:

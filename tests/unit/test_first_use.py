@@ -19,7 +19,7 @@ INSIDE = {
     *("common.core.events", "common.core.group.replica", "common.core.grouping"),
     *("common.core.ledger", "common.core.rounds", "common.core.worker"),
     *("common.spot.provisioning.commands", "common.spot.provisioning.events"),
-    *("common.simulation.experiments.protocol", "services.serve.protocol"),
+    *("common.spot.experiments.protocol", "services.serve.protocol"),
 }
 # One thread at a time converts to these, see `common.learning.decoders`.
 OPTIONS = {"common.learning.optimizers", "common.learning.task_options"}

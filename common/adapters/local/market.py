@@ -62,7 +62,7 @@ class SlotSchedule(Protocol):
 class Chain:
     """One slot's two states: up for `availability` of the time, once down in a cycle on average.
 
-    The simulator's chain (`common.simulation.experiments.preemption`) with steps of no length: its
+    The simulator's chain (`common.spot.experiments.preemption`) with steps of no length: its
     geometric stays become exponential ones. It begins in equilibrium.
 
     Args:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from common.errors import WireError
-from common.simulation.experiments.experiment import learner_of, simulate, simulate_by_protocol
-from common.simulation.experiments.results import (
+from common.spot.experiments.experiment import learner_of, simulate, simulate_by_protocol
+from common.spot.experiments.results import (
     Change,
     Point,
     PoolUse,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from common.simulation.experiments.spec import Experiment
+    from common.spot.experiments.spec import Experiment
 
 
 class Result(NamedTuple):

@@ -15,8 +15,8 @@ from common.config.market_file import SpotPool, load_market
 from common.datasets.traces.files import read_once, traced
 from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
-from common.simulation.experiments.draws import spot_on_average
-from common.simulation.experiments.spec import SpotSpec
+from common.spot.experiments.draws import spot_on_average
+from common.spot.experiments.spec import SpotSpec
 
 if TYPE_CHECKING:
     from common.spot.theory.work import Pool

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.datasets.traces.spec import TraceSpec
 from common.errors import GivenError
-from common.simulation.experiments.spec import LIVE_STREAMS, Experiment
+from common.spot.experiments.spec import LIVE_STREAMS, Experiment
 from common.spot.policies.policy import GivenPolicyName  # noqa: TC001 -- pydantic reads both when run
 
 if TYPE_CHECKING:

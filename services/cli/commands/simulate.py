@@ -15,8 +15,8 @@ from rich.text import Text
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.results import Spread, Summary
-    from common.simulation.experiments.spec import Experiment
+    from common.spot.experiments.results import Spread, Summary
+    from common.spot.experiments.spec import Experiment
     from common.spot.planning.compare import Result
 
 
@@ -60,7 +60,7 @@ def simulate(
         TimeElapsedColumn,
     )
 
-    from common.simulation.experiments.experiment import load_experiment
+    from common.spot.experiments.experiment import load_experiment
     from common.spot.planning.compare import as_data
     from common.spot.planning.simulation import SimulateRequest
     from common.spot.policies.policy import former_notes
@@ -115,7 +115,7 @@ def _option_of(path: str) -> str:
 
 def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
     """Draw one row per policy, and what the numbers are."""
-    from common.simulation.experiments.results import Summary
+    from common.spot.experiments.results import Summary
 
     summaries = {name: Summary.of(result.runs) for name, result in results.items()}
     learned = any(result.curves for result in results.values())
@@ -221,7 +221,7 @@ def _percent(share: float) -> str:
 def _accuracy(result: Result) -> str:
     import numpy as np
 
-    from common.simulation.experiments.results import Spread
+    from common.spot.experiments.results import Spread
 
     last = [curve[-1].accuracy for curve in result.curves if curve]
     return _spread(Spread.of(np.array(last)), 1, 100.0) if last else ""

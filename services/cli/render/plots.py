@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from common.api.answers import ToldPlan
-    from common.simulation.experiments.results import Point, Run
+    from common.spot.experiments.results import Point, Run
 
 _WIDTH, _HEIGHT, _DPI = 8.0, 5.5, 120  # inches, and dots in each
 _GREY = "0.6"

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from common.errors import UserError
-from common.simulation.experiments.results import Point
+from common.spot.experiments.results import Point
 from common.spot.planning.plan import plan_told
 from services.cli import exits
 from services.cli.render import plots

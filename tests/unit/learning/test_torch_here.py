@@ -10,12 +10,12 @@ import pytest
 from common.errors import UserError
 from common.learning.torch_here import need_torch
 from common.ports.servers import NewTopic
-from common.simulation.experiments.experiment import learner_of
-from common.simulation.experiments.spec import Experiment
+from common.spot.experiments.experiment import learner_of
+from common.spot.experiments.spec import Experiment
 from services.cli import exits
 from tests.unit.cli.conftest import World
 from tests.unit.cli.test_job import JOB
-from tests.unit.simulation.experiments.test_experiment import SMALL
+from tests.unit.spot.experiments.test_experiment import SMALL
 
 if TYPE_CHECKING:
     from pathlib import Path

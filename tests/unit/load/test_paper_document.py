@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.simulation.experiments.results import PoolUse, Run, Spread, Summary
+from common.spot.experiments.results import PoolUse, Run, Spread, Summary
 from load.paper import plots
 from load.paper.document import Section, interval, listed, percent, write
 

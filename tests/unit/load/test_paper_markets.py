@@ -19,7 +19,7 @@ from load.paper.policies import START_UP_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.simulation.experiments.spec import Experiment
+    from common.spot.experiments.spec import Experiment
 
 RECORD = "timestamp,availability_zone,instance_type,product,price_usd_per_hour\n"
 BEGIN = datetime(2015, 3, 1, tzinfo=UTC)

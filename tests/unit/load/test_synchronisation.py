@@ -6,7 +6,7 @@ import pytest
 
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.learning.optimizers import OptimizerSettings
-from common.simulation.experiments.protocol import Job
+from common.spot.experiments.protocol import Job
 from load.harness.rows import ratings_like
 from load.synchronisation import GRADIENT_S, batches_per_s, damped_over_slots
 from load.throughput.learning import Learning

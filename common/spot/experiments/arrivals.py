@@ -16,7 +16,7 @@ import numpy as np
 
 from common.core.batching import Run
 from common.datasets.traces.files import starts_of
-from common.simulation.experiments.spec import ArrivalsSpec, UniformRates
+from common.spot.experiments.spec import ArrivalsSpec, UniformRates
 from common.spot.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.simulation.experiments.by_protocol import TAKEOVER_S, Hold, Reassign
-from tests.unit.simulation.experiments.protocols import Bench
+from common.spot.experiments.by_protocol import TAKEOVER_S, Hold, Reassign
+from tests.unit.spot.experiments.protocols import Bench
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.protocol import Machine
+    from common.spot.experiments.protocol import Machine
 
 STREAMS = 7
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.simulation.experiments.fleet import Fleet
+from common.spot.experiments.fleet import Fleet
 from common.spot.theory.billing import Billing, Preempted
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.work import Pool
-from tests.unit.simulation.experiments.decisions import (
+from tests.unit.spot.experiments.decisions import (
     NOWHERE,
     ON_DEMAND,
     OTHER,

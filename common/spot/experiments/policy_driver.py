@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.ports.machines import Offer
-from common.simulation.experiments.results import Change
+from common.spot.experiments.results import Change
 from common.spot.policies.policy import ON_DEMAND, Decision, MachineCount, Policy, Situation
 from common.spot.theory.capacity import waiting_told
 from common.spot.theory.errors import ParameterError, positive
@@ -27,7 +27,7 @@ from common.spot.theory.estimates import (
 from common.spot.theory.work import Pool, Work
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.fleet import Fleet
+    from common.spot.experiments.fleet import Fleet
     from common.spot.theory.estimates import CyclePrior, RatePrior
 
 Array: TypeAlias = npt.NDArray[np.float64]

@@ -10,25 +10,25 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from common.simulation.experiments.analytic import (
+from common.spot.experiments.analytic import (
     Conditions,
     sample_updates_at,
     simulate_analytically,
 )
-from common.simulation.experiments.policy_driver import Givens, Priors
-from common.simulation.experiments.preemption import Chain
-from common.simulation.experiments.prices import ConstantPrices
-from common.simulation.experiments.results import Summary
+from common.spot.experiments.policy_driver import Givens, Priors
+from common.spot.experiments.preemption import Chain
+from common.spot.experiments.prices import ConstantPrices
+from common.spot.experiments.results import Summary
 from common.spot.policies.fixed import OnDemandOnly, Static
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import RatePrior
 from common.spot.theory.provisioning import plan_of
 from common.spot.theory.work import Pool, Work, market
-from tests.unit.simulation.experiments.decisions import ON_DEMAND, SPOT, Scripted, always
+from tests.unit.spot.experiments.decisions import ON_DEMAND, SPOT, Scripted, always
 
 if TYPE_CHECKING:
     from common.ports.machines import PriceHistory
-    from common.simulation.experiments.results import Run
+    from common.spot.experiments.results import Run
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -22,8 +22,8 @@ from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel
 from common.learning.tasks import Task, build_model, make_task
 from common.learning.trainer import Trainer
-from common.simulation.experiments.protocol import NOTHING, Computed
-from common.simulation.experiments.results import Point
+from common.spot.experiments.protocol import NOTHING, Computed
+from common.spot.experiments.results import Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from common.core import commands as do
     from common.core.assignments import Compute
     from common.core.messages import Batch, Vector
-    from common.simulation.experiments.spec import LearningSpec
+    from common.spot.experiments.spec import LearningSpec
 
 HELD_OUT_SHARE = 0.2
 EVALUATED_AT_ONCE = 1024

@@ -20,11 +20,11 @@ from common.config.synchronisation import SYNCHRONOUS
 from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.datasets.traces.files import traced
-from common.simulation.experiments.arrivals import Stream, arrivals_of, draw_rates
-from common.simulation.experiments.fleet import Fleet
-from common.simulation.experiments.policy_driver import PolicyDriver, Priors
-from common.simulation.experiments.preemption import STEP_S
-from common.simulation.experiments.protocol import (
+from common.spot.experiments.arrivals import Stream, arrivals_of, draw_rates
+from common.spot.experiments.fleet import Fleet
+from common.spot.experiments.policy_driver import PolicyDriver, Priors
+from common.spot.experiments.preemption import STEP_S
+from common.spot.experiments.protocol import (
     Costless,
     Delays,
     GradientTimes,
@@ -32,12 +32,12 @@ from common.simulation.experiments.protocol import (
     Protocol,
     VirtualTime,
 )
-from common.simulation.experiments.results import Run, Throughput, pool_uses
+from common.spot.experiments.results import Run, Throughput, pool_uses
 from common.spot.theory.lags import StreamLags
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.draws import Draws
-    from common.simulation.experiments.protocol import Learner, Machine
+    from common.spot.experiments.draws import Draws
+    from common.spot.experiments.protocol import Learner, Machine
     from common.spot.policies.policy import Policy
 
 Array: TypeAlias = npt.NDArray[np.float64]

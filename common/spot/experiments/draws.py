@@ -11,10 +11,10 @@ import numpy as np
 from common.datasets.traces.files import common_starts_s, read_once, traced
 from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
-from common.simulation.experiments.arrivals import draw_rates
-from common.simulation.experiments.policy_driver import Givens
-from common.simulation.experiments.preemption import Offers, offers_of
-from common.simulation.experiments.prices import ConstantPrices, Prices, prices_of
+from common.spot.experiments.arrivals import draw_rates
+from common.spot.experiments.policy_driver import Givens
+from common.spot.experiments.preemption import Offers, offers_of
+from common.spot.experiments.prices import ConstantPrices, Prices, prices_of
 from common.spot.theory.capacity import update_capacity_per_s
 from common.spot.theory.work import Pool, gb_per_hour
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.datasets.traces.trace import Trace
-    from common.simulation.experiments.spec import Experiment, SpotSpec
+    from common.spot.experiments.spec import Experiment, SpotSpec
 
 
 ROUND_OVERHEAD_S = 0.005  # of a round beside its gradients, as measured with 4 small workers

@@ -14,7 +14,7 @@ from scipy import special
 from common.spot.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.fleet import Fleet
+    from common.spot.experiments.fleet import Fleet
 
 Json: TypeAlias = "float | int | str | bool | list[Json] | dict[str, Json] | None"
 

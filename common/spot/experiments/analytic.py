@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.simulation.experiments.fleet import Fleet
-from common.simulation.experiments.policy_driver import Givens, PolicyDriver, Priors
-from common.simulation.experiments.preemption import STEP_S, Offers
-from common.simulation.experiments.results import Run, pool_uses
+from common.spot.experiments.fleet import Fleet
+from common.spot.experiments.policy_driver import Givens, PolicyDriver, Priors
+from common.spot.experiments.preemption import STEP_S, Offers
+from common.spot.experiments.results import Run, pool_uses
 from common.spot.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.prices import Prices
+    from common.spot.experiments.prices import Prices
     from common.spot.policies.policy import Policy
 
 Array: TypeAlias = npt.NDArray[np.float64]

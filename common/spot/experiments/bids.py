@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.ports.machines import Offer
-from common.simulation.experiments.results import Change, PoolUse, Run
+from common.spot.experiments.results import Change, PoolUse, Run
 from common.spot.policies.bidding import REVIEWS, Bidding, BidSettings, odds_of
 from common.spot.policies.policy import Decision, Hour, MachineCount, Situation, renewal_s
 from common.spot.provisioning.costs import Bill
 from common.spot.theory.work import Work
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.analytic import Array, Conditions, Flags
-    from common.simulation.experiments.policy_driver import Givens
+    from common.spot.experiments.analytic import Array, Conditions, Flags
+    from common.spot.experiments.policy_driver import Givens
     from common.spot.provisioning.records import EndedBecause
 
 MOST_HOURS = 90 * 24  # of past prices: what EC2 tells

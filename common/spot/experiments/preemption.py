@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from common.simulation.experiments.prices import Prices
-    from common.simulation.experiments.spec import SpotSpec
+    from common.spot.experiments.prices import Prices
+    from common.spot.experiments.spec import SpotSpec
 
 STEP_S = 2.0  # section V-A
 

@@ -10,16 +10,16 @@ import pytest
 from common.datasets.traces.spec import TraceSpec
 from common.datasets.traces.trace import Trace
 from common.errors import UserError
-from common.simulation.experiments.preemption import STEP_S, Bid, Both, Chain, offers_of
-from common.simulation.experiments.prices import ConstantPrices, TracePrices
-from common.simulation.experiments.spec import SpotSpec
+from common.spot.experiments.preemption import STEP_S, Bid, Both, Chain, offers_of
+from common.spot.experiments.prices import ConstantPrices, TracePrices
+from common.spot.experiments.spec import SpotSpec
 from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from common.datasets.traces.trace import Bools
-    from common.simulation.experiments.preemption import Offers
+    from common.spot.experiments.preemption import Offers
 
 
 def history(offers: Offers, steps: int) -> Bools:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from common.core.spans import Partition
-from common.simulation.experiments.arrivals import Even, Stream
+from common.spot.experiments.arrivals import Even, Stream
 
 PLACE = Partition("s", 0)
 

@@ -11,12 +11,12 @@ from common.config.validation import complaint, field_names
 from common.datasets.traces.files import starts_of, traced
 from common.errors import UserError
 from common.learning.torch_here import need_torch
-from common.simulation.experiments.analytic import Array, Conditions, Pace, simulate_analytically
-from common.simulation.experiments.bids import simulate_bids
-from common.simulation.experiments.by_protocol import ProtocolRun, ProtocolSimulation
-from common.simulation.experiments.draws import ROUND_OVERHEAD_S, Draws, draws_of
-from common.simulation.experiments.policy_driver import Priors
-from common.simulation.experiments.spec import Experiment
+from common.spot.experiments.analytic import Array, Conditions, Pace, simulate_analytically
+from common.spot.experiments.bids import simulate_bids
+from common.spot.experiments.by_protocol import ProtocolRun, ProtocolSimulation
+from common.spot.experiments.draws import ROUND_OVERHEAD_S, Draws, draws_of
+from common.spot.experiments.policy_driver import Priors
+from common.spot.experiments.spec import Experiment
 from common.spot.policies.bidding import BidSettings
 from common.spot.policies.pools import Pools
 from common.spot.policies.registry import policy_of
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.datasets.traces.trace import Trace
-    from common.simulation.experiments.learning import Sgd
-    from common.simulation.experiments.results import Run
+    from common.spot.experiments.learning import Sgd
+    from common.spot.experiments.results import Run
     from common.spot.policies.policy import Policy
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
@@ -126,7 +126,7 @@ def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
     if experiment.learning is None:
         return None
     need_torch("learning: a simulation that learns")
-    from common.simulation.experiments.learning import sgd_of  # noqa: PLC0415 -- torch takes long
+    from common.spot.experiments.learning import sgd_of  # noqa: PLC0415 -- torch takes long
 
     most = experiment.most_staleness
     return sgd_of(experiment.learning, folder, experiment.workers, most, seed)

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pytest
 
 from common.ports.machines import Offer
-from common.simulation.experiments.fleet import Fleet
-from common.simulation.experiments.policy_driver import Givens, PolicyDriver, Priors
-from common.simulation.experiments.results import Change
+from common.spot.experiments.fleet import Fleet
+from common.spot.experiments.policy_driver import Givens, PolicyDriver, Priors
+from common.spot.experiments.results import Change
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import CyclePrior, RatePrior
 from common.spot.theory.work import Pool
-from tests.unit.simulation.experiments.decisions import (
+from tests.unit.spot.experiments.decisions import (
     NOWHERE,
     ON_DEMAND,
     SPOT,

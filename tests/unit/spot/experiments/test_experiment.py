@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.simulation.experiments.draws import draws_of
-from common.simulation.experiments.experiment import (
+from common.spot.experiments.draws import draws_of
+from common.spot.experiments.experiment import (
     learner_of,
     load_experiment,
     simulate,
     simulate_by_protocol,
 )
-from common.simulation.experiments.results import Summary, Throughput
-from common.simulation.experiments.spec import Experiment
+from common.spot.experiments.results import Summary, Throughput
+from common.spot.experiments.spec import Experiment
 from common.spot.policies.policy import STREAM_POLICIES
 from common.spot.theory.provisioning import plan
 from common.spot.theory.work import Work, market

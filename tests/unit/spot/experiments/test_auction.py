@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.simulation.experiments.auction import (
+from common.spot.experiments.auction import (
     Auctions,
     Job,
     Standard,
@@ -19,7 +19,7 @@ from common.spot.theory.billing import BY_NAME
 from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.auction import Bill
+    from common.spot.experiments.auction import Bill
 
 STEP_S = 600.0
 

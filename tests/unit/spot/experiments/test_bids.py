@@ -9,9 +9,9 @@ import pytest
 
 from common.datasets.traces.trace import Trace
 from common.errors import UserError
-from common.simulation.experiments.experiment import simulate
-from common.simulation.experiments.prices import ConstantPrices, TracePrices
-from common.simulation.experiments.spec import Experiment
+from common.spot.experiments.experiment import simulate
+from common.spot.experiments.prices import ConstantPrices, TracePrices
+from common.spot.experiments.spec import Experiment
 from common.spot.planning.compare import with_policies
 from common.spot.theory.errors import ParameterError
 

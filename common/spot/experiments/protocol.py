@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from common.core.events import CoordinatorEvent, WorkerEvent
     from common.core.messages import Claim, LeaderStatus, Reply, Vector
     from common.core.spans import Partition
-    from common.simulation.experiments.arrivals import Stream
+    from common.spot.experiments.arrivals import Stream
 
 DRAWN = 4096  # times drawn at once: a draw costs little, a call much
 LOOK_S = (

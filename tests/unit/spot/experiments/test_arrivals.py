@@ -12,7 +12,7 @@ from scipy import stats
 
 from common.datasets.traces.spec import TraceSpec
 from common.datasets.traces.trace import Floats, Trace
-from common.simulation.experiments.arrivals import (
+from common.spot.experiments.arrivals import (
     CHUNK,
     Arrivals,
     Drawn,
@@ -21,7 +21,7 @@ from common.simulation.experiments.arrivals import (
     arrivals_of,
     draw_rates,
 )
-from common.simulation.experiments.spec import ArrivalsSpec, UniformRates
+from common.spot.experiments.spec import ArrivalsSpec, UniformRates
 from common.spot.theory.errors import ParameterError
 
 #  0   20    30     50 s: twice as much, nothing, as much as the mean of 1.1

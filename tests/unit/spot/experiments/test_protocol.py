@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core.messages import WorkerId
-from common.simulation.experiments.by_protocol import Hold, Reassign
-from common.simulation.experiments.protocol import GradientTimes, VirtualTime
-from tests.unit.simulation.experiments.protocols import (
+from common.spot.experiments.by_protocol import Hold, Reassign
+from common.spot.experiments.protocol import GradientTimes, VirtualTime
+from tests.unit.spot.experiments.protocols import (
     BATCH_SIZE,
     GROUP_SIZE,
     RATE_PER_S,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from common.simulation.experiments.protocol import Machine
+    from common.spot.experiments.protocol import Machine
 
 
 UPDATE = GROUP_SIZE * BATCH_SIZE

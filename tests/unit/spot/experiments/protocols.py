@@ -8,8 +8,8 @@ import numpy as np
 
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core.spans import Partition
-from common.simulation.experiments.arrivals import Even, Stream
-from common.simulation.experiments.protocol import (
+from common.spot.experiments.arrivals import Even, Stream
+from common.spot.experiments.protocol import (
     Computed,
     GradientTimes,
     Job,

@@ -11,7 +11,7 @@ import pytest
 from common.datasets.traces.spec import TraceSpec
 from common.datasets.traces.trace import Trace
 from common.errors import UserError
-from common.simulation.experiments.prices import ConstantPrices, TracePrices, prices_of
+from common.spot.experiments.prices import ConstantPrices, TracePrices, prices_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.simulation.experiments.results import Change, PoolUse, Run, Spread, Summary, wilson
+from common.spot.experiments.results import Change, PoolUse, Run, Spread, Summary, wilson
 from common.spot.theory.errors import ParameterError
 
 RUN = Run(
