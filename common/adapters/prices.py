@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.datasets.traces.files import starts_of, traced
 from common.ports.machines import Offer, PriceHistory
 from common.spot.theory.billing import HOUR_S
+from common.spot.traces.files import starts_of, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from common.datasets.traces.spec import TraceSpec
     from common.ports.machines import Prices
+    from common.spot.traces.spec import TraceSpec
 
 KNOWN_SHARE = 0.1  # of a recording: what was before says how prices move
 

@@ -22,11 +22,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from common.config.billing import BillingSpec  # noqa: TC001 -- pydantic reads it when run
 from common.config.validation import complaint, field_names
-from common.datasets.traces.files import common_starts_s, starts_of, traced
-from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.ports.machines import Offer
 from common.spot.theory.billing import BY_NAME, BY_THE_SECOND, Billing
+from common.spot.traces.files import common_starts_s, starts_of, traced
+from common.spot.traces.spec import TraceSpec
 from doll.yaml_file import as_json, load_text, read_text
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from common.config.servers import Outside
-from common.datasets.traces.spec import TraceSpec
 from common.errors import OutsideError, UnavailableError, UserError
 from common.ports.machines import Offer
+from common.spot.traces.spec import TraceSpec
 from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
 

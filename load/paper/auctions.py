@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from common.datasets.traces.files import read_once, read_trace
 from common.errors import UserError
 from common.spot.experiments.auction import (
     Auctions,
@@ -26,12 +25,13 @@ from common.spot.experiments.auction import (
 )
 from common.spot.policies.bidbrain import BidBrain, eviction_odds
 from common.spot.theory.billing import HOUR_S
+from common.spot.traces.files import read_once, read_trace
 from load.paper.series import header, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.datasets.traces.trace import Floats
+    from common.spot.traces.trace import Floats
 
 Kind: TypeAlias = Literal["tables", "records"]  # files whose header begins with `step`, or records
 

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from common.datasets.traces.files import read_trace
 from common.spot.theory.provisioning import plan
+from common.spot.traces.files import read_trace
 from load.paper import stated
 from load.paper.document import Section, listed, percent
 from load.paper.job import (

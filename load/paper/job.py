@@ -22,8 +22,8 @@ from common.spot.theory.work import Market, Work, market
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.datasets.traces.spec import TraceSpec
     from common.spot.policies.policy import StreamPolicyName
+    from common.spot.traces.spec import TraceSpec
 
 Rates: TypeAlias = Literal["equal", "drawn"]
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from common.datasets.readers import read_bytes
-from common.datasets.traces.files import read_trace
-from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.spot.experiments.draws import draws_of
+from common.spot.traces.files import read_trace
+from common.spot.traces.spec import TraceSpec
 from load.paper.job import CYCLE_S, HIGH, Prices, Setting, Variation, experiment
 
 if TYPE_CHECKING:

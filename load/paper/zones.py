@@ -21,7 +21,7 @@ from load.paper.policies import MINIMUM_S, START_UP_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.datasets.traces.trace import Bools, Floats
+    from common.spot.traces.trace import Bools, Floats
 
 SPOT_USD, ON_DEMAND_USD = 0.918, 3.06  # per hour: a machine with one V100 in 2023
 STREAMS, RATE_PER_S, GROUP_SIZE, BATCH_SIZE = 16, 125.0, 20, 256

@@ -10,9 +10,9 @@ import pytest
 from common.adapters.ec2.prices import Ec2Prices
 from common.adapters.prices import FixedPrices, PricesTogether, TracePrices
 from common.config.market_file import Ec2Provider, SpotPool
-from common.datasets.traces.spec import TraceSpec
 from common.errors import UnavailableError
 from common.ports.machines import Offer, by_pool
+from common.spot.traces.spec import TraceSpec
 from common.testing.clock import ManualClock
 from common.testing.fleet import MemoryPrices
 from tests.contract.fleet_providers import REGION, TEMPLATE

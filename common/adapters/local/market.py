@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from common.datasets.traces.files import starts_of, traced
-from common.datasets.traces.spec import TraceSpec
-from common.datasets.traces.trace import Walk
+from common.spot.traces.files import starts_of, traced
+from common.spot.traces.spec import TraceSpec
+from common.spot.traces.trace import Walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from common.config.market_file import Market
-    from common.datasets.traces.trace import Trace
+    from common.spot.traces.trace import Trace
 
 _BLOCK = 64  # stays drawn at a time; the same whoever asks for how many, or they would differ
 

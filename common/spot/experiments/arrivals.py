@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from common.core.batching import Run
-from common.datasets.traces.files import starts_of
 from common.spot.experiments.spec import ArrivalsSpec, UniformRates
 from common.spot.theory.errors import ParameterError, not_negative, positive
+from common.spot.traces.files import starts_of
 
 if TYPE_CHECKING:
     from common.core.spans import Partition
-    from common.datasets.traces.trace import Floats, Trace
+    from common.spot.traces.trace import Floats, Trace
 
     Gaps: TypeAlias = Callable[[int], Floats]  # draws so many gaps, with mean 1
     Clock: TypeAlias = Callable[[Floats], Floats]  # sums of such gaps -> seconds, never backwards

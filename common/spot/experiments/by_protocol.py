@@ -19,7 +19,6 @@ import numpy.typing as npt
 from common.config.synchronisation import SYNCHRONOUS
 from common.core.messages import WorkerId
 from common.core.spans import Partition
-from common.datasets.traces.files import traced
 from common.spot.experiments.arrivals import Stream, arrivals_of, draw_rates
 from common.spot.experiments.fleet import Fleet
 from common.spot.experiments.policy_driver import PolicyDriver, Priors
@@ -34,6 +33,7 @@ from common.spot.experiments.protocol import (
 )
 from common.spot.experiments.results import Run, Throughput, pool_uses
 from common.spot.theory.lags import StreamLags
+from common.spot.traces.files import traced
 
 if TYPE_CHECKING:
     from common.spot.experiments.draws import Draws

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.datasets.traces.files import common_starts_s, read_once, traced
-from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.spot.experiments.arrivals import draw_rates
 from common.spot.experiments.policy_driver import Givens
@@ -17,12 +15,14 @@ from common.spot.experiments.preemption import Offers, offers_of
 from common.spot.experiments.prices import ConstantPrices, Prices, prices_of
 from common.spot.theory.capacity import update_capacity_per_s
 from common.spot.theory.work import Pool, gb_per_hour
+from common.spot.traces.files import common_starts_s, read_once, traced
+from common.spot.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.datasets.traces.trace import Trace
     from common.spot.experiments.spec import Experiment, SpotSpec
+    from common.spot.traces.trace import Trace
 
 
 ROUND_OVERHEAD_S = 0.005  # of a round beside its gradients, as measured with 4 small workers

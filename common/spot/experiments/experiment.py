@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from common.config.validation import complaint, field_names
-from common.datasets.traces.files import starts_of, traced
 from common.errors import UserError
 from common.learning.torch_here import need_torch
 from common.spot.experiments.analytic import Array, Conditions, Pace, simulate_analytically
@@ -22,16 +21,17 @@ from common.spot.policies.pools import Pools
 from common.spot.policies.registry import policy_of
 from common.spot.theory.capacity import update_capacity_per_s
 from common.spot.theory.estimates import RatePrior
+from common.spot.traces.files import starts_of, traced
 from doll.yaml_file import as_json, load_text, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from common.datasets.traces.trace import Trace
     from common.spot.experiments.learning import Sgd
     from common.spot.experiments.results import Run
     from common.spot.policies.policy import Policy
+    from common.spot.traces.trace import Trace
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
 LEARNS = frozenset({"adaptive", "pools"})  # what is not known beforehand; the others plan once

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from common.datasets.traces.files import starts_of, traced
-from common.datasets.traces.spec import TraceSpec
-from common.datasets.traces.trace import Bools, Floats, Trace, Walk
 from common.spot.theory.errors import ParameterError, not_negative, positive, share
+from common.spot.traces.files import starts_of, traced
+from common.spot.traces.spec import TraceSpec
+from common.spot.traces.trace import Bools, Floats, Trace, Walk
 
 if TYPE_CHECKING:
     from pathlib import Path

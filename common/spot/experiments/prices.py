@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from common.datasets.traces.files import starts_of, traced
-from common.datasets.traces.spec import TraceSpec
-from common.datasets.traces.trace import Bools, Floats, Trace, Walk
 from common.ports.machines import PriceHistory
 from common.spot.theory.errors import ParameterError, not_negative
+from common.spot.traces.files import starts_of, traced
+from common.spot.traces.spec import TraceSpec
+from common.spot.traces.trace import Bools, Floats, Trace, Walk
 
 if TYPE_CHECKING:
     from pathlib import Path

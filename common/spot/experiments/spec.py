@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from common.config.billing import BillingRules, BillingSpec
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
-from common.datasets.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 from common.spot.policies.policy import GivenPolicyName, PolicyName, policy_named
+from common.spot.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

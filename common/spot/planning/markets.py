@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.config.market_file import SpotPool, load_market
-from common.datasets.traces.files import read_once, traced
-from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.spot.experiments.draws import spot_on_average
 from common.spot.experiments.spec import SpotSpec
+from common.spot.traces.files import read_once, traced
+from common.spot.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from common.spot.theory.work import Pool

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.datasets.traces.spec import TraceSpec
 from common.errors import GivenError
 from common.spot.experiments.spec import LIVE_STREAMS, Experiment
 from common.spot.policies.policy import GivenPolicyName  # noqa: TC001 -- pydantic reads both when run
+from common.spot.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,8 +20,8 @@ from common.config.market_file import (
     SpotPool,
     with_common_start,
 )
-from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
+from common.spot.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from pathlib import Path

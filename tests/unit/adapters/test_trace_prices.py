@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.adapters.prices import FixedPrices, PricesTogether, TracePrices
-from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.ports.machines import Offer, PriceHistory
+from common.spot.traces.spec import TraceSpec
 from common.testing.clock import ManualClock
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from common.config.market_file import load_market, with_common_start
-from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
 from common.ports.machines import Offer
 from common.spot.theory.billing import Billing, Preempted
+from common.spot.traces.spec import TraceSpec
 
 FULL = """
 fleet: process

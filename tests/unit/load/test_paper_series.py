@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.datasets.traces.files import read_trace
 from common.spot.experiments.experiment import simulate
+from common.spot.traces.files import read_trace
 from load.paper.job import CYCLE_S, HIGH, experiment
 from load.paper.policies import START_UP_S, start_up_s
 from load.paper.runner import Asked

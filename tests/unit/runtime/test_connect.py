@@ -26,7 +26,6 @@ from common.adapters.kafka.settings import (
 from common.adapters.local.fleet import ProcessFleet
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings, read_settings
-from common.datasets.traces.spec import TraceSpec
 from common.errors import OutsideError, UnavailableError, UserError
 from common.ports.machines import Offer, by_pool
 from common.runtime.connect import (
@@ -37,6 +36,7 @@ from common.runtime.connect import (
     open_prices,
     open_tracking,
 )
+from common.spot.traces.spec import TraceSpec
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.metadata_server import MetadataServer
 

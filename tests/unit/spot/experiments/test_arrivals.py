@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.datasets.traces.spec import TraceSpec
-from common.datasets.traces.trace import Floats, Trace
 from common.spot.experiments.arrivals import (
     CHUNK,
     Arrivals,
@@ -23,6 +21,8 @@ from common.spot.experiments.arrivals import (
 )
 from common.spot.experiments.spec import ArrivalsSpec, UniformRates
 from common.spot.theory.errors import ParameterError
+from common.spot.traces.spec import TraceSpec
+from common.spot.traces.trace import Floats, Trace
 
 #  0   20    30     50 s: twice as much, nothing, as much as the mean of 1.1
 DAY = Trace(np.array([0.0, 20, 30]), np.array([2.0, 0, 0.75]), 50.0)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from common.datasets.traces.trace import Trace
 from common.errors import UserError
 from common.spot.experiments.experiment import simulate
 from common.spot.experiments.prices import ConstantPrices, TracePrices
 from common.spot.experiments.spec import Experiment
 from common.spot.planning.compare import with_policies
 from common.spot.theory.errors import ParameterError
+from common.spot.traces.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path

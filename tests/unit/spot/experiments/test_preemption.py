@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.datasets.traces.spec import TraceSpec
-from common.datasets.traces.trace import Trace
 from common.errors import UserError
 from common.spot.experiments.preemption import STEP_S, Bid, Both, Chain, offers_of
 from common.spot.experiments.prices import ConstantPrices, TracePrices
 from common.spot.experiments.spec import SpotSpec
 from common.spot.theory.errors import ParameterError
+from common.spot.traces.spec import TraceSpec
+from common.spot.traces.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.datasets.traces.trace import Bools
     from common.spot.experiments.preemption import Offers
+    from common.spot.traces.trace import Bools
 
 
 def history(offers: Offers, steps: int) -> Bools:

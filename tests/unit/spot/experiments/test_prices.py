@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.datasets.traces.spec import TraceSpec
-from common.datasets.traces.trace import Trace
 from common.errors import UserError
 from common.spot.experiments.prices import ConstantPrices, TracePrices, prices_of
+from common.spot.traces.spec import TraceSpec
+from common.spot.traces.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path

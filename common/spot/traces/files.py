@@ -32,14 +32,14 @@ import numpy as np
 
 from common.datasets.readers import read_bytes
 from common.datasets.tables import parses
-from common.datasets.traces.trace import Floats, Trace, trace_from_rows, usual_gap_s
 from common.errors import UserError
+from common.spot.traces.trace import Floats, Trace, trace_from_rows, usual_gap_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from common.datasets.traces.spec import TraceSpec
+    from common.spot.traces.spec import TraceSpec
 
 _TIMESTAMP, _PRICE = "timestamp", "price_usd_per_hour"
 _UNIT_S = {"step": 300.0, "seconds": 1.0, "hours": 3600.0}

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.datasets.traces.files import read_trace, starts_of, traced
-from common.datasets.traces.spec import TraceSpec
 from common.errors import UserError
+from common.spot.traces.files import read_trace, starts_of, traced
+from common.spot.traces.spec import TraceSpec
 
 RECORDED = Path(__file__).parents[4] / "shared" / "data"
 recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded traces are not here")

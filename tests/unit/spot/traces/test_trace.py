@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.datasets.traces.trace import Trace, Walk, trace_from_rows, usual_gap_s
 from common.errors import UserError
+from common.spot.traces.trace import Trace, Walk, trace_from_rows, usual_gap_s
 
 
 def trace(times_s: list[float], values: list[float], end_s: float) -> Trace:
