@@ -20,9 +20,9 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.ports.machines import PriceHistory
 from common.spot.experiments.experiment import simulate
 from common.spot.experiments.spec import Experiment
+from common.spot.machines import PriceHistory
 from common.spot.policies.bidding import Bidding, odds_of
 from common.spot.policies.chance import plan_with_probability
 from common.spot.policies.policy import Hour, MachineCount, Policy, Situation

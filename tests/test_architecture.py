@@ -53,7 +53,7 @@ HOMES = {  # a client library has one home
     ),
     "fastapi": ("services/admin/",),
     "uvicorn": ("common/runtime/connections.py", "common/runtime/http_server.py"),
-    "psutil": ("common/adapters/local/table.py",),
+    "psutil": ("common/spot/fleets/local/table.py",),
     "httpx2": (
         *("common/http/", "common/adapters/kafka/registry.py", "common/adapters/mlflow.py"),
         *("common/public/doll/", "services/admin/oidc.py", "services/cli/system/"),

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from common.config.servers import Outside
 from common.errors import OutsideError, UnavailableError, UserError
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.traces.spec import TraceSpec
 from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from common.config.market_file import Market
     from common.config.settings import Settings
     from common.ports.group import Groups, Rendezvous
-    from common.ports.machines import Fleet, Prices
     from common.ports.servers import Blobs, Board, Boards, Log, Notices, SchemaRegistry
     from common.ports.tracking import Tracking
+    from common.spot.machines import Fleet, Prices
     from common.telemetry.tracing import Tracer
 
 # A worker waits for its gradients for DOLL_LEAVE_S, and then says goodbye.
@@ -305,13 +305,13 @@ def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
         UnavailableError: If the directory of processes cannot be used.
     """
     if market.fleet == "ec2" and market.ec2 is not None:
-        from common.adapters.ec2.fleet import Ec2Fleet  # noqa: PLC0415 -- see above
+        from common.spot.fleets.ec2.fleet import Ec2Fleet  # noqa: PLC0415 -- see above
 
         return Ec2Fleet(market, market.ec2, job)
-    from common.adapters.local.fleet import LocalMarket, ProcessFleet  # noqa: PLC0415 -- see above
-    from common.adapters.local.market import schedule_of  # noqa: PLC0415 -- see above
     from common.config.market_file import with_common_start  # noqa: PLC0415 -- see above
     from common.embedded.services import start_machine  # noqa: PLC0415 -- see above
+    from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet  # noqa: PLC0415 -- see above
+    from common.spot.fleets.local.market import schedule_of  # noqa: PLC0415 -- see above
 
     directory, path = _fleet_directory(settings), Path(settings.market)
     begun = with_common_start(market, path.parent)
@@ -332,12 +332,12 @@ def open_prices(settings: Settings, market: Market) -> Prices:
     Raises:
         UserError: If a recorded series makes no sense, or the market file is no longer there.
     """
-    from common.adapters.prices import (  # noqa: PLC0415 -- see above
+    from common.config.market_file import with_common_start  # noqa: PLC0415 -- see above
+    from common.spot.fleets.prices import (  # noqa: PLC0415 -- see above
         FixedPrices,
         PricesTogether,
         TracePrices,
     )
-    from common.config.market_file import with_common_start  # noqa: PLC0415 -- see above
 
     path = Path(settings.market)
     market = with_common_start(market, path.parent)
@@ -351,7 +351,7 @@ def open_prices(settings: Settings, market: Market) -> Prices:
         origin_s = _replayed_from_s(market, path)
         sources.append(TracePrices(replayed, path.parent, origin_s, time.time))
     if history and market.ec2 is not None:
-        from common.adapters.ec2.prices import Ec2Prices  # noqa: PLC0415 -- see above
+        from common.spot.fleets.ec2.prices import Ec2Prices  # noqa: PLC0415 -- see above
 
         sources.append(Ec2Prices(market.ec2, history))
     return PricesTogether(sources)

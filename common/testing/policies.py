@@ -12,7 +12,7 @@ from common.spot.policies.policy import Decision, Situation
 from common.spot.theory.provisioning import Plan
 
 if TYPE_CHECKING:
-    from common.ports.machines import Offer
+    from common.spot.machines import Offer
 
 
 @dataclass(frozen=True, slots=True)

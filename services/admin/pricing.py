@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from common.api.provisioning import market_of, prices_answer
 from common.errors import NotFoundError, OutsideError, UserError
-from common.ports.machines import Prices, by_pool
 from common.runtime.connect import open_prices
+from common.spot.machines import Prices, by_pool
 
 if TYPE_CHECKING:
     from common.api.answers import PricesAnswer

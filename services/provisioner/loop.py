@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from common.config.market_file import Market
     from common.jobs.store import JobRecord
-    from common.ports.machines import Fleet, Prices
     from common.ports.servers import Board, Log
     from common.runtime.supervisor import Fault
+    from common.spot.machines import Fleet, Prices
     from common.spot.provisioning.commands import ProvisionerCommand
     from common.spot.provisioning.events import ProvisionerEvent
     from common.spot.provisioning.records import PlanRecord

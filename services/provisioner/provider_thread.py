@@ -14,7 +14,7 @@ from common.spot.provisioning import events
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
-    from common.ports.machines import Fleet, Prices
+    from common.spot.machines import Fleet, Prices
     from common.spot.provisioning.events import ProvisionerEvent
     from common.telemetry.logging import EventLogger
 

@@ -27,14 +27,14 @@ from werkzeug.serving import make_server
 from werkzeug.test import Client
 from werkzeug.wrappers import Request
 
-from common.adapters.ec2.fleet import Ec2Fleet
-from common.adapters.local.fleet import LocalMarket, ProcessFleet
-from common.adapters.local.table import Table
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.embedded.process import Child
-from common.ports.machines import Offer
+from common.spot.fleets.ec2.fleet import Ec2Fleet
+from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
+from common.spot.fleets.local.table import Table
+from common.spot.fleets.memory import MemoryFleet
+from common.spot.machines import Offer
 from common.testing.clock import ManualClock
-from common.testing.fleet import MemoryFleet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from types_boto3_ec2 import EC2Client
 
-    from common.ports.machines import Fleet, Prices
+    from common.spot.machines import Fleet, Prices
 
 REGION = "us-east-1"
 TEMPLATE = "doll-worker"

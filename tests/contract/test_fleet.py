@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.errors import UnavailableError
-from common.ports.machines import LaunchRequest
+from common.spot.machines import LaunchRequest
 from tests.contract.fleet_providers import (
     NOWHERE,
     ON_DEMAND,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from common.ports.machines import Fleet, Machine
+    from common.spot.machines import Fleet, Machine
     from tests.contract.fleet_providers import Ec2Server, Provider, WithPrices
 
 pytest_plugins = ["tests.contract.fleet_fixtures"]

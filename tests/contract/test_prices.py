@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.ec2.prices import Ec2Prices
-from common.adapters.prices import FixedPrices, PricesTogether, TracePrices
 from common.config.market_file import Ec2Provider, SpotPool
 from common.errors import UnavailableError
-from common.ports.machines import Offer, by_pool
+from common.spot.fleets.ec2.prices import Ec2Prices
+from common.spot.fleets.memory import MemoryPrices
+from common.spot.fleets.prices import FixedPrices, PricesTogether, TracePrices
+from common.spot.machines import Offer, by_pool
 from common.spot.traces.spec import TraceSpec
 from common.testing.clock import ManualClock
-from common.testing.fleet import MemoryPrices
 from tests.contract.fleet_providers import REGION, TEMPLATE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.ports.machines import Prices
+    from common.spot.machines import Prices
     from tests.contract.fleet_providers import Ec2Server
 
 pytest_plugins = ["tests.contract.fleet_fixtures"]

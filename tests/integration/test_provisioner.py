@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.adapters.local.fleet import LocalMarket, ProcessFleet
-from common.adapters.local.table import Table
 from common.config.market_file import load_market
 from common.core.spans import Partition
 from common.embedded.services import start_machine
 from common.errors import UnknownTopicError
-from common.ports.machines import Offer
 from common.runtime.connect import open_boards, open_fleet
+from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
+from common.spot.fleets.local.table import Table
+from common.spot.fleets.memory import MemoryPrices
+from common.spot.machines import Offer
 from common.spot.provisioning import deciding
 from common.spot.provisioning.ledger import FleetLedger
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
-from common.testing.fleet import MemoryPrices
 from common.testing.policies import Counting
 from common.topics.names import plans_topic
 from common.wire.plans import decode_plan
@@ -59,7 +59,7 @@ process: {availability: 1.0}
 OPTIONS = "provisioning: {workers: 2, policy: adaptive, review_s: 1}"
 HOLDS = "provisioning: {workers: 2}\non_preemption: hold"
 ONCE = once_changed(
-    *("common/adapters/local/", "common/spot/policies/bid", "common/spot/provisioning/"),
+    *("common/spot/fleets/local/", "common/spot/policies/bid", "common/spot/provisioning/"),
     *("services/provisioner/", "tests/integration/test_provisioner.py"),
 )
 

@@ -21,7 +21,7 @@ PROVISIONING_MUTANTS = (
                 "            yield do.AppendPlan(record)\n"
                 "            if isinstance(record, LaunchRequested):\n"
                 "                from common.spot.provisioning.records import client_token\n"
-                "                from common.ports.machines import LaunchRequest\n"
+                "                from common.spot.machines import LaunchRequest\n"
                 "                token = client_token(self._known.settings.job, record.launch)\n"
                 "                place = (record.slot, record.pool, record.worker)\n"
                 "                yield do.Launch((LaunchRequest(record.launch, token, *place),))\n",

@@ -23,7 +23,8 @@ from unittest.mock import patch
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
 from common.errors import UnavailableError
-from common.ports.machines import Offer
+from common.spot.fleets.memory import Chain, MemoryFleet, MemoryPrices
+from common.spot.machines import Offer
 from common.spot.policies.policy import ON_DEMAND, POLICY_NAMES
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import deciding, events
@@ -42,7 +43,6 @@ from common.spot.provisioning.records import (
 from common.spot.provisioning.settings import ProvisionerSettings
 from common.spot.theory.billing import HOUR_S, Billing, Preempted
 from common.spot.theory.work import Pool
-from common.testing.fleet import Chain, MemoryFleet, MemoryPrices
 from common.testing.policies import Counting
 from common.wire.plans import decode_plan, encode_plan
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from common.core.messages import AuditRecord, Claim
-    from common.ports.machines import LaunchRequest, Machine
+    from common.spot.machines import LaunchRequest, Machine
     from common.spot.provisioning.commands import ProvisionerCommand
     from common.spot.provisioning.events import ProvisionerEvent
     from common.spot.provisioning.records import PlanRecord

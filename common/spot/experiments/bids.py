@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.ports.machines import Offer
 from common.spot.experiments.results import Change, PoolUse, Run
+from common.spot.machines import Offer
 from common.spot.policies.bidding import REVIEWS, Bidding, BidSettings, odds_of
 from common.spot.policies.policy import Decision, Hour, MachineCount, Situation, renewal_s
 from common.spot.provisioning.costs import Bill

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.ports.machines import Offer
 from common.spot.experiments.results import Change
+from common.spot.machines import Offer
 from common.spot.policies.policy import ON_DEMAND, Decision, MachineCount, Policy, Situation
 from common.spot.theory.capacity import waiting_told
 from common.spot.theory.errors import ParameterError, positive

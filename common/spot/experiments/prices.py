@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from common.ports.machines import PriceHistory
+from common.spot.machines import PriceHistory
 from common.spot.theory.errors import ParameterError, not_negative
 from common.spot.traces.files import starts_of, traced
 from common.spot.traces.spec import TraceSpec

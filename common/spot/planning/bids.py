@@ -10,7 +10,7 @@ import numpy as np
 
 from common.errors import GivenError
 from common.jobs.store import JobStore
-from common.ports.machines import PriceHistory
+from common.spot.machines import PriceHistory
 from common.spot.policies.bidding import Bidding, BidSettings, odds_of
 from common.spot.policies.policy import Decision, Situation
 from common.spot.theory.billing import HOUR_S

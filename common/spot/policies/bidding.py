@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.ports.machines import Offer, PriceHistory
+from common.spot.machines import Offer, PriceHistory
 from common.spot.policies.bidbrain import Allocation, Array, BidBrain, EvictionOdds, eviction_odds
 from common.spot.policies.policy import ON_DEMAND, Decision, Situation, renewal_s
 from common.spot.theory.billing import HOUR_S

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.policies.adaptive import LATE
 from common.spot.policies.policy import ON_DEMAND, MachineCount, Situation
 from common.spot.policies.spot import Spot, life_s

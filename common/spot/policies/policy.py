@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_
 import numpy as np
 import numpy.typing as npt
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 
 if TYPE_CHECKING:
     from common.spot.theory.provisioning import Plan

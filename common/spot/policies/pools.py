@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.policies.adaptive import LATE
 from common.spot.policies.fixed import OnDemandOnly
 from common.spot.policies.moving import Backlog, Forecast, moving

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.policies.policy import Decision, MachineCount, Situation
 from common.spot.theory.preemption import effective_availability
 

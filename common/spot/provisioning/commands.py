@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
-    from common.ports.machines import LaunchRequest
+    from common.spot.machines import LaunchRequest
     from common.spot.provisioning.records import PlanRecord
 
 

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.theory.billing import BY_THE_SECOND, HOUR_S, Billing
 
 if TYPE_CHECKING:

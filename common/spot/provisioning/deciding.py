@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.ports.machines import Offer, PriceHistory
+from common.spot.machines import Offer, PriceHistory
 from common.spot.policies.bidding import Bidding, odds_of
 from common.spot.policies.policy import ON_DEMAND, MachineCount, Situation, renewal_s
 from common.spot.policies.pools import Pools

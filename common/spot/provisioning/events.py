@@ -10,7 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.core.messages import AuditRecord, ControlRecord
-    from common.ports.machines import Machine, Offer, PriceHistory, Refused
+    from common.spot.machines import Machine, Offer, PriceHistory, Refused
     from common.spot.provisioning.records import PlanRecord
     from common.spot.provisioning.settings import ProvisionerSettings
 

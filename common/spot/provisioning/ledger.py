@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from common.core.thinned import Thinned
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.policies.policy import Hour
 from common.spot.provisioning.costs import Bill
 from common.spot.provisioning.records import (

@@ -19,7 +19,7 @@ from common.spot.policies.policy import NOWHERE, ON_DEMAND
 from common.spot.provisioning.records import Ended, Started
 
 if TYPE_CHECKING:
-    from common.ports.machines import Offer
+    from common.spot.machines import Offer
     from common.spot.provisioning.ledger import Instance
 
 FIRST_WAIT_S = 1.0

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 
 
 class Lead(msgspec.Struct, frozen=True, tag="taken"):
@@ -61,7 +61,7 @@ class EstimateRecord(msgspec.Struct, frozen=True):
 
 
 class OfferCount(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How many machines of an offer there shall be: `common.ports.machines.Offer`."""
+    """How many machines of an offer there shall be: `common.spot.machines.Offer`."""
 
     pool: str
     count: int

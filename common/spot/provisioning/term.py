@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from common.ports.machines import Offer, PriceHistory, by_pool
+from common.spot.machines import Offer, PriceHistory, by_pool
 from common.spot.policies.policy import ON_DEMAND
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events

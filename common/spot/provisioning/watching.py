@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from common.ports.machines import LaunchRequest, Machine, Refused
+from common.spot.machines import LaunchRequest, Machine, Refused
 from common.spot.provisioning.records import Ended, Left, Started, client_token
 
 if TYPE_CHECKING:

@@ -49,8 +49,8 @@ from common.jobs.watching import (
     waits_for_checkpoint,
 )
 from common.learning.checkpoint import save_weights
-from common.ports.machines import by_pool
 from common.runtime.connect import open_prices
+from common.spot.machines import by_pool
 from common.spot.planning.replan import (
     ask_to_replan,
     check_given_back,

@@ -8,7 +8,7 @@ import pytest
 
 from common.config.market_file import load_market, with_common_start
 from common.errors import UserError
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.theory.billing import Billing, Preempted
 from common.spot.traces.spec import TraceSpec
 

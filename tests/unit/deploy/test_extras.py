@@ -27,15 +27,15 @@ OPENED = {  # what a service loads only when it needs it
     "coordinator": STORAGE,
     "evaluator": (*STORAGE, "common.adapters.mlflow", "river.drift"),
     "provisioner": (
-        *("common.adapters.ec2.fleet", "common.adapters.ec2.prices"),
-        *("common.adapters.local.fleet", "common.adapters.prices"),
+        *("common.spot.fleets.ec2.fleet", "common.spot.fleets.ec2.prices"),
+        *("common.spot.fleets.local.fleet", "common.spot.fleets.prices"),
     ),
     "serve": STORAGE,
-    "admin": (*STORAGE, "common.adapters.ec2.prices", "common.spot.planning.apart"),
+    "admin": (*STORAGE, "common.spot.fleets.ec2.prices", "common.spot.planning.apart"),
     "cli": (
         *STORAGE,
         *(
-            "common.adapters.ec2.prices",
+            "common.spot.fleets.ec2.prices",
             "common.spot.planning.compare",
             "common.spot.planning.plan",
         ),

@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import pytest
 
-from common.adapters.ec2.fleet import Ec2Fleet
 from common.adapters.kafka.settings import (
     client_properties,
     member_properties,
@@ -23,11 +22,9 @@ from common.adapters.kafka.settings import (
     tail_properties,
     writer_properties,
 )
-from common.adapters.local.fleet import ProcessFleet
 from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings, read_settings
 from common.errors import OutsideError, UnavailableError, UserError
-from common.ports.machines import Offer, by_pool
 from common.runtime.connect import (
     advertised,
     kafka_settings,
@@ -36,6 +33,9 @@ from common.runtime.connect import (
     open_prices,
     open_tracking,
 )
+from common.spot.fleets.ec2.fleet import Ec2Fleet
+from common.spot.fleets.local.fleet import ProcessFleet
+from common.spot.machines import Offer, by_pool
 from common.spot.traces.spec import TraceSpec
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.metadata_server import MetadataServer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.policies.policy import Decision, Situation, by_slot
 from common.spot.theory.provisioning import Plan
 from common.spot.theory.work import Pool, Work

@@ -27,8 +27,8 @@ from common.spot.theory.work import Pool, Work, market
 from tests.unit.spot.experiments.decisions import ON_DEMAND, SPOT, Scripted, always
 
 if TYPE_CHECKING:
-    from common.ports.machines import PriceHistory
     from common.spot.experiments.results import Run
+    from common.spot.machines import PriceHistory
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from common.ports.machines import Offer
 from common.spot.experiments.fleet import Fleet
 from common.spot.experiments.policy_driver import Givens, PolicyDriver, Priors
 from common.spot.experiments.results import Change
+from common.spot.machines import Offer
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import CyclePrior, RatePrior
 from common.spot.theory.work import Pool

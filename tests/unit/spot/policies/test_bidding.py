@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.ports.machines import Offer, PriceHistory
+from common.spot.machines import Offer, PriceHistory
 from common.spot.policies.bidding import Bidding, BidSettings, odds_of
 from common.spot.policies.policy import Hour, MachineCount, Situation
 from common.spot.theory.billing import BY_NAME

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.policies.policy import Decision, MachineCount, Situation
 from common.spot.policies.pools import Pools
 from common.spot.theory.capacity import update_capacity_per_s

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.policies.policy import Decision, MachineCount, Situation
 from common.spot.policies.pools import Pools, expected_serving
 from common.spot.policies.spot import ready_usd_per_s

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.provisioning.costs import Bill, PriceCurve
 from common.spot.theory.billing import BY_NAME, Billing, Preempted
 

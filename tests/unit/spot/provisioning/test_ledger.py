@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.core.thinned import Thinned
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.policies.policy import Hour
 from common.spot.provisioning.ledger import PLANS_KEPT, REPLANS_KEPT, FleetLedger
 from common.spot.provisioning.records import (

@@ -10,7 +10,8 @@ import pytest
 
 from common.core.messages import GENESIS, UpdateApplied
 from common.core.messages import Lead as Leads
-from common.ports.machines import LaunchRequest, Offer
+from common.spot.fleets.memory import MemoryFleet
+from common.spot.machines import LaunchRequest, Offer
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import deciding, events
 from common.spot.provisioning.planning import stability_of_fleet
@@ -30,7 +31,6 @@ from common.spot.provisioning.records import (
     client_token,
 )
 from common.spot.provisioning.term import UNREAD_S
-from common.testing.fleet import MemoryFleet
 from common.testing.policies import Counting
 from tests.unit.core.examples import batch
 from tests.unit.spot.provisioning.desk import ProviderThread, Street

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.ports.machines import Offer
+from common.spot.machines import Offer
 from common.spot.provisioning.reconciling import (
     LONGEST_WAIT_S,
     Backoff,

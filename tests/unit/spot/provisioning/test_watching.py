@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from common.ports.machines import LaunchRequest, Machine, Refused
+from common.spot.machines import LaunchRequest, Machine, Refused
 from common.spot.provisioning.events import MachinesSeen
 from common.spot.provisioning.records import (
     Ended,

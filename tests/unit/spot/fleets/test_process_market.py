@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.adapters.local.market import Chain, Pools
-from common.adapters.local.market import schedule_of as schedule_of_market
 from common.config.market_file import (
     Market,
     OnDemandPool,
@@ -21,6 +19,8 @@ from common.config.market_file import (
     with_common_start,
 )
 from common.errors import UserError
+from common.spot.fleets.local.market import Chain, Pools
+from common.spot.fleets.local.market import schedule_of as schedule_of_market
 from common.spot.traces.spec import TraceSpec
 
 if TYPE_CHECKING:

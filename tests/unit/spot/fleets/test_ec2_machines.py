@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.ec2.machines import machine_of, tags_of
 from common.errors import WireError
-from common.ports.machines import LaunchRequest, Machine
+from common.spot.fleets.ec2.machines import machine_of, tags_of
+from common.spot.machines import LaunchRequest, Machine
 
 if TYPE_CHECKING:
     from types_boto3_ec2.literals import InstanceStateNameType

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from common.errors import CorruptError, UnavailableError
-from common.ports.machines import EndCause  # noqa: TC001 -- msgspec reads it when run
+from common.spot.machines import EndCause  # noqa: TC001 -- msgspec reads it when run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

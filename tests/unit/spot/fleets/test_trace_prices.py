@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.adapters.prices import FixedPrices, PricesTogether, TracePrices
 from common.errors import UserError
-from common.ports.machines import Offer, PriceHistory
+from common.spot.fleets.prices import FixedPrices, PricesTogether, TracePrices
+from common.spot.machines import Offer, PriceHistory
 from common.spot.traces.spec import TraceSpec
 from common.testing.clock import ManualClock
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.adapters.local.records import Record, Records
 from common.errors import CorruptError, UnavailableError
+from common.spot.fleets.local.records import Record, Records
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""EC2 instances of one job (`common.ports.machines.Fleet`), launched by instant fleets of one.
+"""EC2 instances of one job (`common.spot.machines.Fleet`), launched by instant fleets of one.
 
     order ──▶ has a machine this token as its tag? ──no──▶ create_fleet(ClientToken=token)
                             │yes                                  │
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, cast
 
 from botocore.exceptions import ClientError
 
-from common.adapters.ec2.client import (
+from common.config.market_file import SpotPool
+from common.errors import WireError
+from common.spot.fleets.ec2.client import (
     CONNECTIONS,
     PASSING,
     asking,
@@ -26,10 +28,8 @@ from common.adapters.ec2.client import (
     passing,
     refuses_us,
 )
-from common.adapters.ec2.machines import JOB, TOKEN, machine_of, tags_of
-from common.config.market_file import SpotPool
-from common.errors import WireError
-from common.ports.machines import Refused
+from common.spot.fleets.ec2.machines import JOB, TOKEN, machine_of, tags_of
+from common.spot.machines import Refused
 from common.telemetry.rejections import Rejections
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
 
     from common.config.market_file import Ec2Provider, Market, OnDemandPool
-    from common.ports.machines import LaunchRequest, Machine
+    from common.spot.machines import LaunchRequest, Machine
 
 _VALUES = 200  # as many as EC2 takes in one filter
 _CAPACITY = {  # there are none, or we have as many as we may: another pool, or later, may do

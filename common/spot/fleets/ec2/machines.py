@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from common.errors import WireError
-from common.ports.machines import Machine
+from common.spot.machines import Machine
 
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import InstanceTypeDef, TagTypeDef
 
-    from common.ports.machines import EndCause, LaunchRequest
+    from common.spot.machines import EndCause, LaunchRequest
 
 JOB = "doll:job"
 TOKEN = "doll:token"  # noqa: S105 -- a tag's name

@@ -1,4 +1,4 @@
-"""Spot prices on EC2 (`common.ports.machines.Prices`): of its price history, the last."""
+"""Spot prices on EC2 (`common.spot.machines.Prices`): of its price history, the last."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
-from common.adapters.ec2.client import asking, connect
 from common.errors import UnavailableError
-from common.ports.machines import Offer, PriceHistory
+from common.spot.fleets.ec2.client import asking, connect
+from common.spot.machines import Offer, PriceHistory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.ports.machines import Offer, PriceHistory
+from common.spot.machines import Offer, PriceHistory
 from common.spot.theory.billing import HOUR_S
 from common.spot.traces.files import starts_of, traced
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from common.ports.machines import Prices
+    from common.spot.machines import Prices
     from common.spot.traces.spec import TraceSpec
 
 KNOWN_SHARE = 0.1  # of a recording: what was before says how prices move

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from common.errors import UnavailableError
-from common.ports.machines import EndCause, LaunchRequest, Machine, Offer, PriceHistory, Refused
+from common.spot.machines import EndCause, LaunchRequest, Machine, Offer, PriceHistory, Refused
 from common.spot.theory.billing import HOUR_S
 
 

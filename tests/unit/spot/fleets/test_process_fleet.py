@@ -14,21 +14,21 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from common.adapters.local.records import Record, Records
-from common.adapters.local.table import Table
-from common.ports.machines import LaunchRequest, Offer
+from common.spot.fleets.local.records import Record, Records
+from common.spot.fleets.local.table import Table
+from common.spot.fleets.memory import MemoryPrices
+from common.spot.machines import LaunchRequest, Offer
 from common.spot.provisioning.costs import Bill
 from common.spot.theory.billing import BY_NAME
 from common.testing.clock import ManualClock
-from common.testing.fleet import MemoryPrices
 from tests.contract.fleet_providers import ON_DEMAND, SPOT, Processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from common.adapters.local.fleet import ProcessFleet, Started
-    from common.ports.machines import Machine
+    from common.spot.fleets.local.fleet import ProcessFleet, Started
+    from common.spot.machines import Machine
 
 PATIENCE_S = 120.0
 DEAF = ("sh", "-c", "trap '' TERM; echo ready; sleep 600 & wait; sleep 600")
@@ -329,11 +329,11 @@ def test_fleets_on_other_folders_are_others_whatever_the_job_is_called(
 LAUNCHER = """
 import sys
 from pathlib import Path
-from common.adapters.local.fleet import LocalMarket, ProcessFleet
-from common.adapters.local.market import schedule_of
+from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
+from common.spot.fleets.local.market import schedule_of
 from common.embedded.process import Child
 from common.config.market_file import Market, OnDemandPool
-from common.ports.machines import LaunchRequest
+from common.spot.machines import LaunchRequest
 def start(worker, environment):
     return Child(["sleep", "600"], Path(sys.argv[1], worker), environment, stays=True)
 market = Market(on_demand=OnDemandPool(usd_per_hour=1.0))

@@ -1,4 +1,4 @@
-"""Machines that are local processes (`common.ports.machines.Fleet`): a spot market in a box.
+"""Machines that are local processes (`common.spot.machines.Fleet`): a spot market in a box.
 
     order ──▶ process, tagged ──▶ told to leave ──▶ SIGKILL ──▶ ended
       │                           released: SIGTERM, and time to finish
@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
-from common.adapters.local.records import Record, Records
-from common.adapters.local.table import Table, ask_to_end, end
 from common.errors import OutsideError
-from common.ports.machines import Machine, Offer, Refused
+from common.spot.fleets.local.records import Record, Records
+from common.spot.fleets.local.table import Table, ask_to_end, end
+from common.spot.machines import Machine, Offer, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from common.adapters.local.market import PreemptionSchedule
-    from common.adapters.local.table import Process
     from common.config.market_file import Market
-    from common.ports.machines import LaunchRequest, Prices
+    from common.spot.fleets.local.market import PreemptionSchedule
+    from common.spot.fleets.local.table import Process
+    from common.spot.machines import LaunchRequest, Prices
 
 _APPEAR_S = 10.0  # from a record to its process: milliseconds, unless who began it was killed
 _LATELY_S = 3600.0  # so long are machines named that ended, as EC2 does

@@ -9,10 +9,10 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
-from common.adapters.ec2.prices import Ec2Prices
 from common.config.market_file import Ec2Provider, SpotPool
 from common.errors import OutsideError, UnavailableError
-from common.ports.machines import Offer, PriceHistory, by_pool
+from common.spot.fleets.ec2.prices import Ec2Prices
+from common.spot.machines import Offer, PriceHistory, by_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
