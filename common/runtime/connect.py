@@ -30,12 +30,12 @@ from common.telemetry.tracing import NoTracer
 if TYPE_CHECKING:
     from common.adapters.kafka.settings import KafkaSettings, MakeToken
     from common.adapters.redis.access import RedisAccess
-    from common.config.market_file import Market
     from common.config.settings import Settings
     from common.ports.group import Groups, Rendezvous
     from common.ports.servers import Blobs, Board, Boards, Log, Notices, SchemaRegistry
     from common.ports.tracking import Tracking
     from common.spot.machines import Fleet, Prices
+    from common.spot.market.market_file import Market
     from common.telemetry.tracing import Tracer
 
 # A worker waits for its gradients for DOLL_LEAVE_S, and then says goodbye.
@@ -308,10 +308,10 @@ def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
         from common.spot.fleets.ec2.fleet import Ec2Fleet  # noqa: PLC0415 -- see above
 
         return Ec2Fleet(market, market.ec2, job)
-    from common.config.market_file import with_common_start  # noqa: PLC0415 -- see above
     from common.embedded.services import start_machine  # noqa: PLC0415 -- see above
     from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet  # noqa: PLC0415 -- see above
     from common.spot.fleets.local.market import schedule_of  # noqa: PLC0415 -- see above
+    from common.spot.market.market_file import with_common_start  # noqa: PLC0415 -- see above
 
     directory, path = _fleet_directory(settings), Path(settings.market)
     begun = with_common_start(market, path.parent)
@@ -332,12 +332,12 @@ def open_prices(settings: Settings, market: Market) -> Prices:
     Raises:
         UserError: If a recorded series makes no sense, or the market file is no longer there.
     """
-    from common.config.market_file import with_common_start  # noqa: PLC0415 -- see above
     from common.spot.fleets.prices import (  # noqa: PLC0415 -- see above
         FixedPrices,
         PricesTogether,
         TracePrices,
     )
+    from common.spot.market.market_file import with_common_start  # noqa: PLC0415 -- see above
 
     path = Path(settings.market)
     market = with_common_start(market, path.parent)

@@ -28,13 +28,13 @@ from common.jobs.build import trainer_of
 from common.jobs.progress import Look
 from common.jobs.store import JobStore, encode_job
 from common.ports.servers import NewTopic
+from common.spot.plans import encode_plan
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import names as topics
 from common.topics.table import NUMBER
 from common.wire.messages import encode_audit
-from common.wire.plans import encode_plan
 from load.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 from services.admin.app import create_app
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from common.config.billing import BillingRules
 from common.spot.experiments.draws import draws_of
 from common.spot.experiments.spec import (
     Experiment,
@@ -17,6 +16,7 @@ from common.spot.experiments.spec import (
     SpotSpec,
     UniformRates,
 )
+from common.spot.market.billing_rules import BillingRules
 from common.spot.theory.work import Market, Work, market
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.config.market_file import load_market
 from common.embedded.services import stop_all
 from common.runtime.connect import open_fleet, open_log
+from common.spot.market.market_file import load_market
+from common.spot.plans import decode_plan
 from common.spot.provisioning.records import (
     Ended,
     LaunchRequested,
@@ -31,7 +32,6 @@ from common.spot.theory.billing import HOUR_S
 from common.testing.counting import ENTRYPOINT
 from common.topics.names import plans_topic
 from common.topics.read import read_decoded
-from common.wire.plans import decode_plan
 from load.harness.counting import CountingJob, counting_spec
 from load.harness.producers import Producers
 from load.harness.stack import await_until, servers

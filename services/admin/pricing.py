@@ -7,15 +7,15 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.api.provisioning import market_of, prices_answer
 from common.errors import NotFoundError, OutsideError, UserError
 from common.runtime.connect import open_prices
+from common.spot.api import market_of, prices_answer
 from common.spot.machines import Prices, by_pool
 
 if TYPE_CHECKING:
     from common.api.answers import PricesAnswer
-    from common.config.market_file import Market
     from common.config.settings import Settings
+    from common.spot.market.market_file import Market
 
 FRESH_S = 5.0  # prices of EC2 change a few times a day, replayed ones as fast as they are told to
 

@@ -12,10 +12,10 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection  # noqa: TC002 -- FastAPI reads it when run
 
 from common.api.keys import KeyRecord
-from common.api.provisioning import billing_of, market_of
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S
 from common.jobs.watching import one_by_one
+from common.spot.api import billing_of, market_of
 from common.telemetry.metrics.api import ApiMetrics, ShownJob
 from common.telemetry.metrics.serving import Watchdog
 from services.admin.checks import Checks, Servers

@@ -13,20 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config.market_file import load_market
 from common.config.program import command_line
 from common.errors import UserError
 from common.runtime.connect import open_fleet, open_prices
 from common.runtime.service import follow_jobs, run
+from common.spot.market.market_file import load_market
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from services.provisioner.loop import JobProvisioner, Replica
 
 if TYPE_CHECKING:
-    from common.config.market_file import Market
     from common.config.settings import Settings
     from common.jobs.store import JobRecord
     from common.runtime.jobs import MakePart
     from common.runtime.service import Opened, ServiceProcess
+    from common.spot.market.market_file import Market
     from services.provisioner.loop import Openers
 
 

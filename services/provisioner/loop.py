@@ -13,6 +13,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import BrokenWriterError, NotFoundError, UnavailableError, UserError
+from common.spot.plans import encode_plan
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
 from common.spot.provisioning.provisioner import Provisioner
@@ -27,7 +28,6 @@ from common.spot.provisioning.records import (
 )
 from common.telemetry.outages import Outage
 from common.topics.names import plans_topic, provisioning_board
-from common.wire.plans import encode_plan
 from services.provisioner.provider_thread import ProviderThread
 from services.provisioner.settings import provisioner_settings
 from services.provisioner.topics import JobTopics
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from common.config.market_file import Market
     from common.jobs.store import JobRecord
     from common.ports.servers import Board, Log
     from common.runtime.supervisor import Fault
     from common.spot.machines import Fleet, Prices
+    from common.spot.market.market_file import Market
     from common.spot.provisioning.commands import ProvisionerCommand
     from common.spot.provisioning.events import ProvisionerEvent
     from common.spot.provisioning.records import PlanRecord

@@ -11,9 +11,9 @@ from common.spot.provisioning.settings import ProvisionerSettings
 from common.spot.theory.work import Pool
 
 if TYPE_CHECKING:
-    from common.config.market_file import Market
     from common.jobs.spec import JobSpec, ProvisioningSpec
     from common.jobs.store import JobRecord
+    from common.spot.market.market_file import Market
 
 # How often the provider is looked at: processes are there to be watched, and cost nothing to list;
 # Amazon lets an account ask some times a second, for all its jobs together.

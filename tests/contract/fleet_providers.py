@@ -27,13 +27,19 @@ from werkzeug.serving import make_server
 from werkzeug.test import Client
 from werkzeug.wrappers import Request
 
-from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.embedded.process import Child
 from common.spot.fleets.ec2.fleet import Ec2Fleet
 from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
 from common.spot.fleets.local.table import Table
 from common.spot.fleets.memory import MemoryFleet
 from common.spot.machines import Offer
+from common.spot.market.market_file import (
+    Ec2Provider,
+    Market,
+    OnDemandPool,
+    ProcessProvider,
+    SpotPool,
+)
 from common.testing.clock import ManualClock
 
 if TYPE_CHECKING:

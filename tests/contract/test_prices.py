@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.config.market_file import Ec2Provider, SpotPool
 from common.errors import UnavailableError
 from common.spot.fleets.ec2.prices import Ec2Prices
 from common.spot.fleets.memory import MemoryPrices
 from common.spot.fleets.prices import FixedPrices, PricesTogether, TracePrices
 from common.spot.machines import Offer, by_pool
+from common.spot.market.market_file import Ec2Provider, SpotPool
 from common.spot.traces.spec import TraceSpec
 from common.testing.clock import ManualClock
 from tests.contract.fleet_providers import REGION, TEMPLATE

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings
 from common.datasets.digits import load_digits
 from common.embedded.kafka import embedded_settings
@@ -25,8 +24,15 @@ from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import ProvisioningSpec, job_from_json
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
+from common.spot.market.market_file import (
+    Ec2Provider,
+    Market,
+    OnDemandPool,
+    ProcessProvider,
+    SpotPool,
+)
+from common.spot.plans import decode_plan
 from common.spot.provisioning.records import PlanRecord
-from common.wire.plans import decode_plan
 from doll.yaml_file import as_json, load_text
 from services.admin.app import create_app
 from services.cli.commands import sources

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.config.market_file import load_market
 from common.core.spans import Partition
 from common.embedded.services import start_machine
 from common.errors import UnknownTopicError
@@ -27,13 +26,14 @@ from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
 from common.spot.fleets.local.table import Table
 from common.spot.fleets.memory import MemoryPrices
 from common.spot.machines import Offer
+from common.spot.market.market_file import load_market
+from common.spot.plans import decode_plan
 from common.spot.provisioning import deciding
 from common.spot.provisioning.ledger import FleetLedger
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from common.testing.policies import Counting
 from common.topics.names import plans_topic
-from common.wire.plans import decode_plan
 from load.paper.live import bill_usd, plans_of
 from services.provisioner.__main__ import openers
 from services.provisioner.loop import JobProvisioner, Replica
@@ -43,8 +43,8 @@ from tests.integration.cluster import Cluster, await_condition
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.config.market_file import Market
     from common.config.settings import Settings
+    from common.spot.market.market_file import Market
     from services.provisioner.loop import Openers
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]

@@ -25,6 +25,7 @@ from common.core.spans import Span
 from common.errors import UnavailableError
 from common.spot.fleets.memory import Chain, MemoryFleet, MemoryPrices
 from common.spot.machines import Offer
+from common.spot.plans import decode_plan, encode_plan
 from common.spot.policies.policy import ON_DEMAND, POLICY_NAMES
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import deciding, events
@@ -44,7 +45,6 @@ from common.spot.provisioning.settings import ProvisionerSettings
 from common.spot.theory.billing import HOUR_S, Billing, Preempted
 from common.spot.theory.work import Pool
 from common.testing.policies import Counting
-from common.wire.plans import decode_plan, encode_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

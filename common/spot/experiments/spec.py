@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from common.config.billing import BillingRules, BillingSpec
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
+from common.spot.market.billing_rules import BillingRules, BillingSpec
 from common.spot.policies.policy import GivenPolicyName, PolicyName, policy_named
 from common.spot.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 

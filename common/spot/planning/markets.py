@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.config.market_file import SpotPool, load_market
 from common.errors import UserError
 from common.spot.experiments.draws import spot_on_average
 from common.spot.experiments.spec import SpotSpec
+from common.spot.market.market_file import SpotPool, load_market
 from common.spot.traces.files import read_once, traced
 from common.spot.traces.spec import TraceSpec
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
 from common.ports.servers import Log, NewTopic
+from common.spot.plans import decode_plan, encode_plan
 from common.spot.provisioning.ledger import FleetLedger
 from common.topics import names as topics
 from common.topics.read import read_decoded
-from common.wire.plans import decode_plan, encode_plan
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord

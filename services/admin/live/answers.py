@@ -10,8 +10,8 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from common.api.answers import EvaluationEvent, Life, MachineEvent, ReviewEvent, WorkerAnswer
-from common.api.provisioning import plan_answer
 from common.core.messages import Drifted, Evaluated, LeaderStatus, WorkerId
+from common.spot.api import plan_answer
 from common.spot.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
 from services.admin.live.evaluations import drift_answer
 

@@ -29,7 +29,6 @@ from common.api.jobs import (
     unreadable_records,
 )
 from common.api.keys import fingerprint
-from common.api.provisioning import check_market
 from common.config.aggregation import (
     AggregationSpec,  # noqa: TC001 -- FastAPI reads it when run
 )
@@ -45,6 +44,7 @@ from common.jobs.purge import purge, remains_of
 from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
 from common.jobs.store import AfterLoss, JobRecord, JobStore
 from common.jobs.watching import waits_for_checkpoint
+from common.spot.api import check_market
 from common.spot.planning.replan import check_given_back
 from services.admin.live.listing import NUMBERS
 from services.admin.middleware.access import OPERATOR, Operator

@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from common.api.answers import PricesAnswer, ProvisioningAnswer, ReplanAnswer, ToldPlan
-from common.api.provisioning import provisioning_answer
 from common.errors import NotFoundError
 from common.jobs.changes import audit, change_by
+from common.spot.api import provisioning_answer
 from common.spot.planning.replan import ask_to_replan, check_replan, not_provisioned
 from common.spot.planning.request import PlanRequest, Rate
 from common.spot.planning.simulation import SimulateRequest, check_files, check_size

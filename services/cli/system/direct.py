@@ -17,13 +17,6 @@ from common.api.jobs import (
     update_answers,
 )
 from common.api.model import about_model, versions_answer
-from common.api.provisioning import (
-    billing_of,
-    check_market,
-    market_of,
-    prices_answer,
-    provisioning_answer,
-)
 from common.checkpoints.find import Wish, all_kept, find_model
 from common.errors import (
     ExpiredError,
@@ -50,6 +43,13 @@ from common.jobs.watching import (
 )
 from common.learning.checkpoint import save_weights
 from common.runtime.connect import open_prices
+from common.spot.api import (
+    billing_of,
+    check_market,
+    market_of,
+    prices_answer,
+    provisioning_answer,
+)
 from common.spot.machines import by_pool
 from common.spot.planning.replan import (
     ask_to_replan,

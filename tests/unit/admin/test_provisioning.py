@@ -10,6 +10,7 @@ import pytest
 from common.api.answers import ProvisioningAnswer
 from common.ports.servers import NewTopic
 from common.spot.planning.replan import read_ledger
+from common.spot.plans import encode_plan
 from common.spot.provisioning.records import (
     Ended,
     EstimateRecord,
@@ -21,7 +22,6 @@ from common.spot.provisioning.records import (
     Settled,
     Started,
 )
-from common.wire.plans import encode_plan
 from tests.unit.admin.conftest import problem
 from tests.unit.admin.test_model import SPEC
 

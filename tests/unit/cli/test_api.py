@@ -148,7 +148,7 @@ class Both:
 
     def decide(self, *records: PlanRecord) -> None:
         """Write records of the job's provisioning."""
-        from common.wire.plans import encode_plan  # noqa: PLC0415 -- only here
+        from common.spot.plans import encode_plan  # noqa: PLC0415 -- only here
 
         self.direct.log.create_topics([NewTopic("doll.digits.plans")])
         self.direct.write("doll.digits.plans", *map(encode_plan, records))

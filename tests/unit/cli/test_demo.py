@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.config.market_file import load_market
 from common.core.messages import (
     Batch,
     UpdateApplied,
@@ -16,6 +15,7 @@ from common.core.messages import (
 )
 from common.core.spans import Span
 from common.jobs.spec import parse_job
+from common.spot.market.market_file import load_market
 from services.cli.demo.judge import mean_accuracy
 from services.cli.demo.plan import Plan, Preemption
 from services.cli.demo.summary import Account, Bill, Summary, draw, sparkline, thinned

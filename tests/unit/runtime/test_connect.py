@@ -22,7 +22,6 @@ from common.adapters.kafka.settings import (
     tail_properties,
     writer_properties,
 )
-from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings, read_settings
 from common.errors import OutsideError, UnavailableError, UserError
 from common.runtime.connect import (
@@ -36,6 +35,13 @@ from common.runtime.connect import (
 from common.spot.fleets.ec2.fleet import Ec2Fleet
 from common.spot.fleets.local.fleet import ProcessFleet
 from common.spot.machines import Offer, by_pool
+from common.spot.market.market_file import (
+    Ec2Provider,
+    Market,
+    OnDemandPool,
+    ProcessProvider,
+    SpotPool,
+)
 from common.spot.traces.spec import TraceSpec
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.metadata_server import MetadataServer

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.config.market_file import Market
 from common.core.spans import Partition
 from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
 from common.learning.task_options import options_of
+from common.spot.market.market_file import Market
 from common.spot.policies.bidding import BidSettings
 from services.provisioner.settings import pools_of, provisioner_settings
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from types_boto3_ec2 import EC2Client
 
-    from common.config.market_file import Ec2Provider
+    from common.spot.market.market_file import Ec2Provider
 
 CONNECTIONS = 8  # requests under way at once; a machine takes a second or two, EC2 allows more
 _CONNECT_TIMEOUT_S = 5.0

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, cast
 
 from botocore.exceptions import ClientError
 
-from common.config.market_file import SpotPool
 from common.errors import WireError
 from common.spot.fleets.ec2.client import (
     CONNECTIONS,
@@ -30,6 +29,7 @@ from common.spot.fleets.ec2.client import (
 )
 from common.spot.fleets.ec2.machines import JOB, TOKEN, machine_of, tags_of
 from common.spot.machines import Refused
+from common.spot.market.market_file import SpotPool
 from common.telemetry.rejections import Rejections
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
         InstanceTypeDef,
     )
 
-    from common.config.market_file import Ec2Provider, Market, OnDemandPool
     from common.spot.machines import LaunchRequest, Machine
+    from common.spot.market.market_file import Ec2Provider, Market, OnDemandPool
 
 _VALUES = 200  # as many as EC2 takes in one filter
 _CAPACITY = {  # there are none, or we have as many as we may: another pool, or later, may do

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types_boto3_ec2.literals import InstanceTypeType
     from types_boto3_ec2.type_defs import FilterTypeDef, SpotPriceTypeDef
 
-    from common.config.market_file import Ec2Provider, SpotPool
+    from common.spot.market.market_file import Ec2Provider, SpotPool
 
 # Without a VPC there is nothing any more, but the history goes by both names.
 _LINUX = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from common.config.market_file import Market
     from common.spot.fleets.local.market import PreemptionSchedule
     from common.spot.fleets.local.table import Process
     from common.spot.machines import LaunchRequest, Prices
+    from common.spot.market.market_file import Market
 
 _APPEAR_S = 10.0  # from a record to its process: milliseconds, unless who began it was killed
 _LATELY_S = 3600.0  # so long are machines named that ended, as EC2 does

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from common.config.market_file import Market
+    from common.spot.market.market_file import Market
     from common.spot.traces.trace import Trace
 
 _BLOCK = 64  # stays drawn at a time; the same whoever asks for how many, or they would differ

@@ -21,10 +21,10 @@ from common.core.spans import Partition, Span
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
 from common.ports.servers import NewTopic
+from common.spot.plans import encode_plan
 from common.testing.log import MemoryLog
 from common.topics import names as topics
 from common.wire.messages import encode_audit, encode_claim
-from common.wire.plans import encode_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -9,11 +9,11 @@ import pytest
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 from botocore.stub import ANY, Stubber
 
-from common.config.market_file import Ec2Provider, Market, OnDemandPool, SpotPool
 from common.errors import OutsideError, UnavailableError
 from common.spot.fleets.ec2.client import asking
 from common.spot.fleets.ec2.fleet import Ec2Fleet
 from common.spot.machines import LaunchRequest, Refused
+from common.spot.market.market_file import Ec2Provider, Market, OnDemandPool, SpotPool
 from common.spot.provisioning.records import client_token
 
 if TYPE_CHECKING:

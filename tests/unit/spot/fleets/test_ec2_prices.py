@@ -9,10 +9,10 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
-from common.config.market_file import Ec2Provider, SpotPool
 from common.errors import OutsideError, UnavailableError
 from common.spot.fleets.ec2.prices import Ec2Prices
 from common.spot.machines import Offer, PriceHistory, by_pool
+from common.spot.market.market_file import Ec2Provider, SpotPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -332,7 +332,7 @@ from pathlib import Path
 from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
 from common.spot.fleets.local.market import schedule_of
 from common.embedded.process import Child
-from common.config.market_file import Market, OnDemandPool
+from common.spot.market.market_file import Market, OnDemandPool
 from common.spot.machines import LaunchRequest
 def start(worker, environment):
     return Child(["sleep", "600"], Path(sys.argv[1], worker), environment, stays=True)

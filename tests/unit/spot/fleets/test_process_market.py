@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config.market_file import (
+from common.errors import UserError
+from common.spot.fleets.local.market import Chain, Pools
+from common.spot.fleets.local.market import schedule_of as schedule_of_market
+from common.spot.market.market_file import (
     Market,
     OnDemandPool,
     ProcessProvider,
     SpotPool,
     with_common_start,
 )
-from common.errors import UserError
-from common.spot.fleets.local.market import Chain, Pools
-from common.spot.fleets.local.market import schedule_of as schedule_of_market
 from common.spot.traces.spec import TraceSpec
 
 if TYPE_CHECKING:

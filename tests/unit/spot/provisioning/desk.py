@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from common.errors import UnavailableError
 from common.spot.fleets.memory import MemoryFleet, MemoryPrices
+from common.spot.plans import decode_plan, encode_plan
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
 from common.spot.provisioning.provisioner import Provisioner
 from common.testing.clock import ManualClock
-from common.wire.plans import decode_plan, encode_plan
 from tests.unit.spot.provisioning.examples import PRICES, SETTINGS, T0
 
 if TYPE_CHECKING:

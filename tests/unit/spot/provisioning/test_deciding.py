@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from common.core.messages import GENESIS, Lead, UpdateApplied
+from common.spot.plans import encode_plan
 from common.spot.policies.policy import POLICY_NAMES
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
 from common.spot.provisioning.deciding import differences
 from common.spot.provisioning.records import Planned, ReplanAsked, Reviewed
-from common.wire.plans import encode_plan
 from tests.unit.core.examples import batch
 from tests.unit.spot.provisioning.desk import ProviderThread, Street
 from tests.unit.spot.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, lead

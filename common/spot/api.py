@@ -20,8 +20,8 @@ from common.api.answers import (
     PricesAnswer,
     ProvisioningAnswer,
 )
-from common.config.market_file import Market, load_market
 from common.errors import GivenError, NotFoundError, OutsideError, UserError
+from common.spot.market.market_file import Market, load_market
 
 if TYPE_CHECKING:
     from common.api.answers import MachineKind

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.config.market_file import load_market, with_common_start
 from common.errors import UserError
 from common.spot.machines import Offer
+from common.spot.market.market_file import load_market, with_common_start
 from common.spot.theory.billing import Billing, Preempted
 from common.spot.traces.spec import TraceSpec
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from common.config.billing import BillingSpec  # noqa: TC001 -- pydantic reads it when run
 from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.spot.machines import Offer
+from common.spot.market.billing_rules import BillingSpec  # noqa: TC001 -- pydantic reads it when run
 from common.spot.theory.billing import BY_NAME, BY_THE_SECOND, Billing
 from common.spot.traces.files import common_starts_s, starts_of, traced
 from common.spot.traces.spec import TraceSpec

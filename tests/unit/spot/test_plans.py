@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from common.errors import FutureFormatError, WireError
+from common.spot.plans import decode_plan, encode_plan
 from common.spot.provisioning.records import (
     EstimateRecord,
     LaunchRequested,
@@ -22,7 +23,6 @@ from common.spot.provisioning.records import (
     Started,
     client_token,
 )
-from common.wire.plans import decode_plan, encode_plan
 from tests.unit.spot.provisioning.examples import T0, ended, lead, ordered, planned, priced, started
 
 
