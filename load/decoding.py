@@ -26,9 +26,9 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from common.core.schemas import Schema
+from common.data.codecs import make_codec
+from common.data.registered import RegisteredCodec
 from common.jobs.spec import RecordsSpec
-from common.learning.codecs import make_codec
-from common.learning.registered import RegisteredCodec
 from load.harness import report
 
 _POLL = 2000  # records of a poll, as `services/worker/stream.py` has it

@@ -23,13 +23,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.datasets.readers import read_bytes
-from common.datasets.records import Records, count, take
+from common.data.fields import concatenate
+from common.data.readers import read_bytes
+from common.data.records import Records, count, take
 from common.embedded.services import stop_all
 from common.errors import UserError
 from common.jobs.build import codec_of, task_of
 from common.learning.evaluate import evaluate
-from common.learning.fields import concatenate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.runtime.connect import open_log

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from common.core.messages import ModelId
-    from common.datasets.records import Records
+    from common.data.records import Records
     from common.jobs.spec import JobSpec
     from common.ports.servers import Board, Log
 

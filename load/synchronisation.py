@@ -28,7 +28,7 @@ from rich.progress import track
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core.messages import Gradient, ModelId, WorkerId
 from common.core.spans import Partition
-from common.datasets.records import batches
+from common.data.records import batches
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
 from common.learning.significance import Compression, View

@@ -22,7 +22,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
     ("common.spot.theory", "common.ports", "common.learning"),
-    ("common.spot.policies", "common.datasets", "common.joining"),
+    ("common.spot.policies", "common.data", "common.joining"),
     ("common.config", "common.spot.provisioning"),
     ("common.wire", "common.telemetry", "common.simulation", "common.http"),
     ("common.topics", "common.adapters", "common.testing"),
@@ -42,7 +42,7 @@ OUTSIDE = {  # of the standard library: clocks, chance, the machine
     *("asyncio", "concurrent", "logging", "multiprocessing", "os", "pathlib", "random", "secrets"),
     *("signal", "socket", "subprocess", "sys", "threading", "time", "urllib", "uuid"),
 }
-DECODERS = "common/learning/decoders.py"
+DECODERS = "common/data/decoders.py"
 TORCH_GROUP = "common/adapters/torch_group.py"
 HOMES = {  # a client library has one home
     "confluent_kafka": ("common/adapters/kafka/", "common/embedded/"),
@@ -277,7 +277,7 @@ def unsafe_decoding(source: str) -> list[int]:
 
     msgspec completes its description of a Struct at the type's first use, and the process crashes
     if two threads do that at once. So each decoder is built while its module is imported, and what
-    is only known at run time passes through `common/learning/decoders.py`.
+    is only known at run time passes through `common/data/decoders.py`.
     """
     tree = ast.parse(source)
     names = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from common.learning.codecs import Codec, make_codec
+from common.data.codecs import Codec, make_codec
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel
 from common.learning.sizes import check_size

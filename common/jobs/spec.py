@@ -25,10 +25,8 @@ from common.config.synchronisation import (
 from common.config.validation import complaint, field_names
 from common.core.hashing import HASH
 from common.core.schedule import CONSTANT, Schedule, ScheduleKind
-from common.errors import GivenError, UnknownTopicError, UserError
-from common.jobs.names import check_name
-from common.learning.columns import fits, text_of
-from common.learning.fields import (
+from common.data.columns import fits, text_of
+from common.data.fields import (
     INTEGERS,
     LABELS,
     NUMBERS,
@@ -41,7 +39,9 @@ from common.learning.fields import (
     Source,
     keys_of,
 )
-from common.learning.fields import Field as RecordField
+from common.data.fields import Field as RecordField
+from common.errors import GivenError, UnknownTopicError, UserError
+from common.jobs.names import check_name
 from common.learning.task_options import options_of
 from common.spot.policies.policy import GivenPolicyName, PolicyName, policy_named
 from common.topics import names as topics

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common.core.spans import Partition
+from common.data.codecs import TOO_DEEP, is_too_deep, reason_of, unframed
+from common.data.columns import Scalar, seconds_of, text_of
+from common.data.fields import Keys, keys_of
 from common.joining.machine import SIDES, Entry, Side, Times
-from common.learning.codecs import TOO_DEEP, is_too_deep, reason_of, unframed
-from common.learning.columns import Scalar, seconds_of, text_of
-from common.learning.fields import Keys, keys_of
 
 if TYPE_CHECKING:
     from common.ports.servers import LogRecord

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from common.learning.fields import Field
+    from common.data.fields import Field
     from common.learning.tasks import Task
 
 ABOUT = "about.json"  # of a `.pt2`: what it is; an `.onnx` has it in its metadata

@@ -16,9 +16,9 @@ from torch.backends import cudnn
 
 from common.core.messages import MetricSum
 from common.core.vectors import SparseVector, dense, numbers_in
+from common.data.fields import concatenate
 from common.errors import UserError
 from common.learning.errors import NotFiniteError, TaskError, what_was_raised
-from common.learning.fields import concatenate
 from common.learning.outputs import (
     check_gradient,
     check_losses,

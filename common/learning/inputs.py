@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.learning.fields import Field  # noqa: TC001 -- NamedTuple reads it when run
+from common.data.fields import Field  # noqa: TC001 -- NamedTuple reads it when run
 
 if TYPE_CHECKING:
     from common.learning.tasks import Task

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
-from common.learning.fields import INTEGERS, NUMBERS, Input
+from common.data.fields import INTEGERS, NUMBERS, Input
 from common.learning.sparse_tasks import check_inside
 
 _CONVERGED = 1e-3  # mean change of a document's gamma, as in Hoffman's program

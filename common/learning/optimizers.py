@@ -12,8 +12,8 @@ import msgspec
 import torch
 from msgspec import Meta
 
+from common.data.decoders import converted
 from common.errors import UserError
-from common.learning.decoders import converted
 
 if TYPE_CHECKING:
     from torch import Tensor

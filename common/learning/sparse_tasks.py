@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
-from common.learning.fields import INTEGERS, LABELS, NUMBERS, Input
+from common.data.fields import INTEGERS, LABELS, NUMBERS, Input
 
 
 def check_inside(name: str, column: Tensor, size: int) -> Tensor:

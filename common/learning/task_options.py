@@ -9,8 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from common.data.decoders import converted
 from common.errors import UserError
-from common.learning.decoders import converted
 
 KERNEL = 5
 # Two unpadded convolutions and poolings leave 1 x 1.

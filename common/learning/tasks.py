@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
+from common.data.fields import LABELS, NUMBERS, Field, Input
 from common.errors import TaskMissingError, UserError
 from common.learning.errors import one_line, what_was_raised
-from common.learning.fields import LABELS, NUMBERS, Field, Input
 from common.learning.lda import TopicModel
 from common.learning.models import (
     IMAGE_NETWORKS,

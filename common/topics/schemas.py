@@ -28,7 +28,7 @@ from common.topics.read import records_of
 from common.wire.messages import decode_schema, encode_schema
 
 if TYPE_CHECKING:
-    from common.learning.registered import RegisteredCodec
+    from common.data.registered import RegisteredCodec
 
 _log = event_logger(__name__)
 _PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds

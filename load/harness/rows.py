@@ -15,8 +15,8 @@ from zlib import crc32
 
 import numpy as np
 
-from common.datasets.readers import read_bytes, read_records
-from common.datasets.records import Records, count, take
+from common.data.readers import read_bytes, read_records
+from common.data.records import Records, count, take
 from common.errors import UserError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.config.settings import Settings
-from common.datasets.digits import load_digits
+from common.data.digits import load_digits
 from common.embedded.process import free_port
 from common.embedded.services import Kind, Service, stop_all
 from common.embedded.stack import EmbeddedStack

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.datasets.readers import read_bytes
+from common.data.readers import read_bytes
 from common.errors import UserError
 from common.spot.experiments.draws import draws_of
 from common.spot.traces.files import read_trace

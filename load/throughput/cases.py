@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.datasets.readers import read_records
+from common.data.readers import read_records
 from common.jobs.spec import JobSpec, job_from_json
 from doll.yaml_file import as_json
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from common.datasets.records import Records
+    from common.data.records import Records
 
 _RECORDS = 16_384  # in memory; speed does not depend on how many there are once no cache holds them
 _IMAGES = "mnist-train-00000-47999-images-idx3-ubyte.gz"

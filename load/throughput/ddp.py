@@ -25,7 +25,7 @@ from torch.nn.utils import parameters_to_vector
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
 
-from common.datasets.records import count
+from common.data.records import count
 from common.learning.tasks import build_model, make_task
 from load.throughput.learning import LOOK_EVERY, MOST_UPDATES, SETS, Judge
 from services.worker.memory import keep_freed_memory

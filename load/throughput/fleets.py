@@ -17,7 +17,7 @@ from scipy.optimize import curve_fit
 
 from common.core.tuning import GroupSizeTuner, Scatter, rate_scale
 from common.core.vectors import squared_norm
-from common.datasets.records import batches
+from common.data.records import batches
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer

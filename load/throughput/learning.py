@@ -15,7 +15,7 @@ from load.harness import rows
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
-    from common.datasets.records import Records
+    from common.data.records import Records
 
 LOOK_EVERY = 10  # updates, at the test rows
 MOST_UPDATES = 400  # after which a target counts as not reached

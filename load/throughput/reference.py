@@ -17,7 +17,7 @@ from load.harness.stack import NotMeasuredError
 
 if TYPE_CHECKING:
     from common.core.spans import Partition
-    from common.learning.codecs import Codec
+    from common.data.codecs import Codec
 
 _BASELINE = Path(__file__).with_name("baseline.py")
 _POLL_RECORDS = 2000  # as the workers ask for

@@ -24,8 +24,8 @@ from services.evaluator.sampling import sample
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
+    from common.data.fields import Columns
     from common.jobs.spec import EvaluationSpec, JobSpec
-    from common.learning.fields import Columns
     from common.ports.servers import Board, Log
     from common.telemetry.metrics.evaluator import EvaluatorMetrics
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition, Span
+from common.data.fields import Columns, Decoded, concatenate
+from common.data.registered import RegisteredCodec
 from common.errors import ExpiredError, UnknownTopicError
 from common.jobs.build import codec_of, task_of
 from common.learning.checkpoint import weights_in
 from common.learning.evaluate import per_record
-from common.learning.fields import Columns, Decoded, concatenate
 from common.learning.gradients import resolve_device
 from common.learning.parameters import FlatModel
-from common.learning.registered import RegisteredCodec
 from common.learning.tasks import build_model
 from common.telemetry.logging import Changes, EventLogger
 from common.topics.schemas import JobSchemas

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import Skipped
 from common.core.spans import LogPosition, Partition
+from common.data.codecs import reason_of
 from common.errors import ConflictError, ExpiredError, TruncatedError
 from common.joining.machine import (
     SIDES,
@@ -26,7 +27,6 @@ from common.joining.machine import (
     Side,
 )
 from common.joining.records import LARGEST_BYTES, JoinSpec, Records
-from common.learning.codecs import reason_of
 from common.ports.servers import Log, LogRecord, NewRecord, NewTopic, Tail
 from common.topics.dead_letters import Letter, letter_of
 from common.topics.names import joins_topic

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from common.data.fields import Columns, concatenate
 from common.errors import DollError, UnavailableError
-from common.learning.fields import Columns, concatenate
 from services.serve.served_model import Predicted, ServedModel
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from common.data.fields import Columns, Field, concatenate
+from common.data.registered import RegisteredCodec
 from common.errors import UserError
-from common.learning.fields import Columns, Field, concatenate
-from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from common.learning.codecs import Codec
+    from common.data.codecs import Codec
     from common.topics.schemas import JobSchemas
 
 RECORD = "record"

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from common.checkpoints.find import Wish
     from common.config.settings import Settings
     from common.core.messages import ModelId, Vector
+    from common.data.fields import Columns
     from common.jobs.spec import JobSpec
     from common.learning.checkpoint import Layout
-    from common.learning.fields import Columns
 
 
 class Version(NamedTuple):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from common.learning.fields import Columns
+    from common.data.fields import Columns
     from common.telemetry.logging import EventLogger
     from services.serve.protocol import Inputs
     from services.serve.served_model import ServedModel

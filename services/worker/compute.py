@@ -14,9 +14,9 @@ from msgspec import UNSET, UnsetType
 
 from common.core.messages import MOST_TRACEBACK, Failed, Gradient
 from common.core.vectors import squared_norm
+from common.data.fields import Columns, concatenate
 from common.errors import ExpiredError, OutsideError, UserError
 from common.learning.errors import NotFiniteError, Origin, TaskError, WrongTaskError
-from common.learning.fields import Columns, concatenate
 from common.telemetry.logging import StageTimes
 from common.wire.vectors import smallest
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from common.core.assignments import Compute
     from common.core.messages import Batch, FailedReason, TriggerStream, Unsettled, WorkerId
     from common.core.spans import Span
-    from common.learning.codecs import Codec
+    from common.data.codecs import Codec
     from common.learning.gradients import GradientComputer
     from common.ports.servers import Board, Fetched, Log
     from common.telemetry.logging import EventLogger

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from common.core.spans import Address, Partition
-from common.learning.fields import Columns, concatenate
+from common.data.fields import Columns, concatenate
 
 
 class ArrivedRows:

@@ -17,7 +17,7 @@ from common.errors import DollError, LateError, RefusedError, UnavailableError, 
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
-    from common.learning.registered import RegisteredCodec
+    from common.data.registered import RegisteredCodec
     from common.telemetry.logging import EventLogger
     from common.topics.schemas import JobSchemas
 

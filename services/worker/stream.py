@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from common.core.messages import TriggerStream, Unsettled, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Span
-    from common.learning.codecs import Codec
+    from common.data.codecs import Codec
     from common.ports.servers import Board, Log, StreamEvent
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import JobMeasures

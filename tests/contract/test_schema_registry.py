@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from common.adapters.kafka import registry as module
 from common.adapters.kafka.registry import ConfluentRegistry
 from common.core.schemas import Reference, Schema
+from common.data.fields import Field
+from common.data.registered import RegisteredCodec
 from common.embedded.process import free_port
 from common.errors import LateError, RefusedError, UnavailableError, UnreachableError
-from common.learning.fields import Field
-from common.learning.registered import RegisteredCodec
 from common.telemetry.logging import event_logger
 from common.testing.log import MemoryLog
 from common.topics.schemas import JobSchemas

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.core.messages import AuditRecord
-    from common.learning.fields import Columns
+    from common.data.fields import Columns
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common.config.settings import Settings
-from common.datasets.digits import load_digits
+from common.data.digits import load_digits
 from common.embedded.kafka import embedded_settings
 from common.embedded.process import free_port
 from common.embedded.services import Service, environment_of

@@ -26,7 +26,8 @@ from google.protobuf.type_pb2 import Type
 
 from common.config.settings import read_settings
 from common.core.messages import UpdateApplied
-from common.datasets.tables import row_records
+from common.data.registered import RegisteredCodec
+from common.data.tables import row_records
 from common.embedded.apache_kafka import resolve
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
@@ -34,7 +35,6 @@ from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.jobs.watching import look_at_jobs
-from common.learning.registered import RegisteredCodec
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log, open_registry
 from common.topics.dead_letters import read_letters
@@ -45,7 +45,7 @@ from tests.integration.cluster import await_condition
 from tests.integration.token_issuer import answers
 from tests.servers import lacking
 from tests.tables import job_file, needs_tables, table
-from tests.unit.learning.test_registered import message_of
+from tests.unit.data.test_registered import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """Three tables become topics, and the job files of docs/examples train on them as they are.
 
-How well, beside scikit-learn: tests/unit/learning/test_table_examples.py.
+How well, beside scikit-learn: tests/unit/data/test_table_examples.py.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _HOMES = {
     "Client": "doll.client",
     "ConflictError": "doll.errors",
     "DollError": "doll.errors",
-    "Input": "common.learning.fields",
+    "Input": "common.data.fields",
     "Job": "doll.job",
     "JobSpec": "common.jobs.spec",
     "Live": "doll.live",

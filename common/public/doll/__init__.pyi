@@ -1,9 +1,9 @@
 """What `doll` offers, for type checkers: at run time each name is loaded when it is asked for."""
 
+from common.data.fields import Input
 from common.jobs.job_file import load_job
 from common.jobs.spec import JobSpec
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
-from common.learning.fields import Input
 from common.learning.task_check import TaskCheck, check_task
 from common.learning.tasks import Task
 from doll.client import Client

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from common.datasets.digits import Split, load_digits
-from common.datasets.readers import read_records
-from common.datasets.records import Records, count, take
+from common.data.digits import Split, load_digits
+from common.data.readers import read_records
+from common.data.records import Records, count, take
 from common.errors import UserError
 from common.learning.evaluate import evaluate
 from common.learning.gradients import GradientComputer

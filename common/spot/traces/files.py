@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.datasets.readers import read_bytes
-from common.datasets.tables import parses
+from common.data.readers import read_bytes
+from common.data.tables import parses
 from common.errors import UserError
 from common.spot.traces.trace import Floats, Trace, trace_from_rows, usual_gap_s
 

@@ -111,8 +111,8 @@ def spec_of(
     Raises:
         UserError: If they make no sense.
     """
+    from common.data.fields import keys_of
     from common.joining.records import JoinSpec
-    from common.learning.fields import keys_of
 
     for option, topic in zip(("--left", "--right", "--to"), topics, strict=True):
         try:
@@ -166,7 +166,7 @@ def _refused(constant: str) -> NoReturn:
 
 
 def _checked(option: str, path: str) -> None:
-    from common.learning.fields import keys_of
+    from common.data.fields import keys_of
 
     try:
         keys_of(path)

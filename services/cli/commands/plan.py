@@ -241,7 +241,7 @@ def read_rates(path: Path) -> list[float]:
     """
     import msgspec
 
-    from common.learning.decoders import new_decoder
+    from common.data.decoders import new_decoder
     from doll.yaml_file import read_text
 
     try:

@@ -91,7 +91,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     """
     import numpy as np
 
-    from common.datasets.records import count
+    from common.data.records import count
     from services.cli.commands import sources
     from services.cli.commands.producing import Backlog, Schedule, unbounded
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from common.data.codecs import REGISTERED, make_codec, unframed
+from common.data.columns import text_of
+from common.data.fields import Keys
+from common.data.registered import RegisteredCodec
 from common.errors import UserError
 from common.jobs.spec import RecordsSpec
-from common.learning.codecs import REGISTERED, make_codec, unframed
-from common.learning.columns import text_of
-from common.learning.fields import Keys
-from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
     from common.core.schemas import Schema

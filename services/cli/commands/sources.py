@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from common.datasets.digits import load_digits
-from common.datasets.readers import read_records
-from common.datasets.records import Records, batches
+from common.data.codecs import make_codec
+from common.data.digits import load_digits
+from common.data.fields import DTYPE_NAMES, DtypeName, Field
+from common.data.readers import read_records
+from common.data.records import Records, batches
 from common.errors import UserError
-from common.learning.codecs import make_codec
-from common.learning.fields import DTYPE_NAMES, DtypeName, Field
 
 if TYPE_CHECKING:
     import numpy as np

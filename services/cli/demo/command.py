@@ -143,7 +143,7 @@ def demo(  # noqa: PLR0913 -- the options of a command
 
 
 def _perform(plan: Plan, settings: Settings, out: Path, ending: Ending, began: float) -> Summary:
-    from common.datasets.digits import load_digits
+    from common.data.digits import load_digits
     from services.cli.demo.judge import judge
     from services.cli.demo.run import Demo
     from services.cli.demo.screen import Screen

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.core.messages import Positions
-    from common.datasets.records import Records
+    from common.data.records import Records
     from services.cli.system.ending import Ending
 
 _START_S = 90.0  # all processes load torch at once, perhaps on one busy core

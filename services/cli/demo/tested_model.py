@@ -75,7 +75,7 @@ def main() -> int:
     from common.checkpoints.snapshot_file import from_checkpoint
     from common.checkpoints.store import CheckpointStore
     from common.config.settings import read_settings
-    from common.datasets.digits import load_digits
+    from common.data.digits import load_digits
     from common.jobs.build import task_of
     from common.jobs.store import JobStore
     from common.learning.checkpoint import save_weights, weights_in

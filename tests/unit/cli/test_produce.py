@@ -9,8 +9,8 @@ import pytest
 
 from common.core.hashing import bucket_of
 from common.core.spans import Partition
-from common.learning.codecs import make_codec
-from common.learning.fields import Field
+from common.data.codecs import make_codec
+from common.data.fields import Field
 from common.ports.servers import WRITER_BYTES, NewTopic
 from common.testing.log import MemoryLog, MemoryWriter
 from services.cli import exits

@@ -8,16 +8,16 @@ import pytest
 import yaml
 
 from common.core.schemas import Schema
+from common.data.codecs import make_codec
+from common.data.fields import Field
 from common.errors import UserError
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import JobSpec, parse_job
-from common.learning.codecs import make_codec
-from common.learning.fields import Field
 from common.ports.servers import NewTopic
 from services.cli import exits
 from services.cli.commands.proposal import propose
 from tests.unit.cli.conftest import World
-from tests.unit.learning.test_registered import framed, message_of, schema_of
+from tests.unit.data.test_registered import framed, message_of, schema_of
 from tests.unit.topics.test_schemas import Registry
 
 REST = {"name": "j", "streams": ["s"], "batch_size": 2, "group_size": 1}

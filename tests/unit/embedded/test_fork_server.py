@@ -10,7 +10,7 @@ import pytest
 OTHERS = ("sklearn", "scipy", "river", "fastapi", "uvicorn")
 PEEK = f"""
 import sys
-from common.datasets.digits import load_digits
+from common.data.digits import load_digits
 from common.embedded.fork_server import load
 load("coordinator", "worker")
 load_digits()

@@ -14,7 +14,7 @@ from common.learning.tasks import Task, make_task
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.learning.fields import Columns
+    from common.data.fields import Columns
 
 CPU = torch.device("cpu")
 

@@ -33,7 +33,7 @@ from common.learning.trainer import Trainer
 from tests.unit.learning.examples import image_task, normalised
 
 if TYPE_CHECKING:
-    from common.learning.fields import Columns
+    from common.data.fields import Columns
 
 
 def test_plain_pytorch_loads_what_was_saved() -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.datasets.digits import load_digits
+from common.data.digits import load_digits
+from common.data.fields import Field
 from common.errors import CorruptError, UserError
 from common.learning.checkpoint import named_weights
 from common.learning.export import ABOUT, export
-from common.learning.fields import Field
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model, make_task
 from tests.changes import marks_of

@@ -37,7 +37,7 @@ from tests.unit.learning.examples import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from common.learning.fields import Columns
+    from common.data.fields import Columns
 
 
 def computer(network: nn.Module) -> GradientComputer:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from common.learning.fields import Field
+from common.data.fields import Field
 from common.learning.inputs import forward_of
 from common.learning.tasks import build_model
 from tests.unit.learning.examples import image_task

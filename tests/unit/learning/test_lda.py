@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy.special import gammaln, psi
 
-from common.datasets.readers import read_records
-from common.datasets.records import batches
+from common.data.readers import read_records
+from common.data.records import batches
 from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.learning.gradients import GradientComputer
@@ -24,7 +24,7 @@ from tests.ulps import assert_within_ulps
 from tests.unit.learning.examples import CPU
 
 if TYPE_CHECKING:
-    from common.datasets.records import Records
+    from common.data.records import Records
 
 ARTICLES = Path(__file__).parents[4] / "shared" / "data" / "bag-of-words" / "ap.dat.gz"
 ROUND, RHO, TOPICS, B, K = 0, 0.3, 6, 4, 2

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, cross_entropy, linear, relu
 
-from common.datasets.readers import read_records
-from common.datasets.records import take
+from common.data.readers import read_records
+from common.data.records import take
 from common.learning.gradients import GradientComputer
 from common.learning.models import IMAGE_NETWORKS, RunningNorm, cnn_28, cnn_32, cnn_small
 from common.learning.optimizers import OptimizerSettings

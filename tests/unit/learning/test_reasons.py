@@ -12,17 +12,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.core.schemas import Schema
+from common.data.codecs import make_codec
+from common.data.fields import Field
+from common.data.registered import RegisteredCodec
 from common.jobs.build import codec_of
-from common.learning.codecs import make_codec
-from common.learning.fields import Field
-from common.learning.registered import RegisteredCodec
-from tests.unit.learning.test_columns import job
-from tests.unit.learning.test_registered import framed, schema_of
+from tests.unit.data.test_columns import job
+from tests.unit.data.test_registered import framed, schema_of
 
 if TYPE_CHECKING:
     from common.core.schemas import SchemaKind
-    from common.learning.codecs import Codec
-    from common.learning.fields import DtypeName
+    from common.data.codecs import Codec
+    from common.data.fields import DtypeName
 
 MARKER, NUMBER = "s3cr3t", 8675309
 NAMES = "abcdefgh"

@@ -21,15 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.core.schemas import Schema
+from common.data.codecs import make_codec
+from common.data.fields import DtypeName, Field
+from common.data.registered import RegisteredCodec
 from common.jobs.spec import RecordsSpec
-from common.learning.codecs import make_codec
-from common.learning.fields import DtypeName, Field
-from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from common.learning.codecs import Codec
+    from common.data.codecs import Codec
 
 CASES = 10_000 if settings.get_current_profile_name() == "nightly" else settings().max_examples
 LARGEST_POLL = 500

@@ -12,8 +12,8 @@ import torch
 
 from common.core.hashing import bucket_of
 from common.core.vectors import SparseVector
-from common.datasets.readers import read_records
-from common.datasets.records import batches
+from common.data.readers import read_records
+from common.data.records import batches
 from common.errors import UserError
 from common.jobs.build import codec_of, trainer_of
 from common.jobs.spec import parse_job
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.core.messages import Vector
-    from common.datasets.records import Records
+    from common.data.records import Records
     from common.learning.tasks import Task
 
 DATA = Path(__file__).parents[4] / "shared" / "data"

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from common.data.fields import Field
 from common.errors import TaskMissingError, UserError
 from common.jobs.spec import BUILT_IN_TASKS
-from common.learning.fields import Field
 from common.learning.task_options import TASK_NAMES
 from common.learning.tasks import build_model, check_fields, make_task
 from tests.ulps import assert_within_ulps

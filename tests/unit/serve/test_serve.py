@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from common.checkpoints.find import Wish
-    from common.learning.fields import Columns
+    from common.data.fields import Columns
     from common.ports.servers import NewRecord
     from services.serve.protocol import Inputs
     from services.serve.served_model import Predicted

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.messages import Vector
+    from common.data.fields import Columns
     from common.jobs.store import JobRecord
-    from common.learning.fields import Columns
 
 NAME = "signs"
 PATIENCE_S = 120.0

@@ -29,8 +29,8 @@ from common.core.messages import (
 )
 from common.core.spans import Address, Partition, Span
 from common.core.vectors import SparseVector, add_to
-from common.learning.codecs import Codec, make_codec
-from common.learning.fields import Field
+from common.data.codecs import Codec, make_codec
+from common.data.fields import Field
 from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
 from common.ports.servers import NewTopic

@@ -29,8 +29,8 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
-from common.learning.codecs import make_codec
-from common.learning.fields import Field
+from common.data.codecs import make_codec
+from common.data.fields import Field
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import GIVEN_AWAY

@@ -10,10 +10,10 @@ import numpy as np
 from common.core.messages import BatchReady, LeaderStatus, WorkerId
 from common.core.settings import WorkerSettings
 from common.core.spans import LogPosition, Partition
+from common.data.codecs import make_codec
+from common.data.fields import Field
+from common.data.registered import RegisteredCodec
 from common.errors import UnavailableError
-from common.learning.codecs import make_codec
-from common.learning.fields import Field
-from common.learning.registered import RegisteredCodec
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.worker import WorkerMetrics

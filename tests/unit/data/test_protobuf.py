@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core.schemas import Reference
+from common.data.protobuf import ProtobufReader
+from common.data.record_bytes import RecordBytes, wanted_of
 from common.errors import UserError
-from common.learning.protobuf import ProtobufReader
-from common.learning.record_bytes import RecordBytes, wanted_of
 
 KINDS = {  # of proto3: by name of the type, values of it
     "DOUBLE": st.floats(allow_nan=False),

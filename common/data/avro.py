@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
+from common.data.record_bytes import RecordBytes, Rows, Sink, Values, Wanted, lists_of
 from common.errors import UserError
-from common.learning.record_bytes import RecordBytes, Rows, Sink, Values, Wanted, lists_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from common.learning.fields import Keys
+    from common.data.fields import Keys
 
 _DEEPEST = 64  # a record within a record within a record: of a schema that names itself
 _NUMBERS = {"boolean": "<u1", "float": "<f4", "double": "<f8"}

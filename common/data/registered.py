@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
+from common.data.avro import AvroReader
+from common.data.columns import Column, assembled
+from common.data.fields import Decoded, Field, Keys, concatenate
+from common.data.record_bytes import RecordBytes, Wanted, wanted_of
 from common.errors import UserError
-from common.learning.avro import AvroReader
-from common.learning.columns import Column, assembled
-from common.learning.fields import Decoded, Field, Keys, concatenate
-from common.learning.record_bytes import RecordBytes, Wanted, wanted_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -146,7 +146,7 @@ def _avro(schema: Schema) -> Reader:
 
 
 def _protobuf(schema: Schema) -> Reader:
-    from common.learning.protobuf import ProtobufReader  # noqa: PLC0415 -- `doll[registry]` alone
+    from common.data.protobuf import ProtobufReader  # noqa: PLC0415 -- `doll[registry]` alone
 
     return ProtobufReader(schema.text, schema.references)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from common.learning.fields import Keys
+    from common.data.fields import Keys
 
 Rows: TypeAlias = npt.NDArray[np.intp]  # which records, ascending
 # One value for each row: an array if they are numbers, or arrays of numbers of one shape. Bytes are

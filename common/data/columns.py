@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from common.core.hashing import bucket_of
-from common.learning.fields import Columns, Decoded, Hashed, Mapped, OneHot, Parsed, Source
+from common.data.fields import Columns, Decoded, Hashed, Mapped, OneHot, Parsed, Source
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from common.learning.fields import Field, Keys
+    from common.data.fields import Field, Keys
 
 Scalar: TypeAlias = str | int | float
 Values: TypeAlias = "Sequence[Any] | npt.NDArray[Any]"  # of a path, (n,)

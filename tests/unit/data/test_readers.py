@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from common.datasets.readers import read_records
+from common.data.readers import read_records
 from common.errors import UserError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from common.core.hashing import bucket_of, damped
-from common.datasets.records import Records, checked
+from common.data.records import Records, checked
 from common.errors import UserError
 
 if TYPE_CHECKING:

@@ -19,16 +19,16 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
 from common.core.schemas import Schema
-from common.datasets.tables import row_records
+from common.data.fields import Columns, concatenate
+from common.data.registered import RegisteredCodec
+from common.data.tables import row_records
 from common.jobs.build import codec_of, task_of, trainer_of
 from common.jobs.spec import parse_job
-from common.learning.fields import Columns, concatenate
 from common.learning.gradients import GradientComputer
 from common.learning.parameters import FlatModel
-from common.learning.registered import RegisteredCodec
 from common.learning.tasks import build_model
 from tests.tables import job_file, needs_tables, table
-from tests.unit.learning.test_registered import framed, message_of
+from tests.unit.data.test_registered import framed, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from common.core.hashing import bucket_of, damped
+from common.data.columns import Column, assembled
+from common.data.decoders import new_decoder
+from common.data.fields import Decoded, Field, Keys, check_columns
+from common.data.registered import RegisteredCodec
 from common.errors import UserError
-from common.learning.columns import Column, assembled
-from common.learning.decoders import new_decoder
-from common.learning.fields import Decoded, Field, Keys, check_columns
-from common.learning.registered import RegisteredCodec
 
 if TYPE_CHECKING:
     from common.core.schemas import SchemaKind

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.datasets.tables import hashed_records
+from common.data.codecs import CODEC_NAMES, make_codec
+from common.data.fields import DTYPE_NAMES, Columns, Decoded, Field
+from common.data.tables import hashed_records
 from common.errors import UserError
-from common.learning.codecs import CODEC_NAMES, make_codec
-from common.learning.fields import DTYPE_NAMES, Columns, Decoded, Field
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\'), min_size=1)
 WRITTEN = ("tensor", "json")  # by columns; others by schemas of their producers

@@ -13,14 +13,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.data.codecs import JsonCodec
 from common.errors import UserError
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import JobSpec, job_from_json, parse_job
-from common.learning.codecs import JsonCodec
 from common.learning.tasks import build_model
 
 if TYPE_CHECKING:
-    from common.learning.fields import Decoded
+    from common.data.fields import Decoded
 
 ENVELOPE = """
 features:

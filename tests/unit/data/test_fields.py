@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from common.data.codecs import make_codec
+from common.data.fields import Columns, Field, concatenate
 from common.errors import UserError
-from common.learning.codecs import make_codec
-from common.learning.fields import Columns, Field, concatenate
 
 
 def test_a_field_of_an_unknown_dtype_is_refused_with_the_known_ones() -> None:

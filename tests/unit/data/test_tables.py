@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core.hashing import HASH, bucket_of, damped
-from common.datasets.tables import (
+from common.data.codecs import make_codec
+from common.data.fields import Columns, Field
+from common.data.tables import (
     hashed_records,
     rating_records,
     row_records,
     table_records,
 )
 from common.errors import UserError
-from common.learning.codecs import make_codec
-from common.learning.fields import Columns, Field
 
 CELLS = st.sampled_from(["", "0", "1", "1.5", "-2e3", "007", "nan", "red", "68fd1e64", "12345678"])
 TABLE = b"size,colour,,kind\n1,red,0,0\n2.5,blue,,1\n,red,7,0\n"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.datasets.records import Records, take
+from common.data.records import Records, take
 from common.errors import UserError
 
 if TYPE_CHECKING:

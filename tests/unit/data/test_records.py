@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.datasets.digits import load_digits
-from common.datasets.records import batches, count
-from common.datasets.warp import Strength, warp
+from common.data.digits import load_digits
+from common.data.records import batches, count
+from common.data.warp import Strength, warp
 
 
 @given(st.integers(1, 20), st.integers(1, 7), st.integers(1, 3), st.integers(0, 9))

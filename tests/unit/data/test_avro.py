@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.data.avro import AvroReader
+from common.data.record_bytes import RecordBytes, wanted_of
 from common.errors import UserError
-from common.learning.avro import AvroReader
-from common.learning.record_bytes import RecordBytes, wanted_of
 
 NUMBERS = {
     "boolean": st.booleans(),

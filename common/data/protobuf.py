@@ -23,15 +23,15 @@ from google.protobuf.descriptor_pb2 import (
 )
 from google.protobuf.message import DecodeError
 
+from common.data.record_bytes import Rows, Sink, Values, Wanted, lists_of, unzigzagged
 from common.errors import UserError
-from common.learning.record_bytes import Rows, Sink, Values, Wanted, lists_of, unzigzagged
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.core.schemas import Reference
-    from common.learning.fields import Keys
-    from common.learning.record_bytes import RecordBytes
+    from common.data.fields import Keys
+    from common.data.record_bytes import RecordBytes
 
 _DEEPEST = 64  # a message within a message within a message
 _VARINT, _EIGHT, _SIZED, _FOUR = 0, 1, 2, 5  # wire types

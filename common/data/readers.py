@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.datasets.records import Records, checked
-from common.datasets.tables import hashed_records, rating_records, row_records, table_records
+from common.data.records import Records, checked
+from common.data.tables import hashed_records, rating_records, row_records, table_records
 from common.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.datasets.warp import warp
+from common.data.warp import warp
 from common.errors import UserError
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -57,7 +57,7 @@ class Hashed(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """Values stand for numbers; see `common.learning.columns.text_of`."""
+    """Values stand for numbers; see `common.data.columns.text_of`."""
 
     numbers: Mapping[str, float]
 

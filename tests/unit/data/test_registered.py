@@ -14,13 +14,13 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from common.core.schemas import Schema
+from common.data.registered import RegisteredCodec
 from common.jobs.build import codec_of
-from common.learning.registered import RegisteredCodec
-from tests.unit.learning.test_columns import ENVELOPE, job
+from tests.unit.data.test_columns import ENVELOPE, job
 
 if TYPE_CHECKING:
     from common.core.schemas import SchemaKind
-    from common.learning.fields import Decoded
+    from common.data.fields import Decoded
 
 FIRST = {"x": ["null", "double"], "n": "long", "label": "boolean", "image": "bytes"}
 LATER = {"label": "boolean", "n": "int", "new": "string", "image": "bytes"}  # without x
