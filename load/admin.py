@@ -29,9 +29,9 @@ from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.names import updates_topic
 from common.ports.servers import Log, NewTopic, Writer
 from common.runtime.connect import open_log
-from common.topics.names import updates_topic
 from common.wire.messages import encode_audit
 from load.harness import report
 from load.harness.asking import Address, Asked, Link, connect, on_schedule, open_streams

@@ -67,7 +67,7 @@ _COMMAND = """\
 import sys
 from time import monotonic, sleep
 import typer.main
-import common.adapters.kafka, services.cli.system.direct
+import common.kafka, services.cli.system.direct
 from common.runtime.connect import connect
 from services.cli.app import app
 from services.cli.system.outside import Ways

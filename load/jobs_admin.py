@@ -37,9 +37,9 @@ from common.embedded.services import Service, stop_all
 from common.errors import UnavailableError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, JobStore
+from common.kafka.names import control_topic, updates_topic
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_boards, open_log
-from common.topics.names import control_topic, updates_topic
 from common.wire.messages import encode_audit, encode_claim
 from load.harness import report
 from load.harness.asking import Address, on_schedule

@@ -33,11 +33,11 @@ from common.checkpoints.snapshot_file import from_bytes
 from common.embedded.services import Service, stop_all
 from common.errors import UnavailableError
 from common.jobs.store import JobRecord, JobStore
+from common.kafka.names import updates_topic
+from common.kafka.read import read_decoded
 from common.ports.servers import Board, Log, NewTopic
 from common.runtime.connect import open_board, open_log
 from common.testing.costless import ENTRYPOINT
-from common.topics.names import updates_topic
-from common.topics.read import read_decoded
 from load.harness import history, report
 from load.harness.counting import spec_of
 from load.harness.outside import Outside

@@ -35,9 +35,9 @@ from common.core.spans import Partition
 from common.embedded.services import Service, stop_all
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
+from common.kafka.names import control_topic, updates_topic
+from common.kafka.read import read_decoded
 from common.runtime.connect import open_board, open_log
-from common.topics.names import control_topic, updates_topic
-from common.topics.read import read_decoded
 from load.harness import report
 from load.harness.counting import spec_of
 from load.harness.processor import used_s

@@ -25,7 +25,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("common.spot.policies", "common.data", "common.joining"),
     ("common.config", "common.spot.provisioning"),
     ("common.wire", "common.telemetry", "common.simulation", "common.http"),
-    ("common.topics", "common.adapters", "common.testing"),
+    ("common.kafka", "common.adapters", "common.testing"),
     ("common.jobs", "common.checkpoints", "common.embedded"),
     ("common.api", "common.runtime"),
     ("common.spot.planning",),
@@ -45,17 +45,15 @@ OUTSIDE = {  # of the standard library: clocks, chance, the machine
 DECODERS = "common/data/decoders.py"
 TORCH_GROUP = "common/adapters/torch_group.py"
 HOMES = {  # a client library has one home
-    "confluent_kafka": ("common/adapters/kafka/", "common/embedded/"),
+    "confluent_kafka": ("common/kafka/", "common/embedded/"),
     "redis": ("common/adapters/redis/", "common/embedded/redis.py"),
-    "aws_msk_iam_sasl_signer": ("common/adapters/kafka/msk.py",),
-    "boto3": (
-        *("common/adapters/blobs/s3.py", "common/adapters/ec2/", "common/adapters/kafka/msk.py"),
-    ),
+    "aws_msk_iam_sasl_signer": ("common/kafka/msk.py",),
+    "boto3": (*("common/adapters/blobs/s3.py", "common/adapters/ec2/", "common/kafka/msk.py"),),
     "fastapi": ("services/admin/",),
     "uvicorn": ("common/runtime/connections.py", "common/runtime/http_server.py"),
     "psutil": ("common/spot/fleets/local/table.py",),
     "httpx2": (
-        *("common/http/", "common/adapters/kafka/registry.py", "common/adapters/mlflow.py"),
+        *("common/http/", "common/kafka/registry.py", "common/adapters/mlflow.py"),
         *("common/public/doll/", "services/admin/oidc.py", "services/cli/system/"),
     ),
     "pyarrow": ("services/cli/commands/parquet.py",),

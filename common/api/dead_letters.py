@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from common.api.answers import DeadLettersPage
-from common.topics.dead_letters import by_reason, read_letters
+from common.kafka.dead_letters import by_reason, read_letters
 
 if TYPE_CHECKING:
     from common.ports.servers import Log

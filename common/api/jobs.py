@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from common.api.answers import EvaluationAnswer
     from common.jobs.progress import JobProgress, Numbers, State, Word
     from common.jobs.purge import Remains
-    from common.topics.table import Unreadable
+    from common.kafka.table import Unreadable
 
 
 def progress_answer(

@@ -19,8 +19,8 @@ from msgspec import Meta
 from common.errors import ConflictError, NotFoundError, UserError, WireError
 from common.jobs.changes import Change, change_by, local_user
 from common.jobs.names import check_name
-from common.topics import names as topics
-from common.topics.table import CompactedTable
+from common.kafka import names as topics
+from common.kafka.table import CompactedTable
 
 if TYPE_CHECKING:
     from common.ports.servers import Log

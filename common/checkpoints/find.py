@@ -19,9 +19,9 @@ from common.checkpoints.store import CheckpointStore
 from common.core.messages import AuditRecord, Evaluated, Vector
 from common.core.snapshots import Snapshot, choose
 from common.errors import CorruptError, NotFoundError, UnavailableError, UserError
+from common.kafka import names as topics
+from common.kafka.read import read_decoded
 from common.learning.checkpoint import Layout, weights_in
-from common.topics import names as topics
-from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:

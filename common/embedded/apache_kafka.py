@@ -25,10 +25,10 @@ from typing import Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka.log import KafkaLog
-from common.adapters.kafka.settings import KafkaSettings
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
+from common.kafka.log import KafkaLog
+from common.kafka.settings import KafkaSettings
 from common.ports.servers import NewTopic
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"

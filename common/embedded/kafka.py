@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from common.adapters.kafka.settings import KafkaSettings
 from common.embedded import mock_broker
 from common.embedded.process import Child, short_folder
 from common.errors import DollError, OutsideError, UnavailableError
+from common.kafka.settings import KafkaSettings
 
 KEPT_BYTES = 5 << 20  # of each partition: what comes beyond them drops the oldest batch of records
 _FETCH_WAIT_MS = 10  # the broker does not wake a waiting fetch: this is the latency of a record

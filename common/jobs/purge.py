@@ -1,7 +1,7 @@
 """Removes what jobs of a name have left, and makes the name free: `doll job delete --purge`.
 
 First the jobs topic says that the next job of the name is another one, which shares nothing with
-those before it (`common.topics.names`); then what these have is removed. Whoever is killed between,
+those before it (`common.kafka.names`); then what these have is removed. Whoever is killed between,
 or does the same at the same time as another, leaves at worst what nobody reads any more, and the
 next one to purge the name removes that, too.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, OutsideError, UnknownTopicError
 from common.jobs.changes import audit, change_by
-from common.topics.names import group_name, own_topics, provisioning_board
+from common.kafka.names import group_name, own_topics, provisioning_board
 
 if TYPE_CHECKING:
     from common.config.servers import Outside

@@ -13,8 +13,8 @@ from common.core.history import History
 from common.core.messages import Batch, Replayed, Requeued
 from common.core.spans import Address, Partition
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
-from common.topics import names as topics
-from common.topics.read import read_decoded
+from common.kafka import names as topics
+from common.kafka.read import read_decoded
 from common.wire.messages import decode_audit, encode_audit
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from common.core.messages import Batch, Replayed
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import ExpiredError, UnavailableError, UnknownTopicError
-from common.ports.servers import Bounds, Log, LogRecord, NewRecord, NewTopic, Tail
-from common.topics.dead_letters import (
+from common.kafka.dead_letters import (
     NOTED,
     DeadLetter,
     LettersRead,
@@ -30,8 +29,9 @@ from common.topics.dead_letters import (
     offsets_of,
     read_letters,
 )
-from common.topics.names import dead_letter_topic
-from common.topics.read import identified
+from common.kafka.names import dead_letter_topic
+from common.kafka.read import identified
+from common.ports.servers import Bounds, Log, LogRecord, NewRecord, NewTopic, Tail
 
 if TYPE_CHECKING:
     from common.jobs.quarantine import Quarantine

@@ -42,9 +42,9 @@ from common.data.fields import (
 from common.data.fields import Field as RecordField
 from common.errors import GivenError, UnknownTopicError, UserError
 from common.jobs.names import check_name
+from common.kafka import names as topics
 from common.learning.task_options import options_of
 from common.spot.policies.policy import GivenPolicyName, PolicyName, policy_named
-from common.topics import names as topics
 from doll.yaml_file import as_json, load_text, shown
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """All jobs, as a fold over the jobs topic: what each is, and what a person wants of it.
 
-The topic is a `common.topics.table`, keyed by the job's name.
+The topic is a `common.kafka.table`, keyed by the job's name.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from common.errors import (
 from common.jobs.changes import COORDINATOR, Change, audit, change_by, local_user
 from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
+from common.kafka import names as topics
+from common.kafka.table import RESTORE, CompactedTable, Unreadable, table_topic
 from common.ports.servers import Log, NewTopic
 from common.telemetry.logging import event_logger
-from common.topics import names as topics
-from common.topics.table import RESTORE, CompactedTable, Unreadable, table_topic
 
 if TYPE_CHECKING:
     from common.core.messages import LogPositions, Positions
@@ -99,7 +99,7 @@ class JobRecord(NamedTuple):
 
     @property
     def id(self) -> str:
-        """By what everything that it owns is named, see `common.topics.names`."""
+        """By what everything that it owns is named, see `common.kafka.names`."""
         return topics.job_id(self.spec.name, self.incarnation)
 
     def is_same_job(self, other: JobRecord | None) -> bool:

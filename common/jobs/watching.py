@@ -20,11 +20,11 @@ from common.errors import (
     UnknownTopicError,
 )
 from common.jobs.progress import JobProgress, Look, partitions_of
+from common.kafka import names as topics
+from common.kafka import read
 from common.ports.servers import Bounds, Glance, glance_at
 from common.telemetry.logging import EventLogger, event_logger
 from common.telemetry.outages import Outage, ongoing
-from common.topics import names as topics
-from common.topics import read
 from common.wire.messages import decode_audit, decode_claim
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class OwnTopics:
         return self._bounds[place]
 
     def identified(self, place: Partition, offset: int) -> LogPosition:
-        """Return a position that names its topic: see `common.topics.read.identified`."""
+        """Return a position that names its topic: see `common.kafka.read.identified`."""
         return LogPosition(offset, self._topics[place.topic].topic_id)
 
 

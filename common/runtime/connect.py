@@ -28,9 +28,9 @@ from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
 
 if TYPE_CHECKING:
-    from common.adapters.kafka.settings import KafkaSettings, MakeToken
     from common.adapters.redis.access import RedisAccess
     from common.config.settings import Settings
+    from common.kafka.settings import KafkaSettings, MakeToken
     from common.ports.group import Groups, Rendezvous
     from common.ports.servers import Blobs, Board, Boards, Log, Notices, SchemaRegistry
     from common.ports.tracking import Tracking
@@ -62,7 +62,7 @@ def open_log(settings: Settings, client_id: str = "doll") -> Log:
         UnavailableError: If the settings name an embedded broker that is gone.
         UserError: If they name Amazon MSK and what signs for it is not installed.
     """
-    from common.adapters.kafka.log import KafkaLog  # noqa: PLC0415 -- see above
+    from common.kafka.log import KafkaLog  # noqa: PLC0415 -- see above
 
     return KafkaLog(kafka_settings(settings, client_id))
 
@@ -76,7 +76,7 @@ def open_registry(settings: Settings) -> SchemaRegistry | None:
     if not settings.schema_registry:
         return None
     try:
-        from common.adapters.kafka.registry import ConfluentRegistry  # noqa: PLC0415 -- see above
+        from common.kafka.registry import ConfluentRegistry  # noqa: PLC0415 -- see above
     except ModuleNotFoundError as error:
         raise UserError(
             "DOLL_SCHEMA_REGISTRY_URL: what asks a registry is not installed here:"
@@ -92,7 +92,7 @@ def kafka_settings(settings: Settings, client_id: str) -> KafkaSettings:
         UnavailableError: If the settings name an embedded broker that is gone.
         UserError: If they name Amazon MSK and what signs for it is not installed.
     """
-    from common.adapters.kafka.settings import KafkaSettings  # noqa: PLC0415 -- see above
+    from common.kafka.settings import KafkaSettings  # noqa: PLC0415 -- see above
 
     if settings.embedded_kafka:
         from common.embedded.kafka import embedded_settings  # noqa: PLC0415 -- see above
@@ -132,7 +132,7 @@ def _identity(settings: Settings) -> tuple[Mapping[str, str], MakeToken | None]:
     if properties.get("sasl.mechanism") != "AWS_MSK_IAM":
         return properties, None
     try:
-        from common.adapters.kafka.msk import MskToken  # noqa: PLC0415 -- see above
+        from common.kafka.msk import MskToken  # noqa: PLC0415 -- see above
     except ModuleNotFoundError as error:
         raise UserError(
             "DOLL_KAFKA_SASL_MECHANISM: what signs for Amazon MSK is not installed here:"

@@ -12,9 +12,9 @@ from common.core.messages import ModelId, TriggerId, UpdateTrigger
 from common.core.spans import Partition
 from common.embedded.apache_kafka import ApacheKafka
 from common.embedded.redis import EmbeddedRedis
+from common.kafka.names import control_topic, updates_topic
 from common.runtime.connect import open_log
 from common.testing.blobs import LIES, Lie
-from common.topics.names import control_topic, updates_topic
 from common.wire import messages as wire
 from load.faults.fleet import Fleet, Slot
 from load.faults.tiers import Tiers

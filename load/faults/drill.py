@@ -16,9 +16,9 @@ from common.core.audit import audit
 from common.embedded.services import Service, stop_all
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
+from common.kafka.names import control_topic, updates_topic
+from common.kafka.read import read_decoded
 from common.runtime.connect import open_board, open_log
-from common.topics.names import control_topic, updates_topic
-from common.topics.read import read_decoded
 from common.wire import messages as wire
 from load.harness.counting import Aggregation, aggregated, counting_spec
 from load.harness.stack import Servers, await_until, check

@@ -17,12 +17,12 @@ from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.jobs.spec import JobSpec, job_from_json
 from common.jobs.store import JobStore
+from common.kafka.names import control_topic, updates_topic
+from common.kafka.read import read_decoded
 from common.learning.checkpoint import unpack
 from common.ports.servers import Log, NewTopic
 from common.runtime.connect import open_blobs, open_board
 from common.testing.counting import ENTRYPOINT
-from common.topics.names import control_topic, updates_topic
-from common.topics.read import read_decoded
 from common.wire import messages as wire
 from doll.yaml_file import as_json
 from load.harness.stack import await_until

@@ -27,8 +27,8 @@ from common.core.messages import (
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Span
 from common.jobs.build import trainer_of
+from common.kafka.names import control_topic, updates_topic
 from common.runtime.connect import open_blobs, open_board
-from common.topics.names import control_topic, updates_topic
 from common.wire.messages import encode_audit, encode_claim
 from load.harness.stack import NotMeasuredError
 

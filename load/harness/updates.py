@@ -11,7 +11,7 @@ from common.core.history import History
 from common.core.messages import AuditRecord, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Partition
 from common.errors import TruncatedError, UnavailableError
-from common.topics.names import updates_topic
+from common.kafka.names import updates_topic
 from common.wire import messages as wire
 from load.harness.stack import NotMeasuredError
 

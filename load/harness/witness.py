@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from common.core.messages import AttemptId, Batch, ModelId, TriggerId, UpdateApplied, UpdateTrigger
 from common.core.spans import Partition
 from common.errors import DollError
-from common.topics.names import updates_topic
+from common.kafka.names import updates_topic
 from load.harness.stack import NotMeasuredError
 from load.harness.updates import read_audit
 

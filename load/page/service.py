@@ -27,13 +27,13 @@ from common.core.spans import Partition
 from common.jobs.build import trainer_of
 from common.jobs.progress import Look
 from common.jobs.store import JobStore, encode_job
+from common.kafka import names as topics
+from common.kafka.memory import MemoryLog
+from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.spot.plans import encode_plan
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
-from common.topics import names as topics
-from common.topics.table import NUMBER
 from common.wire.messages import encode_audit
 from load.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 from services.admin.app import create_app
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
+    from common.kafka.dead_letters import Letter
     from common.spot.provisioning.records import PlanRecord
-    from common.topics.dead_letters import Letter
     from services.admin.service import Service
 
 _RECORDS = 200_000_000  # in every partition, so that no lag is longer than the stream

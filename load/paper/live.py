@@ -17,6 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.embedded.services import stop_all
+from common.kafka.names import plans_topic
+from common.kafka.read import read_decoded
 from common.runtime.connect import open_fleet, open_log
 from common.spot.market.market_file import load_market
 from common.spot.plans import decode_plan
@@ -30,8 +32,6 @@ from common.spot.provisioning.records import (
 )
 from common.spot.theory.billing import HOUR_S
 from common.testing.counting import ENTRYPOINT
-from common.topics.names import plans_topic
-from common.topics.read import read_decoded
 from load.harness.counting import CountingJob, counting_spec
 from load.harness.producers import Producers
 from load.harness.stack import await_until, servers

@@ -17,10 +17,10 @@ from common.errors import UnavailableError
 from common.jobs.build import codec_of
 from common.jobs.spec import CheckpointSpec, HotSnapshotSpec
 from common.jobs.store import JobStore
+from common.kafka.names import updates_topic
+from common.kafka.read import read_decoded
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log
-from common.topics.names import updates_topic
-from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
 from load.harness.counting import Aggregation, aggregated
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events

@@ -14,9 +14,9 @@ from pydantic import Field
 from common.api.answers import Answer
 from common.core.spans import Partition
 from common.errors import DollError, UnavailableError
+from common.kafka import names as topics
 from common.telemetry.logging import event_logger
 from common.telemetry.outages import Outage, ongoing
-from common.topics import names as topics
 
 if TYPE_CHECKING:
     from common.config.servers import Outside

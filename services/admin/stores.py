@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError, UnknownOutcomeError
 from common.jobs.store import JobRecord, JobStore
+from common.kafka import names as topics
+from common.kafka.table import RESTORE
 from common.telemetry.logging import event_logger
 from common.telemetry.outages import Outage
-from common.topics import names as topics
-from common.topics.table import RESTORE
 
 if TYPE_CHECKING:
+    from common.kafka.table import Unreadable
     from common.ports.servers import Log
-    from common.topics.table import Unreadable
 
     Order: TypeAlias = tuple[Callable[[JobStore], Any], Future[Any]] | None
 

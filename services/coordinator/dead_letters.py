@@ -30,10 +30,10 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
+from common.kafka.dead_letters import Letter, letter_of, letters_of
+from common.kafka.names import dead_letter_topic
 from common.ports.servers import Fetched, Log, NewTopic, SpanReader, Writer
 from common.telemetry.outages import Outage
-from common.topics.dead_letters import Letter, letter_of, letters_of
-from common.topics.names import dead_letter_topic
 
 if TYPE_CHECKING:
     from common.runtime.supervisor import Supervised, Supervisor

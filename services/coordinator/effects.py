@@ -39,10 +39,10 @@ from common.errors import (
     UserError,
 )
 from common.jobs.build import trainer_of
+from common.kafka.names import control_topic, updates_topic
 from common.learning.significance import Compression, View
 from common.telemetry.logging import Changes, StageTimes
 from common.telemetry.outages import Outage, OutageNotifier
-from common.topics.names import control_topic, updates_topic
 from common.wire import messages as wire
 from common.wire.vectors import encode_sparse
 from services.coordinator.dead_letters import DeadLetters

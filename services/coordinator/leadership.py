@@ -28,14 +28,14 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.ports.servers import NewTopic
-from common.topics.names import (
+from common.kafka.names import (
     control_topic,
     dead_letter_topic,
     differences,
     remedy,
     updates_topic,
 )
+from common.ports.servers import NewTopic
 from services.coordinator.replies import SoundReplies
 from services.coordinator.tails import (
     TopicTail,

@@ -23,10 +23,10 @@ from common.core.messages import LeaderStatus, LogPositions, Positions, unused_n
 from common.core.spans import LogPosition, Partition
 from common.core.spread import Sightings, elsewhere
 from common.errors import DollError, UnknownTopicError
+from common.kafka.names import control_topic
 from common.spot.theory.updates import spread_stability, stability
 from common.telemetry.metrics.leading import StreamFigures
 from common.telemetry.outages import Outage
-from common.topics.names import control_topic
 from services.coordinator.needs import Arrivals, DemandMeter
 from services.coordinator.tails import missing
 

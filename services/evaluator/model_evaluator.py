@@ -10,13 +10,13 @@ from common.data.fields import Columns, Decoded, concatenate
 from common.data.registered import RegisteredCodec
 from common.errors import ExpiredError, UnknownTopicError
 from common.jobs.build import codec_of, task_of
+from common.kafka.schemas import JobSchemas
 from common.learning.checkpoint import weights_in
 from common.learning.evaluate import per_record
 from common.learning.gradients import resolve_device
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.telemetry.logging import Changes, EventLogger
-from common.topics.schemas import JobSchemas
 from services.evaluator.drift import errors_of
 from services.evaluator.sampling import Piece
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from common.core.spans import Partition
 from common.errors import ExpiredError, TruncatedError
-from common.topics.names import updates_topic
-from common.topics.read import decoded, identified
+from common.kafka.names import updates_topic
+from common.kafka.read import decoded, identified
 from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:

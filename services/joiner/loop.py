@@ -25,10 +25,10 @@ from common.errors import (
     UserError,
 )
 from common.joining.machine import SIDES
+from common.kafka.names import joins_topic
 from common.ports.servers import Log, NewTopic
 from common.telemetry.logging import Changes
 from common.telemetry.outages import Outage
-from common.topics.names import joins_topic
 from services.joiner.partition import JoinedPartition, Shared
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from common.joining.machine import (
     Side,
 )
 from common.joining.records import LARGEST_BYTES, JoinSpec, Records
+from common.kafka.dead_letters import Letter, letter_of
+from common.kafka.names import joins_topic
+from common.kafka.read import identified, records_of
 from common.ports.servers import Log, LogRecord, NewRecord, NewTopic, Tail
-from common.topics.dead_letters import Letter, letter_of
-from common.topics.names import joins_topic
-from common.topics.read import identified, records_of
 from common.wire.joins import (
     PROGRESS,
     JoinProgress,

@@ -13,6 +13,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import BrokenWriterError, NotFoundError, UnavailableError, UserError
+from common.kafka.names import plans_topic, provisioning_board
 from common.spot.plans import encode_plan
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
@@ -27,7 +28,6 @@ from common.spot.provisioning.records import (
     Started,
 )
 from common.telemetry.outages import Outage
-from common.topics.names import plans_topic, provisioning_board
 from services.provisioner.provider_thread import ProviderThread
 from services.provisioner.settings import provisioner_settings
 from services.provisioner.topics import JobTopics

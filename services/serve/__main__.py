@@ -22,13 +22,13 @@ from common.config.program import command_line
 from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
+from common.kafka.schemas import JobSchemas
 from common.runtime.connect import connect, open_registry
 from common.runtime.http_server import HttpServer
 from common.runtime.listen import listen, url_of
 from common.runtime.service import keep_imports, run
 from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.outages import Outage
-from common.topics.schemas import JobSchemas
 from services.serve.app import ModelServer, refusal
 from services.serve.batching import Batches
 from services.serve.follower import LOOK_S, Follower

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.data.codecs import Codec
-    from common.topics.schemas import JobSchemas
+    from common.kafka.schemas import JobSchemas
 
 RECORD = "record"
 OUTPUT = "output"

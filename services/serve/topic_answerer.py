@@ -18,11 +18,11 @@ import msgspec
 from common.core.events import Assigned, Revoked
 from common.core.spans import Partition
 from common.errors import ExpiredError, OutsideError, TruncatedError, UserError
+from common.kafka.names import positions_topic
+from common.kafka.read import records_of
 from common.learning.errors import TaskError
 from common.ports.servers import Log, LogRecord, NewRecord, NewTopic, Tail, Transactions
 from common.telemetry.outages import Outage
-from common.topics.names import positions_topic
-from common.topics.read import records_of
 from services.serve.predictions import as_data
 
 if TYPE_CHECKING:

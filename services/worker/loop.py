@@ -13,13 +13,13 @@ from msgspec import UNSET
 from common.core.settings import WorkerSettings, slices_of
 from common.data.registered import RegisteredCodec
 from common.jobs.build import codec_of, sliced_trainer_of, task_of, trainer_of
+from common.kafka.schemas import JobSchemas
 from common.learning.checkpoint import digest_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.optimizers import STATE_NAMES
 from common.learning.tasks import build_model
 from common.runtime.connect import open_registry
 from common.telemetry.metrics.serving import Watchdog
-from common.topics.schemas import JobSchemas
 from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop

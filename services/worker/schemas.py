@@ -18,8 +18,8 @@ from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from common.data.registered import RegisteredCodec
+    from common.kafka.schemas import JobSchemas
     from common.telemetry.logging import EventLogger
-    from common.topics.schemas import JobSchemas
 
 RETRY_S = 1.0
 # So long an id of which the registry had no schema counts as none, before it is asked again.

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.errors import FutureFormatError, UnknownTopicError, WireError
+from common.kafka.names import plans_topic
 from common.spot.plans import decode_plan
 from common.spot.provisioning.ledger import FleetLedger, Instance
 from common.spot.provisioning.records import LaunchRequested, PlanRecord
-from common.topics.names import plans_topic
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from common.core.spread import JobDemand, Sightings, View, WorkerPlacement, next_step, with_jobs
 from common.errors import DollError, OutsideError, UnavailableError
+from common.kafka.names import job_name
 from common.runtime.supervisor import Patience, kind_of
 from common.telemetry.outages import Outage
-from common.topics.names import job_name
 
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec

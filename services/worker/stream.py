@@ -21,10 +21,10 @@ from common.core.messages import BatchReady, Claim, Skipped
 from common.core.spans import Partition
 from common.core.worker import Worker
 from common.errors import UnavailableError
+from common.kafka.names import control_topic, group_name
 from common.ports.servers import EndReached, Fetched, OutOfRange, Truncated
 from common.telemetry.logging import StageTimes
 from common.telemetry.outages import Outage, OutageNotifier
-from common.topics.names import control_topic, group_name
 from common.wire import messages as wire
 from services.worker.time_lag import TimeLag
 

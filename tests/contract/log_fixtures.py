@@ -18,19 +18,19 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from common.adapters.kafka.log import KafkaLog
 from common.core.spans import Partition
 from common.errors import UnavailableError
+from common.kafka.log import KafkaLog
+from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
-from common.testing.log import MemoryLog
 from tests.servers import configure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from common.adapters.kafka.settings import KafkaSettings
     from common.embedded.apache_kafka import ApacheKafka
     from common.embedded.kafka import EmbeddedKafka
+    from common.kafka.settings import KafkaSettings
     from common.ports.servers import Log, LogRecord, Writer
 
 _ROOT = Path(__file__).parents[2]
@@ -304,8 +304,8 @@ class ApacheRig(KafkaRig):
 # A member in a process of its own, because only a process can die without leaving its group.
 _DOOMED = """\
 import sys
-from common.adapters.kafka.log import KafkaLog
-from common.adapters.kafka.settings import KafkaSettings
+from common.kafka.log import KafkaLog
+from common.kafka.settings import KafkaSettings
 from common.core.events import Assigned
 bootstrap, protocol, group, topic = sys.argv[1:]
 settings = KafkaSettings(bootstrap, group_protocol=protocol, session_timeout_ms=1500)

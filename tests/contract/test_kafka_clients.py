@@ -9,9 +9,9 @@ from weakref import WeakSet
 
 import pytest
 
-from common.adapters.kafka.log import KafkaLog
 from common.core.spans import Partition
 from common.errors import BrokenWriterError, DeliveryError, OutsideError
+from common.kafka.log import KafkaLog
 from common.ports.servers import NewTopic
 from tests.contract.log_fixtures import PATIENCE_S, eventually
 

@@ -11,8 +11,8 @@ import pytest
 
 from common.core.spans import Partition
 from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
+from common.kafka.names import Difference, differences
 from common.ports.servers import Bounds, NewTopic
-from common.topics.names import Difference, differences
 from tests.contract.log_fixtures import PATIENCE_S, eventually, everything, filled
 
 if TYPE_CHECKING:

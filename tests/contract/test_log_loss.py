@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.kafka.log import KafkaLog
 from common.core.events import Assigned
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError
+from common.kafka.log import KafkaLog
 from common.ports.servers import Fetched, FoundTopic, LogRecord, NewTopic, StreamEvent, Truncated
 from tests.contract.log_fixtures import PATIENCE_S, eventually, filled, one_by_one
 from tests.contract.test_log_placement import joined, next_event, read

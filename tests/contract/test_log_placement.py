@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.kafka.epochs import TopicsQuestion
 from common.core.events import Assigned
 from common.core.spans import LogPosition, Partition
+from common.kafka.epochs import TopicsQuestion
 from common.ports.servers import Bounds, EndReached, Fetched, NewTopic, OutOfRange, Truncated
 from tests.contract.log_fixtures import PATIENCE_S, eventually, filled
 

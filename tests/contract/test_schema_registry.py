@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.adapters.kafka import registry as module
-from common.adapters.kafka.registry import ConfluentRegistry
 from common.core.schemas import Reference, Schema
 from common.data.fields import Field
 from common.data.registered import RegisteredCodec
 from common.embedded.process import free_port
 from common.errors import LateError, RefusedError, UnavailableError, UnreachableError
+from common.kafka import registry as module
+from common.kafka.memory import MemoryLog
+from common.kafka.registry import ConfluentRegistry
+from common.kafka.schemas import JobSchemas
 from common.telemetry.logging import event_logger
-from common.testing.log import MemoryLog
-from common.topics.schemas import JobSchemas
 from services.worker.schemas import SchemaFinder
 from tests.contract.odd_servers import ODD, OddServer, hangs, said
 from tests.unit.services.replicas import until

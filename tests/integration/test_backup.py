@@ -15,8 +15,8 @@ from common.api.keys import KeyStore
 from common.embedded.process import free_port
 from common.errors import ConflictError
 from common.jobs.store import JobStore
+from common.kafka.names import JOBS, KEYS
 from common.runtime.connect import open_log
-from common.topics.names import JOBS, KEYS
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:

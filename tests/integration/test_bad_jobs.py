@@ -18,8 +18,8 @@ from common.config.settings import Settings
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, JobStore
+from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.testing.counting import ENTRYPOINT
-from common.topics.names import control_topic, dead_letter_topic, updates_topic
 from load.harness.counting import CountingJob
 from tests.integration.cluster import Cluster, await_condition
 

@@ -19,7 +19,7 @@ from common.config.settings import Settings
 from common.core.messages import BatchReady, WorkerId
 from common.core.spans import Partition, Span, address_of
 from common.jobs.build import codec_of
-from common.topics.names import control_topic
+from common.kafka.names import control_topic
 from common.wire import messages as wire
 from tests.contract.log_fixtures import everything
 from tests.integration.cluster import Cluster, await_condition

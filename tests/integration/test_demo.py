@@ -21,8 +21,8 @@ from confluent_kafka.admin import AdminClient
 
 from common.config.settings import read_settings
 from common.jobs.build import codec_of
+from common.kafka import names as topics
 from common.testing.counting import ENTRYPOINT
-from common.topics import names as topics
 from load.harness.counting import CountingJob, counting_job
 from services.cli import exits
 from tests.integration.cluster import Cluster, await_condition

@@ -11,8 +11,8 @@ from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.core.messages import Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
-from common.topics.names import control_topic, updates_topic
-from common.topics.read import read_decoded
+from common.kafka.names import control_topic, updates_topic
+from common.kafka.read import read_decoded
 from common.wire import messages as wire
 from tests.integration.cluster import await_condition
 

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from common.core.messages import GENESIS, BatchReady, Lead, WorkerId
 from common.core.spans import Partition, Span
-from common.topics.names import JOBS, control_topic, updates_topic
+from common.kafka.names import JOBS, control_topic, updates_topic
 from common.wire import messages as wire
 from tests.integration.cluster import await_condition
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from common.adapters.kafka.log import KafkaLog
 from common.embedded.process import Child
+from common.kafka.log import KafkaLog
+from common.kafka.names import joins_topic
+from common.kafka.read import records_of
 from common.ports.servers import NewTopic
-from common.topics.names import joins_topic
-from common.topics.read import records_of
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from common.adapters.kafka.log import KafkaLog
 from common.core.messages import Skipped
 from common.core.spans import Partition
 from common.embedded.process import Child
+from common.kafka.dead_letters import letter_of
+from common.kafka.log import KafkaLog
+from common.kafka.read import records_of
 from common.ports.servers import NewTopic
-from common.topics.dead_letters import letter_of
-from common.topics.read import records_of
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from common.core.spans import Partition
-from common.topics.names import control_topic, updates_topic
+from common.kafka.names import control_topic, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from common.checkpoints.store import CheckpointStore
 from common.core.history import History
 from common.core.messages import GENESIS
 from common.core.snapshot_search import AWAITED
+from common.kafka import names as topics
+from common.kafka.read import read_decoded
 from common.runtime.connect import open_blobs
-from common.topics import names as topics
-from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
 from load.harness.s3_servers import LyingServer
 from tests.integration.cluster import Cluster, await_condition

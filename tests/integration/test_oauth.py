@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka.log import KafkaLog
 from common.config.settings import read_settings
 from common.core.events import Assigned
 from common.core.spans import Partition
 from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.errors import OutsideError, UnavailableError
+from common.kafka.log import KafkaLog
 from common.ports.servers import NewTopic
 from common.runtime.connect import kafka_settings, open_log
 from tests.certificates import Authority

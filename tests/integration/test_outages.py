@@ -33,9 +33,9 @@ from common.embedded.apache_kafka import ApacheKafka
 from common.embedded.process import free_port
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka import names as topics
+from common.kafka.read import read_decoded
 from common.ports.servers import NewTopic
-from common.topics import names as topics
-from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
 from load.harness.s3_servers import S3Server
 from load.page.pictures import browser, chromium

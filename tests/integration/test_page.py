@@ -31,9 +31,9 @@ from common.core.messages import (
 )
 from common.core.spans import Span
 from common.core.spread import JobDemand, View, WorkerPlacement, elsewhere
+from common.kafka.dead_letters import letter_of
 from common.learning.checkpoint import unpack
 from common.spot.provisioning.records import LaunchRequested, Planned, Started
-from common.topics.dead_letters import letter_of
 from load.page.pictures import browser, chromium
 from load.page.service import PageService, served
 from load.page.world import AGE_S, World, make_record, make_world

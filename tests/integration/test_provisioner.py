@@ -21,6 +21,7 @@ import pytest
 from common.core.spans import Partition
 from common.embedded.services import start_machine
 from common.errors import UnknownTopicError
+from common.kafka.names import plans_topic
 from common.runtime.connect import open_boards, open_fleet
 from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
 from common.spot.fleets.local.table import Table
@@ -33,7 +34,6 @@ from common.spot.provisioning.ledger import FleetLedger
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from common.testing.policies import Counting
-from common.topics.names import plans_topic
 from load.paper.live import bill_usd, plans_of
 from services.provisioner.__main__ import openers
 from services.provisioner.loop import JobProvisioner, Replica

@@ -35,11 +35,11 @@ from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.jobs.watching import look_at_jobs
+from common.kafka.dead_letters import read_letters
+from common.kafka.names import schemas_topic, updates_topic
+from common.kafka.read import read_decoded
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log, open_registry
-from common.topics.dead_letters import read_letters
-from common.topics.names import schemas_topic, updates_topic
-from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition
 from tests.integration.token_issuer import answers

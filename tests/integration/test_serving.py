@@ -21,9 +21,9 @@ from common.embedded.services import Service, stop_all
 from common.jobs.build import trainer_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.read import records_of
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log
-from common.topics.read import records_of
 from tests.integration.cluster import await_condition
 from tests.integration.test_clients import environment, ran
 from tests.unit.serve.test_serve import World

@@ -24,14 +24,14 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
-from common.adapters.kafka.log import KafkaLog
 from common.config.settings import Settings
 from common.core.events import Assigned
 from common.core.spans import Partition
 from common.embedded.apache_kafka import ApacheKafka, Seat
+from common.kafka.log import KafkaLog
+from common.kafka.names import control_topic, updates_topic
 from common.ports.servers import Fetched, NewTopic
 from common.runtime.connect import kafka_settings
-from common.topics.names import control_topic, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 from tests.integration.test_lost_records import (
     CHECKPOINTS,

@@ -19,7 +19,7 @@ from common.config.settings import Settings
 from common.core.spans import Partition
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore, encode_job
-from common.topics.names import JOBS, control_topic, group_name, updates_topic
+from common.kafka.names import JOBS, control_topic, group_name, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:

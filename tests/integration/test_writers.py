@@ -25,9 +25,9 @@ from common.embedded.services import Service
 from common.errors import ConflictError, NotFoundError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.names import JOBS
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
-from common.topics.names import JOBS
 from tests.contract.log_fixtures import everything
 from tests.integration.cluster import await_condition
 from tests.servers import configure

@@ -20,11 +20,11 @@ from common.core.messages import GENESIS, BatchReady, ControlRecord, UpdateAppli
 from common.core.spans import Partition
 from common.errors import GivenError
 from common.jobs.store import JobStore
+from common.kafka import names as topics
+from common.kafka.read import read_decoded
 from common.spot.planning.replan import read_ledger
 from common.spot.theory.estimates import pooled_prior, rate_from_counts
 from common.spot.theory.tallies import TransferTally
-from common.topics import names as topics
-from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
 
 if TYPE_CHECKING:

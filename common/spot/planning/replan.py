@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
+from common.kafka import names as topics
+from common.kafka.read import read_decoded
 from common.ports.servers import Log, NewTopic
 from common.spot.plans import decode_plan, encode_plan
 from common.spot.provisioning.ledger import FleetLedger
-from common.topics import names as topics
-from common.topics.read import read_decoded
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord

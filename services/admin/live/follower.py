@@ -39,10 +39,10 @@ from common.jobs.watching import (
     decoded,
     topics_of,
 )
+from common.kafka import names as topics
 from common.spot.plans import decode_plan
 from common.telemetry.logging import event_logger
 from common.telemetry.outages import ongoing
-from common.topics import names as topics
 from services.admin.live.answers import plan_event, verdict_event
 from services.admin.live.feed import Feed
 from services.admin.live.view import JobView

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import UnknownTopicError
-from common.topics import names as topics
+from common.kafka import names as topics
 from services.cli import exits
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.system.outside import outside_of
@@ -43,7 +43,7 @@ def audit(
     from common.core.messages import Opened
     from common.core.spans import Partition
     from common.jobs.store import JobStore
-    from common.topics.read import read_decoded
+    from common.kafka.read import read_decoded
     from common.wire.messages import decode_audit, decode_claim
 
     log = outside_of(context).open_log()

@@ -24,7 +24,7 @@ def backup(context: typer.Context, file: File) -> None:
 
     Example: [bold]doll backup doll-backup.json[/]
     """
-    from common.topics.backup import back_up
+    from common.kafka.backup import back_up
 
     if not file.name or file.is_dir():
         raise UserError(f"{file} is a folder: name a file")
@@ -62,7 +62,7 @@ def restore(
 
     Example: [bold]doll restore doll-backup.json[/]
     """
-    from common.topics.backup import restore as restore_to
+    from common.kafka.backup import restore as restore_to
 
     try:
         content = file.read_bytes()

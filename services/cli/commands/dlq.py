@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from common.core.messages import Batch
     from common.jobs.store import JobStore
+    from common.kafka.dead_letters import DeadLetter, LettersRead
     from common.ports.servers import Log
-    from common.topics.dead_letters import DeadLetter, LettersRead
 
 app = typer.Typer(
     no_args_is_help=True, help="Look at dead letters, and put their records back to work."
@@ -51,7 +51,7 @@ def show(
     heads = "topic", "job", "records", "batches", "replayed", "reason"
     limit, rows = _MOST if as_json else _SHOWN, list[tuple[str | int, ...]]()
     if topic:
-        from common.topics.dead_letters import by_reason, read_letters
+        from common.kafka.dead_letters import by_reason, read_letters
 
         stream = topic.removesuffix(".dlq")
         log = outside_of(context).open_log()
@@ -111,7 +111,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     from common.jobs.quarantine import Quarantine
     from common.jobs.replay import Replayer
     from common.jobs.store import JobStore
-    from common.topics.dead_letters import read_letters
+    from common.kafka.dead_letters import read_letters
 
     log, stream = outside_of(context).open_log(), topic.removesuffix(".dlq")
     to = to or stream
@@ -172,7 +172,7 @@ def _note(jobs: JobStore, letters: Iterable[DeadLetter], what: str) -> None:
 
 
 def _is_there(jobs: JobStore, job: str) -> bool:
-    from common.topics.names import job_name
+    from common.kafka.names import job_name
 
     try:
         return jobs.get(job_name(job)).id == job

@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from common.errors import UserError
-from common.topics import names as topics
+from common.kafka import names as topics
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay, requeue
 from services.cli.render import tables
@@ -417,7 +417,7 @@ def logs(
     from common.core.spans import Partition
     from common.jobs.store import JobStore
     from common.jobs.watching import decoded
-    from common.topics.read import records_of
+    from common.kafka.read import records_of
     from common.wire.messages import decode_audit
 
     log, history = outside_of(context).open_log(), History()

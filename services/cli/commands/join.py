@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from common.errors import UserError
-from common.topics.names import check_stream
+from common.kafka.names import check_stream
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:

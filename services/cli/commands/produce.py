@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from common.errors import UnavailableError, UnknownTopicError, UserError
-from common.topics.names import check_stream
+from common.kafka.names import check_stream
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ def describe(
 
     Example: [bold]doll topic describe payments --label payload.after.is_fraud[/]
     """
+    from common.kafka.read import records_of
     from common.runtime.connect import open_registry
-    from common.topics.read import records_of
     from services.cli.commands.proposal import propose
 
     outside = outside_of(context)

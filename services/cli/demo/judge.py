@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from common.core.audit import Audit, audit
 from common.errors import DollError
-from common.topics import names as topics
-from common.topics.read import read_decoded
+from common.kafka import names as topics
+from common.kafka.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
 from services.cli.demo.summary import Account, Bill, Summary
 

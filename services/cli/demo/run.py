@@ -17,13 +17,13 @@ from common.errors import DollError, UnavailableError
 from common.jobs.progress import JobProgress
 from common.jobs.store import JobStore
 from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded, read_history
+from common.kafka.names import plans_topic
 from common.ports.servers import Log, NewTopic
 from common.runtime.connect import open_blobs, open_board, open_log
 from common.spot.plans import decode_plan
 from common.spot.provisioning.ledger import FleetLedger
 from common.spot.provisioning.records import Ended, Planned, PlanRecord, Started
 from common.telemetry.logging import event_logger
-from common.topics.names import plans_topic
 from services.cli.commands import sources
 from services.cli.commands.producing import Schedule, send_all
 from services.cli.demo.plan import Plan, Preemption

@@ -41,6 +41,7 @@ from common.jobs.watching import (
     read_history,
     waits_for_checkpoint,
 )
+from common.kafka.names import job_id
 from common.learning.checkpoint import save_weights
 from common.runtime.connect import open_prices
 from common.spot.api import (
@@ -60,7 +61,6 @@ from common.spot.planning.replan import (
 )
 from common.spot.provisioning.records import ReplanAsked
 from common.telemetry.logging import event_logger
-from common.topics.names import job_id
 from services.cli.system.origins import begin_with
 from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted
 

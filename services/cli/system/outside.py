@@ -60,7 +60,7 @@ def _found(open_log: Callable[[], Log]) -> Log:
     Raises:
         UnavailableError: If there is no Kafka.
     """
-    from common.topics.names import JOBS
+    from common.kafka.names import JOBS
 
     log = open_log()
     try:

@@ -13,10 +13,10 @@ import pytest
 from common.api.keys import KeyStore
 from common.config.servers import Outside
 from common.config.settings import Settings
+from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
 from services.admin.app import create_app
 
 if TYPE_CHECKING:

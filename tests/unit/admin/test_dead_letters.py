@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from common.core.messages import Skipped
 from common.core.spans import Partition
-from common.topics.dead_letters import Note, Place, letter_of
+from common.kafka.dead_letters import Note, Place, letter_of
 from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:
+    from common.kafka.dead_letters import Letter
     from common.ports.servers import NewRecord
-    from common.topics.dead_letters import Letter
 
 PATH = "/v1/jobs/digits/dead-letters"
 

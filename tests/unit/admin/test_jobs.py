@@ -21,7 +21,7 @@ from common.jobs.check import PATIENCE_S, Report, Unchecked
 from common.jobs.edit import CHANGEABLE
 from common.jobs.spec import JobSpec
 from common.jobs.store import JobStore
-from common.topics.names import JOBS, control_topic, updates_topic
+from common.kafka.names import JOBS, control_topic, updates_topic
 from common.wire.messages import encode_audit, encode_claim
 from services.admin import stores
 from services.admin.routes import jobs

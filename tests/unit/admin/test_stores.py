@@ -15,10 +15,10 @@ from common.core.spans import Partition
 from common.errors import UnavailableError, UnknownOutcomeError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.memory import MemoryLog
+from common.kafka.names import JOBS, KEYS
+from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
-from common.testing.log import MemoryLog
-from common.topics.names import JOBS, KEYS
-from common.topics.table import NUMBER
 from services.admin import stores as module
 from services.admin.stores import Stores
 from tests.unit.jobs.test_spec import TEXT

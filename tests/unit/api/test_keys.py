@@ -14,10 +14,10 @@ from common.api.keys import KeyRecord, Keys, KeyStore, decode_key, fingerprint, 
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, UserError
 from common.jobs.changes import Change, local_user
+from common.kafka import names as topics
+from common.kafka.memory import MemoryLog
+from common.kafka.table import NUMBER
 from common.testing.clock import ManualClock
-from common.testing.log import MemoryLog
-from common.topics import names as topics
-from common.topics.table import NUMBER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

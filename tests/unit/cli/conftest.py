@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from common.config.servers import Outside
+from common.kafka.memory import MemoryLog
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
 from services.cli.app import app
 from services.cli.system.outside import Ways
 

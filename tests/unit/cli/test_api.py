@@ -33,11 +33,11 @@ from common.core.spans import Partition
 from common.jobs.changes import local_user
 from common.jobs.check import Report
 from common.jobs.store import JobStore
+from common.kafka.dead_letters import letter_of
+from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.spot.planning.replan import read_ledger
 from common.spot.provisioning import records as plans
-from common.topics.dead_letters import letter_of
-from common.topics.table import NUMBER
 from common.wire.messages import decode_audit, encode_audit
 from services.admin.app import create_app
 from services.cli import exits

@@ -10,7 +10,7 @@ import pytest
 
 from common.api.keys import KeyStore
 from common.jobs.store import JobStore
-from common.topics import names as topics
+from common.kafka import names as topics
 from services.cli import exits
 from tests.unit.cli.test_job import submitted
 

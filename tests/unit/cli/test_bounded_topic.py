@@ -16,9 +16,9 @@ from common.core.snapshots import Snapshot
 from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
 from services.cli.commands.bounded_topic import BoundedTopic
 from tests.unit.cli.test_job import JOB
 

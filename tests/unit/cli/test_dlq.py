@@ -14,10 +14,10 @@ from common.errors import UnavailableError
 from common.jobs import replay
 from common.jobs.changes import local_user
 from common.jobs.store import JobStore
+from common.kafka import names as topics
+from common.kafka.dead_letters import Letter, Note, Place, letter_of, letters_of
+from common.kafka.memory import MemoryLog, MemoryTransactions
 from common.ports.servers import NewTopic
-from common.testing.log import MemoryLog, MemoryTransactions
-from common.topics import names as topics
-from common.topics.dead_letters import Letter, Note, Place, letter_of, letters_of
 from common.wire import messages as wire
 from services.cli import exits
 from tests.unit.cli.conftest import World

@@ -24,9 +24,9 @@ from common.core.snapshot_search import AWAITED
 from common.core.spans import Partition, Span
 from common.jobs.changes import local_user
 from common.jobs.store import JobStore
+from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard
-from common.topics.table import NUMBER
 from common.wire.messages import encode_audit, encode_claim
 from services.cli import exits
 from tests.unit.cli.conftest import World

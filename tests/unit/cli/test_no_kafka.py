@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from common.core.spans import Partition
 from common.errors import OutsideError
+from common.kafka.memory import MemoryLog
+from common.kafka.names import JOBS
 from common.ports.servers import NewTopic
 from common.runtime.connect import connect
-from common.testing.log import MemoryLog
-from common.topics.names import JOBS
 from services.cli import exits
 from services.cli.app import app
 from services.cli.system.outside import Ways
@@ -58,7 +58,7 @@ def run(command: str) -> Result:
 def test_command_without_kafka_names_the_address(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.adapters.kafka.log._FIRST_WAITS_S", (0.01,))
+    monkeypatch.setattr("common.kafka.log._FIRST_WAITS_S", (0.01,))
     found = run(command)
     assert found.stderr.startswith(SAID), found.output
     assert found.exit_code == exits.UNAVAILABLE

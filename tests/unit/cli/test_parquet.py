@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from pyarrow import parquet as pq
 
 from common.errors import UnavailableError
-from common.testing.log import MemoryLog, MemoryTransactions
+from common.kafka.memory import MemoryLog, MemoryTransactions
 from services.cli import exits
 from services.cli.commands import parquet
 from tests.unit.cli.conftest import World

@@ -11,8 +11,8 @@ from common.core.hashing import bucket_of
 from common.core.spans import Partition
 from common.data.codecs import make_codec
 from common.data.fields import Field
+from common.kafka.memory import MemoryLog, MemoryWriter
 from common.ports.servers import WRITER_BYTES, NewTopic
-from common.testing.log import MemoryLog, MemoryWriter
 from services.cli import exits
 from tests.unit.cli.conftest import World
 

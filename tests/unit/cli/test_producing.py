@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from common.core.messages import LeaderStatus
 from common.core.spans import Partition
+from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
-from common.testing.log import MemoryLog
 from services.cli.commands.producing import (
     Backlog,
     RetryingWriter,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
+from common.kafka.read import read_decoded
 from common.ports.servers import NewTopic
 from common.spot.planning.plan import gather
 from common.spot.planning.remaining import rates_of, remaining
 from common.spot.planning.request import PlanRequest
-from common.topics.read import read_decoded
 from common.wire.messages import decode_claim, encode_audit, encode_claim
 from services.cli import exits
 from tests.unit.cli.test_plan import PAPER, planned

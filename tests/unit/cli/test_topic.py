@@ -18,7 +18,7 @@ from services.cli import exits
 from services.cli.commands.proposal import propose
 from tests.unit.cli.conftest import World
 from tests.unit.data.test_registered import framed, message_of, schema_of
-from tests.unit.topics.test_schemas import Registry
+from tests.unit.kafka.test_schemas import Registry
 
 REST = {"name": "j", "streams": ["s"], "batch_size": 2, "group_size": 1}
 

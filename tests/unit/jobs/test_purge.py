@@ -15,11 +15,8 @@ from common.errors import ConflictError, NotFoundError, OutsideError, Unavailabl
 from common.jobs.purge import Remains, purge, remains_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
-from common.ports.servers import NewTopic
-from common.testing.blobs import DyingBlobs, MemoryBlobs
-from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
-from common.topics.names import (
+from common.kafka.memory import MemoryLog
+from common.kafka.names import (
     JOBS,
     control_topic,
     group_name,
@@ -29,7 +26,10 @@ from common.topics.names import (
     schemas_topic,
     updates_topic,
 )
-from common.topics.table import NUMBER
+from common.kafka.table import NUMBER
+from common.ports.servers import NewTopic
+from common.testing.blobs import DyingBlobs, MemoryBlobs
+from common.testing.board import MemoryBoard, MemoryRedis
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:

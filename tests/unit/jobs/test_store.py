@@ -34,12 +34,12 @@ from common.jobs.store import (
     encode_job,
     first_positions,
 )
+from common.kafka import names as topics
+from common.kafka.memory import MemoryLog, MemoryWriter
+from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.telemetry.logging import fields_of
 from common.testing.clock import ManualClock
-from common.testing.log import MemoryLog, MemoryWriter
-from common.topics import names as topics
-from common.topics.table import NUMBER
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from common.errors import UnavailableError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.jobs.watching import LookedAt, Looker, one_by_one
+from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
 from tests.unit.jobs.test_spec import TEXT
 
 

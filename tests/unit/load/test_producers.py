@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.jobs.store import JobRecord
+from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
-from common.testing.log import MemoryLog
 from load.harness.counting import counting_spec
 from load.harness.producers import Producers
 

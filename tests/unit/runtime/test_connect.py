@@ -15,15 +15,15 @@ from typing import ClassVar
 
 import pytest
 
-from common.adapters.kafka.settings import (
+from common.config.settings import Settings, read_settings
+from common.errors import OutsideError, UnavailableError, UserError
+from common.kafka.settings import (
     client_properties,
     member_properties,
     reader_properties,
     tail_properties,
     writer_properties,
 )
-from common.config.settings import Settings, read_settings
-from common.errors import OutsideError, UnavailableError, UserError
 from common.runtime.connect import (
     advertised,
     kafka_settings,

@@ -19,14 +19,14 @@ from common.core.spans import Partition
 from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, JobStore
+from common.kafka.memory import MemoryLog
+from common.kafka.names import JOBS
+from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.runtime import service
 from common.runtime.service import Opened, ServiceProcess, follow_jobs, run
 from common.telemetry.metrics.meters import Meters
 from common.testing.board import MemoryBoards, MemoryRedis
-from common.testing.log import MemoryLog
-from common.topics.names import JOBS
-from common.topics.table import NUMBER
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:

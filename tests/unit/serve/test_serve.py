@@ -38,6 +38,10 @@ from common.core.spans import Partition, Span
 from common.errors import UnavailableError, UnknownTopicError
 from common.jobs.build import optimizer_of, task_of
 from common.jobs.spec import JobSpec, parse_job
+from common.kafka.memory import MemoryLog, MemoryTransactions
+from common.kafka.names import updates_topic
+from common.kafka.read import read_decoded, records_of
+from common.kafka.schemas import JobSchemas
 from common.learning.errors import Origin, Raised, TaskError
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model
@@ -48,10 +52,6 @@ from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.metrics.serving import Watchdog
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog, MemoryTransactions
-from common.topics.names import updates_topic
-from common.topics.read import read_decoded, records_of
-from common.topics.schemas import JobSchemas
 from common.wire.messages import encode_audit
 from services.serve.__main__ import inputs_of
 from services.serve.app import ModelServer

@@ -27,10 +27,10 @@ from services.coordinator.streams import StreamWatch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.kafka.memory import MemoryLog
     from common.ports.servers import Blobs
     from common.telemetry.tracing import Tracer
     from common.testing.board import MemoryRedis
-    from common.testing.log import MemoryLog
 
 PATIENCE_S = 120.0
 IMPATIENT = Patience(first_s=0.01, longest_s=0.01)

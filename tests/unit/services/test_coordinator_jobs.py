@@ -11,12 +11,12 @@ from common.errors import DeliveryError, OutsideError, TaskMissingError
 from common.jobs import build as job_task
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.memory import MemoryLog
+from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.ports.servers import NewTopic
 from common.telemetry.logging import fields_of
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
-from common.testing.log import MemoryLog
-from common.topics.names import control_topic, dead_letter_topic, updates_topic
 from services.coordinator import effects, loop
 from services.coordinator.candidates import LONGEST_S, Candidates
 from tests.unit.cli.test_job import JOB

@@ -19,13 +19,13 @@ from common.errors import UnknownTopicError
 from common.jobs.build import trainer_of
 from common.jobs.spec import ScheduleSpec, parse_job
 from common.jobs.store import JobStore
+from common.kafka.memory import MemoryLog
+from common.kafka.names import control_topic, updates_topic
 from common.learning.trainer import packed
 from common.ports.servers import NewTopic
 from common.telemetry.logging import fields_of
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
-from common.topics.names import control_topic, updates_topic
 from common.wire.messages import encode_audit
 from services.coordinator.loop import protocol_settings
 from tests.unit.cli.test_job import JOB
@@ -34,8 +34,8 @@ from tests.unit.services.replicas import PATIENCE_S, MemoryReplica, until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from common.kafka.memory import MemoryTail
     from common.ports.servers import Blobs
-    from common.testing.log import MemoryTail
 
 NAME = "digits"
 UPDATES = Partition(updates_topic(NAME), 0)

@@ -22,13 +22,13 @@ from common.core.spans import Span
 from common.jobs.build import trainer_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.memory import MemoryLog
+from common.kafka.names import control_topic
 from common.ports.servers import NewTopic
 from common.telemetry.metrics.catalogue import CATALOGUE, LEFT_OUT, MEMBERS
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
-from common.topics.names import control_topic
 from common.wire import messages as wire
 from services.coordinator import streams
 from tests.unit.cli.test_job import JOB

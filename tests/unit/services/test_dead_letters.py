@@ -17,13 +17,13 @@ from common.errors import (
     RecordTooLargeError,
     UnknownTopicError,
 )
+from common.kafka.dead_letters import Letter, letter_of, letters_of
+from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
-from common.testing.log import MemoryLog
-from common.topics.dead_letters import Letter, letter_of, letters_of
 from services.coordinator import dead_letters
 from services.coordinator.dead_letters import (
     READ_RECORDS,

@@ -33,15 +33,15 @@ from common.core.vectors import write_to
 from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.memory import MemoryLog
+from common.kafka.names import updates_topic
+from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.tracing import NoTracer
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
-from common.topics.names import updates_topic
-from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
 from common.wire.vectors import decode_sparse
 from services.coordinator.effects import Effects

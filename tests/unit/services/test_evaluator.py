@@ -29,6 +29,9 @@ from common.core.spans import Partition, Span, address_of
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.memory import MemoryLog
+from common.kafka.names import updates_topic
+from common.kafka.read import read_decoded
 from common.learning.checkpoint import Kind, unnamed
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
@@ -42,9 +45,6 @@ from common.telemetry.metrics.meters import Meters
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
-from common.topics.names import updates_topic
-from common.topics.read import read_decoded
 from common.wire import messages as wire
 from services.evaluator.evaluation_runner import Pace, Process
 from services.evaluator.loop import JobEvaluator

@@ -10,6 +10,8 @@ import pytest
 from common.config.settings import Settings
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
+from common.kafka.memory import MemoryLog
+from common.kafka.names import updates_topic
 from common.ports.servers import NewTopic
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
@@ -18,8 +20,6 @@ from common.telemetry.metrics.evaluator import EvaluatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
-from common.topics.names import updates_topic
 from services.evaluator.__main__ import begins
 from services.evaluator.evaluation_runner import Process
 from services.evaluator.loop import JobEvaluator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from common.core.events import Wanted
     from common.core.spans import LogPosition, Partition
-    from common.testing.log import MemoryTail
+    from common.kafka.memory import MemoryTail
 
 ENTRYPOINT = "mine.tasks:Task"  # allowed where the job was submitted, not here
 

@@ -31,6 +31,7 @@ from common.core.spans import Address, Partition, Span
 from common.core.vectors import SparseVector, add_to
 from common.data.codecs import Codec, make_codec
 from common.data.fields import Field
+from common.kafka.memory import MemoryLog
 from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
 from common.ports.servers import NewTopic
@@ -40,7 +41,6 @@ from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.tracing import trace_of
 from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 from common.testing.counting import CountingTask
-from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
 from common.wire.vectors import encode_sparse
 from services.worker.compute import OrderComputer, Shell

@@ -31,6 +31,7 @@ from common.core.messages import (
 from common.core.spans import Span
 from common.data.codecs import make_codec
 from common.data.fields import Field
+from common.kafka.memory import MemoryLog
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import GIVEN_AWAY
@@ -44,7 +45,6 @@ from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 from common.testing.counting import CountingTask
 from common.testing.group import MemoryNetwork
-from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
 from services.worker.compute import OrderComputer, Shell
 from services.worker.group import GroupAccess, GroupLoop

@@ -17,10 +17,10 @@ from common.core.messages import (
 )
 from common.core.spans import Partition
 from common.errors import NotFoundError
+from common.kafka.names import control_topic, updates_topic
+from common.kafka.read import read_decoded
 from common.telemetry.logging import event_logger
 from common.testing.board import MemoryBoards
-from common.topics.names import control_topic, updates_topic
-from common.topics.read import read_decoded
 from common.wire.messages import decode_audit
 from services.coordinator.replies import ReplyReader
 from tests.unit.services.replicas import until

@@ -18,13 +18,13 @@ from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.joining.machine import Times
 from common.joining.records import JoinSpec, Records
+from common.kafka.dead_letters import read_letters
+from common.kafka.memory import MemoryLog, MemoryTransactions
+from common.kafka.names import joins_topic
+from common.kafka.read import records_of
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.joiner import JoinerMetrics
-from common.testing.log import MemoryLog, MemoryTransactions
-from common.topics.dead_letters import read_letters
-from common.topics.names import joins_topic
-from common.topics.read import records_of
 from services.joiner.loop import Joiner, prepare
 from services.joiner.partition import Shared
 

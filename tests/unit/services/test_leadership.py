@@ -16,12 +16,12 @@ from common.core.snapshots import Snapshot
 from common.core.spans import Partition
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.memory import MemoryLog
+from common.kafka.names import control_topic
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
 from common.testing.board import MemoryBoards, MemoryRedis
-from common.testing.log import MemoryLog
-from common.topics.names import control_topic
 from services.coordinator.leadership import SMALL_BYTES, Leadership
 from services.coordinator.metrics_observer import MetricsObserver
 from services.coordinator.replies import ReplyReader

@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from common.config.settings import Settings
+from common.kafka.memory import MemoryLog
+from common.kafka.names import control_topic, provisioning_board, updates_topic
 from common.ports.servers import NewTopic
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
@@ -17,8 +19,6 @@ from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
-from common.topics.names import control_topic, provisioning_board, updates_topic
 from services.provisioner.__main__ import begins, openers
 from services.provisioner.loop import JobProvisioner, Replica
 from tests.unit.services.test_provisioner_settings import JOB, MARKET, record
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import pytest
 
     from common.core.spans import LogPosition, Partition
+    from common.kafka.memory import MemoryTail
     from common.telemetry.metrics.supervision import Kind
-    from common.testing.log import MemoryTail
 
 RENTED = f"{JOB}provisioning: {{workers: 3}}\n"
 DIGITS = {"digits": record(RENTED)}

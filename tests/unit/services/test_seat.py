@@ -10,11 +10,11 @@ import pytest
 from common.errors import FutureFormatError
 from common.jobs.spec import job_from_json
 from common.jobs.store import JobRecord
+from common.kafka.memory import MemoryLog
+from common.kafka.names import plans_topic
 from common.ports.servers import NewTopic
 from common.spot.plans import encode_plan
 from common.spot.provisioning.records import Ended, LaunchRequested, Lead, Left, Seated, Started
-from common.testing.log import MemoryLog
-from common.topics.names import plans_topic
 from services.worker.seat import seat_of
 
 if TYPE_CHECKING:

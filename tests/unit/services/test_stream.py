@@ -14,16 +14,16 @@ from common.data.codecs import make_codec
 from common.data.fields import Field
 from common.data.registered import RegisteredCodec
 from common.errors import UnavailableError
+from common.kafka.memory import MemoryLog
+from common.kafka.names import control_topic
+from common.kafka.schemas import JobSchemas
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.tracing import trace_of
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
-from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
-from common.topics.names import control_topic
-from common.topics.schemas import JobSchemas
 from common.wire import messages as wire
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.schemas import SchemaFinder

@@ -21,21 +21,21 @@ from common.errors import (
 )
 from common.jobs.spec import job_from_json
 from common.jobs.store import JobRecord
+from common.kafka.memory import MemoryLog
+from common.kafka.names import control_topic, group_name
 from common.ports.servers import Bounds, NewTopic
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
-from common.topics.names import control_topic, group_name
 from doll.yaml_file import as_json
 from services.worker.loop import JobWorker, Observers
 
 if TYPE_CHECKING:
     from common.core.messages import TriggerId
     from common.jobs.spec import JobSpec
-    from common.testing.log import MemorySpanReader
+    from common.kafka.memory import MemorySpanReader
     from services.worker.group import GroupAccess
 
 NAME, STREAM = "digits", "clinic-a"

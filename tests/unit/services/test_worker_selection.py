@@ -14,12 +14,12 @@ from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import TaskSpec, parse_job
 from common.jobs.store import JobStore
+from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger, set_up_logging
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import ManualClock
-from common.testing.log import MemoryLog
 from services.worker import selection
 from services.worker.selection import JobSelector, Worker
 from tests.unit.cli.test_job import JOB

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from common.core.liveness import OUTAGE
 from common.errors import ForbiddenError, UnavailableError
+from common.kafka.memory import MemoryLog, MemoryWriter
 from common.telemetry import outages
 from common.telemetry.metrics.meters import Meters
 from common.telemetry.outages import (
@@ -22,7 +23,6 @@ from common.telemetry.outages import (
 )
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import ManualClock
-from common.testing.log import MemoryLog, MemoryWriter
 from tests.unit.telemetry.test_logging import logger_to
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from common.core.messages import (
 from common.core.spans import Partition, Span
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
+from common.kafka import names as topics
+from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.spot.plans import encode_plan
-from common.testing.log import MemoryLog
-from common.topics import names as topics
 from common.wire.messages import encode_audit, encode_claim
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from common.errors import UnavailableError
 from common.jobs.progress import JobProgress
 from common.jobs.spec import parse_job
 from common.jobs.watching import one_by_one
+from common.kafka import names as topics
+from common.kafka.memory import MemoryLog
 from common.spot.provisioning.records import Ended, LaunchRequested, Lead, Started
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
-from common.topics import names as topics
 from common.wire.messages import AUDIT_FORMAT
 from services.admin.live.follower import JobFollower, Sources
 from services.admin.live.followers import Followers

@@ -15,8 +15,8 @@ from common.core.spans import Partition
 from common.errors import NotFoundError, OutsideError, UnavailableError
 from common.jobs.progress import UNREAD
 from common.jobs.watching import one_by_one
+from common.kafka.memory import MemoryLog
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.log import MemoryLog
 from services.admin.live.follower import Sources
 from services.admin.live.followers import Followers
 from tests.unit.admin.live.helpers import (

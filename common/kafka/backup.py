@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from common.errors import ConflictError, NotFoundError, UserError
-from common.topics import names as topics
-from common.topics.table import CompactedTable, InForce, table_topic
+from common.kafka import names as topics
+from common.kafka.table import CompactedTable, InForce, table_topic
 
 if TYPE_CHECKING:
     from common.ports.servers import Log

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from common.adapters.kafka import epochs
-from common.adapters.kafka.epochs import TopicWatch
-from common.adapters.kafka.settings import KafkaSettings
+from common.kafka import epochs
+from common.kafka.epochs import TopicWatch
+from common.kafka.settings import KafkaSettings
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicCollection

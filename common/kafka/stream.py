@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from common.adapters.kafka.client import (
+from common.core.events import Assigned, Revoked
+from common.core.reading import RunsInTurn
+from common.core.spans import LogPosition, Partition
+from common.kafka.client import (
     AT_END,
     FORBIDDEN,
     OUT_OF_RANGE,
@@ -27,13 +30,10 @@ from common.adapters.kafka.client import (
     runs_of,
     values_of,
 )
-from common.adapters.kafka.cursor import Cursor
-from common.adapters.kafka.epochs import TopicWatch, divergent_offset
-from common.adapters.kafka.record_queue import RecordQueue
-from common.adapters.kafka.settings import FETCH_BACKOFF_MS, member_properties
-from common.core.events import Assigned, Revoked
-from common.core.reading import RunsInTurn
-from common.core.spans import LogPosition, Partition
+from common.kafka.cursor import Cursor
+from common.kafka.epochs import TopicWatch, divergent_offset
+from common.kafka.record_queue import RecordQueue
+from common.kafka.settings import FETCH_BACKOFF_MS, member_properties
 from common.ports.servers import Bounds, EndReached, Fetched, OutOfRange, StreamEvent, Truncated
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
 
-    from common.adapters.kafka.client import Record
-    from common.adapters.kafka.settings import KafkaSettings
     from common.errors import OutsideError
+    from common.kafka.client import Record
+    from common.kafka.settings import KafkaSettings
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.jobs.names import check_name
-from common.ports.servers import NewTopic
-from common.topics.names import (
+from common.kafka.names import (
     STREAM,
     Difference,
     control_topic,
@@ -22,7 +21,8 @@ from common.topics.names import (
     schemas_topic,
     updates_topic,
 )
-from common.topics.table import table_topic
+from common.kafka.table import table_topic
+from common.ports.servers import NewTopic
 
 CONTROL = NewTopic("doll.digits.control", kept_forever=True)
 JOBS = table_topic("doll.jobs")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin._acl import AclOperation
 
-from common.adapters.kafka.client import as_ours, cause_of, made
-from common.adapters.kafka.settings import writer_properties
-from common.adapters.kafka.writer import refusal_of
 from common.errors import DeliveryError, OutsideError
+from common.kafka.client import as_ours, cause_of, made
+from common.kafka.settings import writer_properties
+from common.kafka.writer import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from confluent_kafka.admin import AdminClient
 
-    from common.adapters.kafka.settings import KafkaSettings
+    from common.kafka.settings import KafkaSettings
     from common.ports.servers import NewRecord
 
 _ANY_PARTITION = -1  # the client's number for "let the partitioner choose"

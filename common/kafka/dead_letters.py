@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.messages import Batch, Quarantined
 from common.core.spans import Partition, Span
 from common.errors import UnknownTopicError, WireError
+from common.kafka.names import dead_letter_topic
+from common.kafka.read import records_of
 from common.ports.servers import Log, LogRecord, NewRecord
-from common.topics.names import dead_letter_topic
-from common.topics.read import records_of
 from common.wire import messages as wire
 
 if TYPE_CHECKING:

@@ -48,10 +48,10 @@ from common.errors import (
     UnknownTopicError,
     WireError,
 )
+from common.kafka.names import differences, remedy
+from common.kafka.read import identified
 from common.ports.servers import Bounds, Log, LogRecord, NewTopic, Tail, Writer
 from common.telemetry.logging import event_logger
-from common.topics.names import differences, remedy
-from common.topics.read import identified
 
 T = TypeVar("T")
 R = TypeVar("R")

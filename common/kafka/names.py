@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from common.ports.servers import NewTopic
 
-# Tables, see `common.topics.table`: key is a name, value its entry.
+# Tables, see `common.kafka.table`: key is a name, value its entry.
 JOBS = "doll.jobs"
 KEYS = "doll.keys"
 PRODUCED = "doll.produced"  # compacted: key is topic and source, value how much of it was sent

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from common.core.schemas import Reference, Schema, SchemaFound
 from common.core.spans import Partition
 from common.errors import UnavailableError, UnknownTopicError
+from common.kafka.memory import MemoryLog
+from common.kafka.names import schemas_topic
+from common.kafka.read import read_decoded
+from common.kafka.schemas import JobSchemas
 from common.ports.servers import NewTopic
-from common.testing.log import MemoryLog
-from common.topics.names import schemas_topic
-from common.topics.read import read_decoded
-from common.topics.schemas import JobSchemas
 from common.wire.messages import decode_schema, encode_schema
 
 if TYPE_CHECKING:

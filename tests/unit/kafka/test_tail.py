@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka import tail
-from common.adapters.kafka.settings import KafkaSettings
 from common.core.spans import LogPosition, Partition
 from common.errors import ExpiredError, OutsideError, TruncatedError, UnavailableError
+from common.kafka import tail
+from common.kafka.settings import KafkaSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from confluent_kafka import Message
 
-from common.adapters.kafka.settings import KafkaSettings
-from common.adapters.kafka.writer import KafkaWriter, SharedProducer
+from common.kafka.settings import KafkaSettings
+from common.kafka.writer import KafkaWriter, SharedProducer
 from tests.unit.services.replicas import until
 
 if TYPE_CHECKING:

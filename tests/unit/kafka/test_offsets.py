@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka.offsets import BoundsQuestion, Offset, OffsetsQuestion
 from common.core.spans import Partition
+from common.kafka.offsets import BoundsQuestion, Offset, OffsetsQuestion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

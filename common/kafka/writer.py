@@ -17,8 +17,6 @@ from weakref import WeakSet
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from common.adapters.kafka.client import FORBIDDEN, UNKNOWN, as_ours, cause_of, forbidden, made
-from common.adapters.kafka.settings import writer_properties
 from common.errors import (
     BrokenWriterError,
     DeliveryError,
@@ -26,13 +24,15 @@ from common.errors import (
     RecordTooLargeError,
     UnavailableError,
 )
+from common.kafka.client import FORBIDDEN, UNKNOWN, as_ours, cause_of, forbidden, made
+from common.kafka.settings import writer_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from confluent_kafka import Message
 
-    from common.adapters.kafka.settings import KafkaSettings
+    from common.kafka.settings import KafkaSettings
 
 _LOGGER = logging.getLogger(__name__)
 

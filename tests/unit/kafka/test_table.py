@@ -18,9 +18,8 @@ import pytest
 
 from common.core.spans import Partition
 from common.errors import ConflictError, UnavailableError, UnknownOutcomeError, WireError
-from common.testing.clock import ManualClock
-from common.testing.log import MemoryLog, MemoryWriter
-from common.topics.table import (
+from common.kafka.memory import MemoryLog, MemoryWriter
+from common.kafka.table import (
     COMPACTION_LAG_S,
     NUMBER,
     REPAIR_S,
@@ -28,6 +27,7 @@ from common.topics.table import (
     InForce,
     table_topic,
 )
+from common.testing.clock import ManualClock
 
 if TYPE_CHECKING:
     from common.ports.servers import Bounds

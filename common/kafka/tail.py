@@ -22,7 +22,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from common.adapters.kafka.client import (
+from common.core.spans import Partition
+from common.errors import (
+    ExpiredError,
+    ForbiddenError,
+    OutsideError,
+    RecreatedError,
+    TruncatedError,
+    UnavailableError,
+    UnknownTopicError,
+)
+from common.kafka.client import (
     AT_END,
     FORBIDDEN,
     GROUP_REFUSED,
@@ -42,20 +52,10 @@ from common.adapters.kafka.client import (
     offsets_of,
     runs_of,
 )
-from common.adapters.kafka.cursor import Cursor
-from common.adapters.kafka.epochs import TopicsQuestion, TopicWatch, divergent_offset
-from common.adapters.kafka.offsets import BoundsQuestion
-from common.adapters.kafka.settings import ALONE, tail_properties
-from common.core.spans import Partition
-from common.errors import (
-    ExpiredError,
-    ForbiddenError,
-    OutsideError,
-    RecreatedError,
-    TruncatedError,
-    UnavailableError,
-    UnknownTopicError,
-)
+from common.kafka.cursor import Cursor
+from common.kafka.epochs import TopicsQuestion, TopicWatch, divergent_offset
+from common.kafka.offsets import BoundsQuestion
+from common.kafka.settings import ALONE, tail_properties
 from common.ports.servers import LogRecord
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
 
-    from common.adapters.kafka.client import Record
-    from common.adapters.kafka.settings import KafkaSettings
     from common.core.spans import LogPosition
+    from common.kafka.client import Record
+    from common.kafka.settings import KafkaSettings
     from common.ports.servers import Bounds
 
 _LOGGER = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from common.adapters.kafka.client import cause_of
 from common.core.spans import Partition
+from common.kafka.client import cause_of
 from common.ports.servers import Bounds
 
 if TYPE_CHECKING:

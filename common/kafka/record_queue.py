@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from common.adapters.kafka.client import Record
+    from common.kafka.client import Record
 
 # What a record takes besides its value: the client's message, its offset, a place in the queue.
 # Without it a queue of 8-byte records would hold thirty times the memory that it is allowed.

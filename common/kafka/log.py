@@ -19,7 +19,16 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from common.adapters.kafka.client import (
+from common.core.spans import LogPosition, Partition, Span
+from common.errors import (
+    DollError,
+    ExpiredError,
+    ForbiddenError,
+    OutsideError,
+    UnavailableError,
+    UnknownTopicError,
+)
+from common.kafka.client import (
     ADDED,
     FORBIDDEN,
     NO_LEADERS,
@@ -31,23 +40,14 @@ from common.adapters.kafka.client import (
     forbidden,
     made,
 )
-from common.adapters.kafka.epochs import PastEpochs, TopicsQuestion, epoch_ends
-from common.adapters.kafka.offsets import Offset, OffsetsQuestion, Which
-from common.adapters.kafka.settings import client_properties, reader_properties
-from common.adapters.kafka.spans import KafkaSpanReader
-from common.adapters.kafka.stream import KafkaStreamReader
-from common.adapters.kafka.tail import Tails
-from common.adapters.kafka.transactions import KafkaTransactions
-from common.adapters.kafka.writer import KafkaWriter, SharedProducer
-from common.core.spans import LogPosition, Partition, Span
-from common.errors import (
-    DollError,
-    ExpiredError,
-    ForbiddenError,
-    OutsideError,
-    UnavailableError,
-    UnknownTopicError,
-)
+from common.kafka.epochs import PastEpochs, TopicsQuestion, epoch_ends
+from common.kafka.offsets import Offset, OffsetsQuestion, Which
+from common.kafka.settings import client_properties, reader_properties
+from common.kafka.spans import KafkaSpanReader
+from common.kafka.stream import KafkaStreamReader
+from common.kafka.tail import Tails
+from common.kafka.transactions import KafkaTransactions
+from common.kafka.writer import KafkaWriter, SharedProducer
 from common.ports.servers import WRITER_BYTES, Bounds, FoundTopic, NewTopic
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin._metadata import TopicMetadata
 
-    from common.adapters.kafka.settings import KafkaSettings
-    from common.adapters.kafka.tail import KafkaTail
     from common.core.messages import Positions
+    from common.kafka.settings import KafkaSettings
+    from common.kafka.tail import KafkaTail
 
 _METADATA_RETRY_S = 0.02
 # Somebody may have made a topic in this moment: it is there, and nobody leads it yet. Or another

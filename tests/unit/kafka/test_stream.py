@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from common.adapters.kafka.settings import KafkaSettings
-from common.adapters.kafka.stream import KafkaStreamReader
 from common.core.spans import Partition
+from common.kafka.settings import KafkaSettings
+from common.kafka.stream import KafkaStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def member(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaStreamReader, _Client]
         clients.append(_Client(properties))
         return clients[-1]
 
-    monkeypatch.setattr("common.adapters.kafka.stream.made", made)
+    monkeypatch.setattr("common.kafka.stream.made", made)
     settings = KafkaSettings("127.0.0.1:1")
     reader = KafkaStreamReader(settings, pytest.fail, "doll.job", ["s"], "w1", hold=False)
     return reader, clients[0]

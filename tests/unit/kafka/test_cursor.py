@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.adapters.kafka.cursor import Cursor, Taken
 from common.core.spans import Partition
+from common.kafka.cursor import Cursor, Taken
 
 PARTITION = Partition("stream", 0)
 LOGS = st.sets(st.integers(0, 60), min_size=1).map(sorted)  # the offsets that hold a record

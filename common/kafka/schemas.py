@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from common.core.schemas import Schema, SchemaFound
 from common.core.spans import Partition
 from common.errors import BrokenWriterError, UnavailableError, UnknownTopicError, WireError
+from common.kafka.names import schemas_topic
+from common.kafka.read import records_of
 from common.ports.servers import Log, NewTopic, SchemaRegistry
 from common.telemetry.logging import event_logger
-from common.topics.names import schemas_topic
-from common.topics.read import records_of
 from common.wire.messages import decode_schema, encode_schema
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from common.adapters.kafka.client import (
+from common.errors import ExpiredError, OutsideError, UnavailableError
+from common.kafka.client import (
     AT_END,
     GROUP_REFUSED,
     OUT_OF_RANGE,
@@ -21,15 +22,14 @@ from common.adapters.kafka.client import (
     offsets_of,
     values_of,
 )
-from common.adapters.kafka.cursor import Cursor
-from common.adapters.kafka.settings import reader_properties
-from common.errors import ExpiredError, OutsideError, UnavailableError
+from common.kafka.cursor import Cursor
+from common.kafka.settings import reader_properties
 from common.ports.servers import Fetched
 
 if TYPE_CHECKING:
-    from common.adapters.kafka.client import Record
-    from common.adapters.kafka.settings import KafkaSettings
     from common.core.spans import Span
+    from common.kafka.client import Record
+    from common.kafka.settings import KafkaSettings
 
 # A fetch that waits for new data delays the seek to the next span, so it must not wait long; the
 # records of a span are there already.

@@ -15,7 +15,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from common.adapters.kafka.client import (
+from common.core.spans import Partition
+from common.errors import UnavailableError
+from common.kafka.client import (
     GROUP_REFUSED,
     OUT_OF_RANGE,
     Complaints,
@@ -24,9 +26,7 @@ from common.adapters.kafka.client import (
     made,
     place_of,
 )
-from common.adapters.kafka.settings import reader_properties
-from common.core.spans import Partition
-from common.errors import UnavailableError
+from common.kafka.settings import reader_properties
 from common.ports.servers import FoundTopic
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._topic import TopicDescription
 
-    from common.adapters.kafka.client import Record
-    from common.adapters.kafka.settings import KafkaSettings
+    from common.kafka.client import Record
+    from common.kafka.settings import KafkaSettings
 
 _BROKER_END = re.compile(r"broker end offset is (-?\d+)")
 _BEYOND = 1 << 62  # no log reaches so far

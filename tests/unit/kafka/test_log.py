@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.kafka import log as adapter
-from common.adapters.kafka.log import KafkaLog
-from common.adapters.kafka.settings import KafkaSettings
 from common.core.spans import LogPosition, Partition
 from common.errors import UnavailableError
+from common.kafka import log as adapter
+from common.kafka.log import KafkaLog
+from common.kafka.settings import KafkaSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,9 +25,9 @@ _ROOT = Path(__file__).parents[3]
 _ENDS = """\
 import ctypes
 import threading
-from common.adapters.kafka.log import KafkaLog
-from common.adapters.kafka.settings import KafkaSettings
-from common.adapters.kafka.epochs import TopicsQuestion
+from common.kafka.log import KafkaLog
+from common.kafka.settings import KafkaSettings
+from common.kafka.epochs import TopicsQuestion
 system = ctypes.CDLL(None)
 system.__cxa_atexit(system.usleep, ctypes.c_void_p(1_000_000), None)
 log = KafkaLog(KafkaSettings("127.0.0.1:1"))

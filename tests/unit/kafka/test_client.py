@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message
 
-from common.adapters.kafka.client import (
+from common.errors import OutsideError, UnavailableError, UserError
+from common.kafka.client import (
     Complaints,
     are_records,
     epochs_of,
@@ -16,10 +17,9 @@ from common.adapters.kafka.client import (
     runs_of,
     values_of,
 )
-from common.errors import OutsideError, UnavailableError, UserError
 
 if TYPE_CHECKING:
-    from common.adapters.kafka.client import Record
+    from common.kafka.client import Record
 
 WRONG_PASSWORD = KafkaError(
     KafkaError._AUTHENTICATION,  # noqa: SLF001 -- the library's name for its own error
