@@ -46,7 +46,7 @@ DECODERS = "common/data/decoders.py"
 TORCH_GROUP = "common/adapters/torch_group.py"
 HOMES = {  # a client library has one home
     "confluent_kafka": ("common/kafka/", "common/embedded/"),
-    "redis": ("common/adapters/redis/", "common/embedded/redis.py"),
+    "redis": ("common/redis/", "common/embedded/redis.py"),
     "aws_msk_iam_sasl_signer": ("common/kafka/msk.py",),
     "boto3": (*("common/adapters/blobs/s3.py", "common/adapters/ec2/", "common/kafka/msk.py"),),
     "fastapi": ("services/admin/",),

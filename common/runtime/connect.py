@@ -28,12 +28,12 @@ from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
 
 if TYPE_CHECKING:
-    from common.adapters.redis.access import RedisAccess
     from common.config.settings import Settings
     from common.kafka.settings import KafkaSettings, MakeToken
     from common.ports.group import Groups, Rendezvous
     from common.ports.servers import Blobs, Board, Boards, Log, Notices, SchemaRegistry
     from common.ports.tracking import Tracking
+    from common.redis.access import RedisAccess
     from common.spot.machines import Fleet, Prices
     from common.spot.market.market_file import Market
     from common.telemetry.tracing import Tracer
@@ -147,7 +147,7 @@ def open_board(settings: Settings, job: str) -> Board:
     Raises:
         UserError: If the settings name a file that cannot be used.
     """
-    from common.adapters.redis.board import RedisBoard  # noqa: PLC0415 -- see above
+    from common.redis.board import RedisBoard  # noqa: PLC0415 -- see above
 
     return RedisBoard(settings.redis, job, access=_redis_access(settings))
 
@@ -158,7 +158,7 @@ def open_boards(settings: Settings) -> Boards:
     Raises:
         UserError: If the settings name a file that cannot be used.
     """
-    from common.adapters.redis.exchange import RedisBoards  # noqa: PLC0415 -- see above
+    from common.redis.exchange import RedisBoards  # noqa: PLC0415 -- see above
 
     return RedisBoards(settings.redis, access=_redis_access(settings))
 
@@ -215,7 +215,7 @@ def _resolved(variable: str, host: str) -> tuple[socket.AddressFamily, str]:
 
 
 def _redis_access(settings: Settings) -> RedisAccess:
-    from common.adapters.redis.access import RedisAccess  # noqa: PLC0415 -- see above
+    from common.redis.access import RedisAccess  # noqa: PLC0415 -- see above
 
     return RedisAccess(
         username=settings.redis_username,

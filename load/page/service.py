@@ -31,9 +31,9 @@ from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
 from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.spot.plans import encode_plan
 from common.testing.blobs import MemoryBlobs
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.wire.messages import encode_audit
 from load.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 from services.admin.app import create_app

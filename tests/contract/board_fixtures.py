@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 import redis
 
-from common.adapters.redis.board import RedisBoard
-from common.adapters.redis.exchange import RedisBoards
 from common.core.liveness import Heartbeat
 from common.core.messages import LeaderStatus, TriggerId, WorkerId
 from common.core.spans import Partition
-from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
+from common.redis.board import RedisBoard
+from common.redis.exchange import RedisBoards
+from common.redis.memory import MemoryBoard, MemoryBoards, MemoryRedis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

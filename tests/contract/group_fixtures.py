@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pytest
 
-from common.adapters.redis.exchange import RedisBoards
 from common.embedded.fork_server import prepare
 from common.embedded.process import Child, short_folder
 from common.ports.group import Peer
+from common.redis.exchange import RedisBoards
 from common.testing.group import MemoryNetwork
 from tests.contract.group_member import Member
 

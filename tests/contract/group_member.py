@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.adapters.redis.exchange import RedisBoards
 from common.errors import GroupError
 from common.ports.group import Group
+from common.redis.exchange import RedisBoards
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

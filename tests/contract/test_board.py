@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 import redis
 
-from common.adapters.redis.access import RedisAccess
-from common.adapters.redis.board import RedisBoard
-from common.adapters.redis.server import RedisServer, connect
 from common.core.liveness import Heartbeat
 from common.core.messages import (
     Assignment,
@@ -30,7 +27,10 @@ from common.core.messages import (
 )
 from common.core.spans import Span
 from common.errors import UnavailableError
-from common.testing.board import MemoryBoard, MemoryRedis
+from common.redis.access import RedisAccess
+from common.redis.board import RedisBoard
+from common.redis.memory import MemoryBoard, MemoryRedis
+from common.redis.server import RedisServer, connect
 from common.testing.clock import ManualClock
 from common.wire import messages as wire
 from tests.contract.board_fixtures import (
@@ -702,7 +702,7 @@ def test_streams_of_triggers_that_nobody_writes_to_vanish(embedded_redis: Embedd
 def test_a_worker_whose_process_is_killed_is_gone_at_once(embedded_redis: EmbeddedRedis) -> None:
     made = f"RedisBoard({embedded_redis.url!r}, 'killed')"
     beat = f"board = {made}\nboard.beat('w1', 'alive', 600.0)\ninput()"
-    code = f"from common.adapters.redis.board import RedisBoard\n{beat}"
+    code = f"from common.redis.board import RedisBoard\n{beat}"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)  # noqa: S603 -- our own
     board = RedisBoard(embedded_redis.url, "killed")
     eventually(lambda: board.alive() == {WORKER: "alive"})

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from common.adapters.redis.board import RedisBoard
 from common.core.messages import ModelId, TriggerId, UpdateTrigger
 from common.embedded.redis import EmbeddedRedis
 from common.errors import OutsideError, UnavailableError
+from common.redis.board import RedisBoard
 from load.harness.proxy import Network
 from tests.contract.board_fixtures import WORKER, leader_status
 

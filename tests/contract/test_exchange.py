@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from common.adapters.redis.board import RedisBoard
-from common.adapters.redis.exchange import LOOK_S, RedisBoards
 from common.core.liveness import Heartbeat
 from common.errors import UnavailableError
 from common.ports.servers import Glance
+from common.redis.board import RedisBoard
+from common.redis.exchange import LOOK_S, RedisBoards
 from tests.contract.board_fixtures import LONG_S, WORKER, eventually, leader_status
 
 if TYPE_CHECKING:

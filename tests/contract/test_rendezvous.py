@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from common.adapters.redis.exchange import RedisBoards
 from common.errors import UnavailableError
+from common.redis.exchange import RedisBoards
 from tests.contract.board_fixtures import LONG_S
 
 if TYPE_CHECKING:

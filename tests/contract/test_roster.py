@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 import redis
 
-from common.adapters.redis.exchange import RedisBoards
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
-from common.testing.board import MemoryBoards, MemoryRedis
+from common.redis.exchange import RedisBoards
+from common.redis.memory import MemoryBoards, MemoryRedis
 from common.wire import messages as wire
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclBindingFilter, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
-from common.adapters.redis.board import RedisBoard
 from common.api.keys import Keys, KeyStore
 from common.config.settings import read_settings
 from common.core.events import Assigned
@@ -37,6 +36,7 @@ from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
 from common.ports.servers import Fetched, NewRecord, NewTopic
+from common.redis.board import RedisBoard
 from common.runtime.connect import open_board, open_boards, open_log
 from tests.certificates import Authority
 from tests.redis_servers import system_redis_server

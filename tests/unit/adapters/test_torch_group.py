@@ -13,8 +13,8 @@ from common.adapters.torch_group import GlooGroup, TorchGroups
 from common.config.settings import Settings
 from common.errors import GroupError, UserError
 from common.ports.group import Peer
+from common.redis.memory import MemoryBoards, MemoryRedis
 from common.runtime.connect import open_groups
-from common.testing.board import MemoryBoards, MemoryRedis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from common.config.servers import Outside
 from common.config.settings import Settings
 from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.testing.blobs import MemoryBlobs
-from common.testing.board import MemoryBoard, MemoryRedis
 from services.admin.app import create_app
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from common.checkpoints.find import heads_on_board
 from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.core.messages import AttemptId, ModelId
 from common.core.snapshots import Snapshot
-from common.testing.board import MemoryBoard, MemoryRedis
+from common.redis.memory import MemoryBoard, MemoryRedis
 
 WEIGHTS = b"w" * 5000
 LONG = tuple(range(1000))  # of what makes the protocol's part a thousand bytes long

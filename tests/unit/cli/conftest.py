@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from common.config.servers import Outside
 from common.kafka.memory import MemoryLog
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.testing.blobs import MemoryBlobs
-from common.testing.board import MemoryBoard, MemoryRedis
 from services.cli.app import app
 from services.cli.system.outside import Ways
 

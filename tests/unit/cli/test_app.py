@@ -15,7 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from common.config.servers import Outside
-from common.testing.board import MemoryBoard
+from common.redis.memory import MemoryBoard
 from services.cli import exits
 from services.cli.app import app
 from services.cli.commands import produce

@@ -18,7 +18,7 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
-from common.testing.board import MemoryBoard, MemoryRedis
+from common.redis.memory import MemoryBoard, MemoryRedis
 from services.cli.commands.bounded_topic import BoundedTopic
 from tests.unit.cli.test_job import JOB
 

@@ -26,7 +26,7 @@ from common.jobs.changes import local_user
 from common.jobs.store import JobStore
 from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
-from common.testing.board import MemoryBoard
+from common.redis.memory import MemoryBoard
 from common.wire.messages import encode_audit, encode_claim
 from services.cli import exits
 from tests.unit.cli.conftest import World
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from common.testing.board import MemoryRedis
+    from common.redis.memory import MemoryRedis
 
 
 JOB = """

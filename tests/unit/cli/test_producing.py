@@ -16,7 +16,7 @@ from common.core.messages import LeaderStatus
 from common.core.spans import Partition
 from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
-from common.testing.board import MemoryBoard, MemoryRedis
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
 from services.cli.commands.producing import (
     Backlog,

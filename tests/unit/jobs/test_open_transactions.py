@@ -10,8 +10,8 @@ from common.core.spans import Partition
 from common.jobs.progress import QUIET_S, JobProgress, Look
 from common.jobs.watching import LookedAt, Looker, one_by_one
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
-from common.testing.board import MemoryBoards, MemoryRedis
 from tests.unit.admin.live.helpers import HELD, STREAMS, HeldLog, job, lead, update
 from tests.unit.jobs.test_progress import claim_of, leader_status, rows
 

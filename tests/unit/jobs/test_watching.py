@@ -12,8 +12,8 @@ from common.jobs.store import JobStore
 from common.jobs.watching import LookedAt, Looker, one_by_one
 from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
-from common.testing.board import MemoryBoard, MemoryRedis
 from tests.unit.jobs.test_spec import TEXT
 
 

@@ -24,6 +24,7 @@ from common.kafka.settings import (
     tail_properties,
     writer_properties,
 )
+from common.redis.memory import MemoryBoards, MemoryRedis
 from common.runtime.connect import (
     advertised,
     kafka_settings,
@@ -43,7 +44,6 @@ from common.spot.market.market_file import (
     SpotPool,
 )
 from common.spot.traces.spec import TraceSpec
-from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.metadata_server import MetadataServer
 
 ON_DEMAND = OnDemandPool(usd_per_hour=0.3)

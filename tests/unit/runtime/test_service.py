@@ -23,10 +23,10 @@ from common.kafka.memory import MemoryLog
 from common.kafka.names import JOBS
 from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoards, MemoryRedis
 from common.runtime import service
 from common.runtime.service import Opened, ServiceProcess, follow_jobs, run
 from common.telemetry.metrics.meters import Meters
-from common.testing.board import MemoryBoards, MemoryRedis
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:

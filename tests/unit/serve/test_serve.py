@@ -47,11 +47,11 @@ from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.metrics.serving import Watchdog
 from common.testing.blobs import MemoryBlobs
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.wire.messages import encode_audit
 from services.serve.__main__ import inputs_of
 from services.serve.app import ModelServer

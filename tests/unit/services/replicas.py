@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from common.config.settings import Settings
 from common.jobs.store import JobStore
+from common.redis.memory import MemoryBoards
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger
@@ -16,7 +17,6 @@ from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.telemetry.tracing import NoTracer
-from common.testing.board import MemoryBoards
 from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
 from services.coordinator.loop import JobCoordinator, begins
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from common.kafka.memory import MemoryLog
     from common.ports.servers import Blobs
+    from common.redis.memory import MemoryRedis
     from common.telemetry.tracing import Tracer
-    from common.testing.board import MemoryRedis
 
 PATIENCE_S = 120.0
 IMPATIENT = Patience(first_s=0.01, longest_s=0.01)

@@ -14,8 +14,8 @@ from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import fields_of
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
 from services.coordinator import effects, loop
 from services.coordinator.candidates import LONGEST_S, Candidates

@@ -23,9 +23,9 @@ from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, updates_topic
 from common.learning.trainer import packed
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import fields_of
 from common.testing.blobs import MemoryBlobs
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.wire.messages import encode_audit
 from services.coordinator.loop import protocol_settings
 from tests.unit.cli.test_job import JOB

@@ -21,10 +21,10 @@ from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.ports.servers import FoundTopic, NewTopic
+from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.tracing import NoTracer
-from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import ManualClock
 from services.coordinator.metrics_observer import MetricsObserver
 from services.coordinator.needs import WINDOW_S, Arrivals

@@ -38,10 +38,10 @@ from common.kafka.names import updates_topic
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.tracing import NoTracer
 from common.testing.blobs import MemoryBlobs
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.wire.messages import decode_audit
 from common.wire.vectors import decode_sparse
 from services.coordinator.effects import Effects

@@ -38,13 +38,13 @@ from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.learning.trainer import packed
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.evaluator import EvaluatorMetrics
 from common.telemetry.metrics.meters import Meters
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.wire import messages as wire
 from services.evaluator.evaluation_runner import Pace, Process
 from services.evaluator.loop import JobEvaluator

@@ -13,13 +13,13 @@ from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.evaluator import EvaluatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
-from common.testing.board import MemoryBoard, MemoryRedis
 from services.evaluator.__main__ import begins
 from services.evaluator.evaluation_runner import Process
 from services.evaluator.loop import JobEvaluator

@@ -35,11 +35,11 @@ from common.kafka.memory import MemoryLog
 from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.tracing import trace_of
-from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 from common.testing.counting import CountingTask
 from common.testing.tracing import MemoryTracer
 from common.wire.vectors import encode_sparse

@@ -38,11 +38,11 @@ from common.learning.parameters import GIVEN_AWAY
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.testing.blobs import MemoryBlobs
-from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 from common.testing.counting import CountingTask
 from common.testing.group import MemoryNetwork
 from common.testing.tracing import MemoryTracer

@@ -19,8 +19,8 @@ from common.core.spans import Partition
 from common.errors import NotFoundError
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
+from common.redis.memory import MemoryBoards
 from common.telemetry.logging import event_logger
-from common.testing.board import MemoryBoards
 from common.wire.messages import decode_audit
 from services.coordinator.replies import ReplyReader
 from tests.unit.services.replicas import until
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.messages import AuditRecord
-    from common.testing.board import MemoryBoard
+    from common.redis.memory import MemoryBoard
 
 NAME = "digits"
 FIRST, SECOND = "digits", "digits.I2"

@@ -19,9 +19,9 @@ from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
-from common.testing.board import MemoryBoards, MemoryRedis
 from services.coordinator.leadership import SMALL_BYTES, Leadership
 from services.coordinator.metrics_observer import MetricsObserver
 from services.coordinator.replies import ReplyReader

@@ -11,8 +11,8 @@ from common.core.messages import LeaderStatus, ModelId, WorkerId
 from common.core.snapshots import Snapshot
 from common.learning.checkpoint import Kind, Piece
 from common.learning.trainer import packed
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
 from services.worker.left_out import AGAIN_S, LeftOut
 

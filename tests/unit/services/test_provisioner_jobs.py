@@ -12,13 +12,13 @@ from common.config.settings import Settings
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, provisioning_board, updates_topic
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
-from common.testing.board import MemoryBoard, MemoryRedis
 from services.provisioner.__main__ import begins, openers
 from services.provisioner.loop import JobProvisioner, Replica
 from tests.unit.services.test_provisioner_settings import JOB, MARKET, record

@@ -8,9 +8,9 @@ import pytest
 
 from common.core.messages import Failed, Gradient, ModelId, Reply, Vector, WorkerId
 from common.core.vectors import SparseVector
+from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
-from common.testing.board import MemoryBoards, MemoryRedis
 from services.coordinator.replies import ReplyReader, SoundReplies
 
 GRADIENT = Gradient(WorkerId("w"), ModelId(3, 7), (5,), 2, 1.0, {}, 0.1)

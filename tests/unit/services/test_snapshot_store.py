@@ -22,12 +22,12 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, Origin
 from common.learning.checkpoint import Kind, unnamed
 from common.learning.trainer import packed
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.testing.blobs import LIES, DyingBlobs, Lie, LyingBlobs, MemoryBlobs
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
 from common.wire.messages import frame
 from services.coordinator.snapshots import SnapshotStore

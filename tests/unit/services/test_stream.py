@@ -18,10 +18,10 @@ from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.schemas import JobSchemas
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.tracing import trace_of
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
 from common.testing.tracing import MemoryTracer
 from common.wire import messages as wire

@@ -17,10 +17,10 @@ from common.core.snapshots import Snapshot
 from common.core.spans import Partition
 from common.errors import NotFoundError, UnavailableError
 from common.jobs.spec import parse_job
+from common.redis.memory import MemoryBoard
 from common.runtime.connect import open_blobs
 from common.telemetry.logging import event_logger, fields_of
 from common.testing.blobs import MemoryBlobs
-from common.testing.board import MemoryBoard
 from common.testing.tracking import MemoryTracking
 from services.evaluator.__main__ import tracks
 from services.evaluator.tracker import JobTracker, TrackerProcess, TrackingPace

@@ -24,10 +24,10 @@ from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, group_name
 from common.ports.servers import Bounds, NewTopic
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
 from common.telemetry.metrics.worker import WorkerMetrics
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.tracing import MemoryTracer
 from doll.yaml_file import as_json
 from services.worker.loop import JobWorker, Observers

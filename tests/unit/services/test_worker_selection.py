@@ -16,9 +16,9 @@ from common.jobs.spec import TaskSpec, parse_job
 from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
+from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger, set_up_logging
 from common.telemetry.metrics.worker import WorkerMetrics
-from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import ManualClock
 from services.worker import selection
 from services.worker.selection import JobSelector, Worker

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from common.core.liveness import OUTAGE
 from common.errors import ForbiddenError, UnavailableError
 from common.kafka.memory import MemoryLog, MemoryWriter
+from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry import outages
 from common.telemetry.metrics.meters import Meters
 from common.telemetry.outages import (
@@ -21,7 +22,6 @@ from common.telemetry.outages import (
     OutageNotifier,
     ongoing,
 )
-from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import ManualClock
 from tests.unit.telemetry.test_logging import logger_to
 

@@ -19,8 +19,8 @@ from common.jobs.spec import parse_job
 from common.jobs.watching import one_by_one
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
+from common.redis.memory import MemoryBoard, MemoryRedis
 from common.spot.provisioning.records import Ended, LaunchRequested, Lead, Started
-from common.testing.board import MemoryBoard, MemoryRedis
 from common.wire.messages import AUDIT_FORMAT
 from services.admin.live.follower import JobFollower, Sources
 from services.admin.live.followers import Followers

@@ -16,7 +16,7 @@ from common.errors import NotFoundError, OutsideError, UnavailableError
 from common.jobs.progress import UNREAD
 from common.jobs.watching import one_by_one
 from common.kafka.memory import MemoryLog
-from common.testing.board import MemoryBoard, MemoryRedis
+from common.redis.memory import MemoryBoard, MemoryRedis
 from services.admin.live.follower import Sources
 from services.admin.live.followers import Followers
 from tests.unit.admin.live.helpers import (

@@ -10,12 +10,12 @@ import redis
 from hiredis import pack_command
 from redis.connection import PythonRespSerializer
 
-from common.adapters.redis.access import RedisAccess, client_of, fails_over, fault
+from common.redis.access import RedisAccess, client_of, fails_over, fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
 
-    from common.adapters.redis.access import RedisClient
+    from common.redis.access import RedisClient
 
 Argument: TypeAlias = str | bytes | memoryview | int | float
 Command: TypeAlias = tuple[Argument, ...]

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.adapters.redis.server import RedisServer
 from common.core.spread import JobDemand, WorkerPlacement
+from common.redis.server import RedisServer
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from common.adapters.redis.access import RedisClient
+    from common.redis.access import RedisClient
 
 _KEY = "doll:spread"
 _JOB, _WORKER = "job:", "worker:"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.redis.access import RedisAccess
-from common.adapters.redis.server import RedisServer, connect
 from common.errors import UnavailableError
+from common.redis.access import RedisAccess
+from common.redis.server import RedisServer, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

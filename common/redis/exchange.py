@@ -16,21 +16,21 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
-from common.adapters.redis.access import RedisAccess
-from common.adapters.redis.board import RedisBoard, RedisReplies, replica_channel
-from common.adapters.redis.rendezvous import RedisRendezvous
-from common.adapters.redis.roster import RedisRoster
-from common.adapters.redis.server import RedisServer, connect
 from common.errors import OutsideError
 from common.ports.servers import Board, Glance
+from common.redis.access import RedisAccess
+from common.redis.board import RedisBoard, RedisReplies, replica_channel
+from common.redis.rendezvous import RedisRendezvous
+from common.redis.roster import RedisRoster
+from common.redis.server import RedisServer, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from common.adapters.redis.board import Steps
-    from common.adapters.redis.server import Attendance, Command
     from common.core.liveness import Heartbeat
     from common.core.messages import LeaderStatus, WorkerId
+    from common.redis.board import Steps
+    from common.redis.server import Attendance, Command
 
 LAZY_S = 0.05  # what is not urgent waits so long for company
 LOOK_S = 0.025  # between looks whether holders of leases listen; one takes 0.1 ms

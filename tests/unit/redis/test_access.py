@@ -8,8 +8,8 @@ import traceback
 import pytest
 import redis
 
-from common.adapters.redis.access import RedisAccess, client_of, fault
 from common.errors import OutsideError, UnavailableError, UserError
+from common.redis.access import RedisAccess, client_of, fault
 
 PASSWORD = "its-pass-word"  # noqa: S105 -- of no server
 URL = "redis://127.0.0.1:6379/0"

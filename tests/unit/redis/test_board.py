@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from common.adapters.redis.board import RedisBoard
 from common.core.liveness import Heartbeat
 from common.core.messages import WorkerId
+from common.redis.board import RedisBoard
 
 if TYPE_CHECKING:
-    from common.adapters.redis.server import Command
+    from common.redis.server import Command
 
 HEARS = 1  # listeners to a worker's channel, while its process lives
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from common.adapters.redis.server import RedisServer
+from common.redis.server import RedisServer
 from common.telemetry.rejections import Rejections
 
 if TYPE_CHECKING:
-    from common.adapters.redis.access import RedisClient
+    from common.redis.access import RedisClient
 
 _TTL_MS = 60_000
 _MOST_WAIT_S = 1.0  # of one blocking command: below what a server may take to answer

@@ -59,7 +59,7 @@ class MemoryRedis:
         self.clock = clock
         self.changed = threading.Condition()  # guards all that follows
         self.jobs: dict[str, Notices] = {}
-        self.spread: dict[str, bytes] = {}  # see `common.testing.board`
+        self.spread: dict[str, bytes] = {}  # see `common.redis.memory`
         self.replies = dict[str, list[bytes]]()  # by replica
         self.exchanges = list[MemoryExchange]()  # of processes that live
         self.away = False

@@ -17,7 +17,7 @@ slot:
     doll:{job}:snapshot:<epoch>:whole     with the weights, where members of a group have them
     doll:{job}:lease                      who may try to lead
     doll:{job}:lease:after:<replica>      who took it from one that ended, expires
-    doll:{job}:group:<name>               see `common.adapters.redis.rendezvous`
+    doll:{job}:group:<name>               see `common.redis.rendezvous`
 
 What workers of all its jobs answer to a replica is one list, so that one connection waits for it:
 
@@ -34,20 +34,20 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from common.adapters.redis.access import RedisAccess
-from common.adapters.redis.server import Attendance, RedisServer, connect
 from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
 from common.ports.servers import Glance
+from common.redis.access import RedisAccess
+from common.redis.server import Attendance, RedisServer, connect
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable
 
-    from common.adapters.redis.access import RedisClient
-    from common.adapters.redis.server import Command
+    from common.redis.access import RedisClient
+    from common.redis.server import Command
 
 T = TypeVar("T")
 Steps: TypeAlias = "Generator[tuple[Command, ...], list[Any], T]"  # returns a T
