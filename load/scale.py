@@ -29,7 +29,6 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.checkpoints.snapshot_file import from_bytes
 from common.embedded.services import Service, stop_all
 from common.errors import UnavailableError
 from common.jobs.store import JobRecord, JobStore
@@ -37,6 +36,7 @@ from common.kafka.names import updates_topic
 from common.kafka.read import read_decoded
 from common.ports.servers import Board, Log, NewTopic
 from common.runtime.connect import open_board, open_log
+from common.storage.snapshot_file import from_bytes
 from common.testing.costless import ENTRYPOINT
 from load.harness import history, report
 from load.harness.counting import spec_of

@@ -26,7 +26,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("common.config", "common.spot.provisioning"),
     ("common.wire", "common.telemetry", "common.simulation", "common.http"),
     ("common.kafka", "common.adapters", "common.testing"),
-    ("common.jobs", "common.checkpoints", "common.embedded"),
+    ("common.jobs", "common.storage", "common.embedded"),
     ("common.api", "common.runtime"),
     ("common.spot.planning",),
     (
@@ -48,7 +48,7 @@ HOMES = {  # a client library has one home
     "confluent_kafka": ("common/kafka/", "common/embedded/"),
     "redis": ("common/redis/", "common/embedded/redis.py"),
     "aws_msk_iam_sasl_signer": ("common/kafka/msk.py",),
-    "boto3": (*("common/adapters/blobs/s3.py", "common/adapters/ec2/", "common/kafka/msk.py"),),
+    "boto3": (*("common/storage/s3.py", "common/adapters/ec2/", "common/kafka/msk.py"),),
     "fastapi": ("services/admin/",),
     "uvicorn": ("common/runtime/connections.py", "common/runtime/http_server.py"),
     "psutil": ("common/spot/fleets/local/table.py",),

@@ -14,7 +14,7 @@ from common.embedded.apache_kafka import ApacheKafka
 from common.embedded.redis import EmbeddedRedis
 from common.kafka.names import control_topic, updates_topic
 from common.runtime.connect import open_log
-from common.testing.blobs import LIES, Lie
+from common.storage.memory import LIES, Lie
 from common.wire import messages as wire
 from load.faults.fleet import Fleet, Slot
 from load.faults.tiers import Tiers

@@ -9,8 +9,6 @@ import numpy as np
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from common.checkpoints.snapshot_file import from_bytes, from_store, in_hand
-from common.checkpoints.store import CheckpointStore
 from common.core.audit import Audit, audit
 from common.core.messages import GENESIS, ModelId, SynchronisationMode, Vector
 from common.core.spans import Partition
@@ -22,6 +20,8 @@ from common.kafka.read import read_decoded
 from common.learning.checkpoint import unpack
 from common.ports.servers import Log, NewTopic
 from common.runtime.connect import open_blobs, open_board
+from common.storage.snapshot_file import from_bytes, from_store, in_hand
+from common.storage.store import CheckpointStore
 from common.testing.counting import ENTRYPOINT
 from common.wire import messages as wire
 from doll.yaml_file import as_json

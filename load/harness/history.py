@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
-from common.checkpoints.store import CheckpointStore
 from common.core.messages import (
     GENESIS,
     Batch,
@@ -29,6 +27,8 @@ from common.core.spans import LogPosition, Span
 from common.jobs.build import trainer_of
 from common.kafka.names import control_topic, updates_topic
 from common.runtime.connect import open_blobs, open_board
+from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
+from common.storage.store import CheckpointStore
 from common.wire.messages import encode_audit, encode_claim
 from load.harness.stack import NotMeasuredError
 

@@ -17,13 +17,13 @@ import boto3
 import redis
 from botocore.exceptions import BotoCoreError
 
-from common.checkpoints.manifest import folder_of
-from common.checkpoints.store import CheckpointStore
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.process import Child, free_port
 from common.embedded.redis import EmbeddedRedis
 from common.runtime.connect import open_blobs
+from common.storage.manifest import folder_of
+from common.storage.store import CheckpointStore
 from load.harness.proxy import Network
 from load.harness.s3_servers import LyingServer
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from common.core.spans import Partition
     from common.ports.servers import Log
-    from common.testing.blobs import Lie
+    from common.storage.memory import Lie
 
 _BUCKET = "checkpoints"
 _REGION = "us-east-1"

@@ -12,13 +12,13 @@ from urllib.parse import parse_qs
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from common.testing.blobs import PAGE
+from common.storage.memory import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-    from common.testing.blobs import Lie
+    from common.storage.memory import Lie
 
 _ENTRY = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
 _KEY = re.compile(rb"<Key>(.*?)</Key>")

@@ -17,7 +17,6 @@ import msgspec
 import uvicorn
 
 from common.api.keys import KeyStore
-from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.liveness import TURN
@@ -33,7 +32,8 @@ from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.spot.plans import encode_plan
-from common.testing.blobs import MemoryBlobs
+from common.storage.memory import MemoryBlobs
+from common.storage.snapshot_file import SnapshotFile, to_bytes
 from common.wire.messages import encode_audit
 from load.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 from services.admin.app import create_app

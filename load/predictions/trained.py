@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.checkpoints.find import heads_on_board
 from common.config.aggregation import AggregationSpec
 from common.core.history import History
 from common.embedded.services import Service, stop_all
@@ -21,6 +20,7 @@ from common.kafka.names import updates_topic
 from common.kafka.read import read_decoded
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log
+from common.storage.find import heads_on_board
 from common.wire.messages import decode_audit
 from load.harness.counting import Aggregation, aggregated
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events

@@ -21,8 +21,6 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from common.checkpoints.snapshot_file import SnapshotFile
-from common.checkpoints.store import CheckpointStore
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import RENEWALS
@@ -41,6 +39,8 @@ from common.errors import (
 from common.jobs.build import trainer_of
 from common.kafka.names import control_topic, updates_topic
 from common.learning.significance import Compression, View
+from common.storage.snapshot_file import SnapshotFile
+from common.storage.store import CheckpointStore
 from common.telemetry.logging import Changes, StageTimes
 from common.telemetry.outages import Outage, OutageNotifier
 from common.wire import messages as wire

@@ -13,7 +13,6 @@ from secrets import randbits
 from time import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from common.checkpoints.snapshot_file import FoundSnapshot
 from common.core import events
 from common.core.messages import GENESIS, Gradient, Reply, unused_number
 from common.core.spans import LogPosition, Partition
@@ -36,6 +35,7 @@ from common.kafka.names import (
     updates_topic,
 )
 from common.ports.servers import NewTopic
+from common.storage.snapshot_file import FoundSnapshot
 from services.coordinator.replies import SoundReplies
 from services.coordinator.tails import (
     TopicTail,

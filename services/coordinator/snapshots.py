@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from common.checkpoints.manifest import told
-from common.checkpoints.snapshot_file import (
+from common.core.messages import GENESIS, ModelId, Positions
+from common.core.snapshots import genesis
+from common.errors import CorruptError, DollError, FutureFormatError, UnavailableError
+from common.learning.checkpoint import model_in
+from common.storage.manifest import told
+from common.storage.snapshot_file import (
     FoundSnapshot,
     SnapshotFile,
     from_bytes,
@@ -23,18 +27,14 @@ from common.checkpoints.snapshot_file import (
     to_bytes,
     to_parts,
 )
-from common.checkpoints.states import stored_state
-from common.core.messages import GENESIS, ModelId, Positions
-from common.core.snapshots import genesis
-from common.errors import CorruptError, DollError, FutureFormatError, UnavailableError
-from common.learning.checkpoint import model_in
+from common.storage.states import stored_state
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
-    from common.checkpoints.store import CheckpointStore
     from common.jobs.store import JobRecord
     from common.ports.servers import Board
     from common.runtime.supervisor import Supervised, Supervisor
+    from common.storage.store import CheckpointStore
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
 

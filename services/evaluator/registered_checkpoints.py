@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from common.api.model import about_model
-from common.checkpoints.find import KeptModel
-from common.checkpoints.manifest import told
-from common.checkpoints.snapshot_file import FoundSnapshot, from_checkpoint
-from common.checkpoints.store import CheckpointStore
 from common.core.messages import ModelId
 from common.errors import CorruptError
+from common.storage.find import KeptModel
+from common.storage.manifest import told
+from common.storage.snapshot_file import FoundSnapshot, from_checkpoint
+from common.storage.store import CheckpointStore
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord

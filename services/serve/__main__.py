@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from common.api.keys import KeyStore
-from common.checkpoints.find import wish_of
 from common.config.program import command_line
 from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.build import codec_of
@@ -27,6 +26,7 @@ from common.runtime.connect import connect, open_registry
 from common.runtime.http_server import HttpServer
 from common.runtime.listen import listen, url_of
 from common.runtime.service import keep_imports, run
+from common.storage.find import wish_of
 from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.outages import Outage
 from services.serve.app import ModelServer, refusal
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from common.checkpoints.find import Wish
     from common.jobs.spec import JobSpec
     from common.runtime.service import ServiceProcess
+    from common.storage.find import Wish
 
 T = TypeVar("T")
 

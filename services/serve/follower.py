@@ -10,11 +10,11 @@ from collections.abc import Callable
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from common.checkpoints.find import find_model, heads_on_board
-from common.checkpoints.snapshot_file import from_bytes, in_hand
-from common.checkpoints.store import CheckpointStore
 from common.errors import DollError, NotFoundError
 from common.learning.checkpoint import weights_in
+from common.storage.find import find_model, heads_on_board
+from common.storage.snapshot_file import from_bytes, in_hand
+from common.storage.store import CheckpointStore
 from common.telemetry.logging import Changes, EventLogger
 from common.telemetry.outages import Outage
 from services.serve.served_model import ServedModel, Version

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from common.checkpoints.find import Wish
     from common.config.settings import Settings
     from common.core.messages import ModelId, Vector
     from common.data.fields import Columns
     from common.jobs.spec import JobSpec
     from common.learning.checkpoint import Layout
+    from common.storage.find import Wish
 
 
 class Version(NamedTuple):

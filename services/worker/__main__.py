@@ -18,7 +18,6 @@ from contextlib import closing, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from common.checkpoints.store import CheckpointStore
 from common.config.program import command_line
 from common.core.liveness import WORKER
 from common.core.messages import WorkerId
@@ -34,6 +33,7 @@ from common.runtime.connect import (
     open_tracer,
 )
 from common.runtime.service import keep_imports, run
+from common.storage.store import CheckpointStore
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.outages import Outage
 from services.worker.memory import keep_freed_memory

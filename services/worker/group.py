@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import UNSET
 
-from common.checkpoints.snapshot_file import SnapshotFile, from_bytes, to_bytes
-from common.checkpoints.states import stored_state
 from common.core.assignments import Assignments
 from common.core.group.replica import (
     ApplyResult,
@@ -42,6 +40,8 @@ from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.errors import NotFiniteError
 from common.ports.group import Peer
+from common.storage.snapshot_file import SnapshotFile, from_bytes, to_bytes
+from common.storage.states import stored_state
 from common.telemetry.outages import Outage
 from services.worker.held import Formed
 from services.worker.traffic import LIFE_BITS, TrafficCounter, counted
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
-    from common.checkpoints.store import CheckpointStore
     from common.core.assignments import Compute
     from common.core.group.replica import ReplicaCommand
     from common.core.messages import (
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
         WorkerId,
     )
     from common.ports.group import Group, Groups
+    from common.storage.store import CheckpointStore
     from services.worker.compute import OrderComputer, Shell
     from services.worker.held import Gradients, Held
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.checkpoints.snapshot_file import from_head
 from common.core.liveness import WORKER
 from common.errors import CorruptError, FutureFormatError
 from common.learning.checkpoint import difference, layout_at
+from common.storage.snapshot_file import from_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable

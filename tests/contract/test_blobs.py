@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.adapters.blobs.disk import DiskBlobs
-from common.adapters.blobs.s3 import S3Blobs
 from common.errors import UnavailableError, UserError
-from common.testing.blobs import MemoryBlobs
+from common.storage.disk import DiskBlobs
+from common.storage.memory import MemoryBlobs
+from common.storage.s3 import S3Blobs
 from load.harness.s3_servers import LyingServer, S3Server
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
     from common.ports.servers import Blobs
-    from common.testing.blobs import Lie
+    from common.storage.memory import Lie
 
 BUCKET = "checkpoints"
 REGION = "us-east-1"

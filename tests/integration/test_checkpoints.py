@@ -13,13 +13,13 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from common.checkpoints.snapshot_file import from_bytes
-from common.checkpoints.store import CheckpointStore
 from common.core.snapshot_search import TORN_S
 from common.learning.checkpoint import unpack
 from common.learning.optimizers import OptimizerSettings
 from common.learning.trainer import Trainer
 from common.runtime.connect import open_blobs, open_board
+from common.storage.snapshot_file import from_bytes
+from common.storage.store import CheckpointStore
 from tests.integration.cluster import PATIENCE_S, Cluster, await_condition
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.core.messages import Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
+from common.storage.snapshot_file import SnapshotFile, to_bytes
 from common.wire import messages as wire
 from tests.integration.cluster import await_condition
 

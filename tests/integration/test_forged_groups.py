@@ -13,7 +13,6 @@ import pytest
 import redis
 from msgspec import UNSET
 
-from common.checkpoints.snapshot_file import SnapshotFile, from_bytes, to_bytes
 from common.core.messages import (
     AttemptId,
     Broken,
@@ -26,6 +25,7 @@ from common.core.messages import (
     UpdateTrigger,
     WorkerId,
 )
+from common.storage.snapshot_file import SnapshotFile, from_bytes, to_bytes
 from common.wire import messages as wire
 from tests.integration.cluster import await_condition
 

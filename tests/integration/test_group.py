@@ -12,7 +12,6 @@ import pytest
 import torch
 from msgspec import UNSET
 
-from common.checkpoints.find import on_board
 from common.config.aggregation import SLICES as SLICES_OF_ALL
 from common.core.messages import Lead, ModelId, TriggerId, UpdateTrigger
 from common.embedded.process import Child
@@ -25,6 +24,7 @@ from common.learning.checkpoint import weights_in
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model
 from common.runtime.connect import open_log
+from common.storage.find import on_board
 from common.wire import messages as wire
 from load.harness.counting import CountingJob
 from tests.integration.cluster import await_condition
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from msgspec import UnsetType
 
-    from common.checkpoints.snapshot_file import FoundSnapshot
     from common.config.settings import Settings
+    from common.storage.snapshot_file import FoundSnapshot
     from tests.integration.cluster import Cluster
     from tests.integration.servers import Make
 

@@ -15,14 +15,14 @@ import boto3
 import numpy as np
 import pytest
 
-from common.checkpoints.manifest import folder_of
-from common.checkpoints.store import CheckpointStore
 from common.core.history import History
 from common.core.messages import GENESIS
 from common.core.snapshot_search import AWAITED
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.runtime.connect import open_blobs
+from common.storage.manifest import folder_of
+from common.storage.store import CheckpointStore
 from common.wire.messages import decode_audit
 from load.harness.s3_servers import LyingServer
 from tests.integration.cluster import Cluster, await_condition
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.core.messages import ModelId
-    from common.testing.blobs import Lie
+    from common.storage.memory import Lie
     from tests.integration.servers import Make
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 import uvicorn
 
-from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.core.messages import ModelId
 from common.core.snapshots import Snapshot
 from common.embedded.process import free_port
@@ -24,6 +23,7 @@ from common.jobs.store import JobStore
 from common.kafka.read import records_of
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log
+from common.storage.snapshot_file import SnapshotFile, to_bytes
 from tests.integration.cluster import await_condition
 from tests.integration.test_clients import environment, ran
 from tests.unit.serve.test_serve import World

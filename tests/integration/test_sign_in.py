@@ -15,7 +15,7 @@ from common.config.settings import read_settings
 from common.embedded.process import free_port
 from common.kafka.memory import MemoryLog
 from common.redis.memory import MemoryBoard, MemoryRedis
-from common.testing.blobs import MemoryBlobs
+from common.storage.memory import MemoryBlobs
 from load.page.service import served_app
 from services.admin.app import create_app
 from services.admin.oidc import AGAIN_S

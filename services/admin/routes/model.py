@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from common.api.answers import KeptVersions  # noqa: TC001 -- FastAPI reads it when run
 from common.api.model import about_model, tag_of, versions_answer
-from common.checkpoints.find import KeptModel, Tell, Wish, all_kept, find_kept, find_model, wish_of
 from common.errors import FutureFormatError, OutsideError
 from common.learning.checkpoint import save_weights
+from common.storage.find import KeptModel, Tell, Wish, all_kept, find_kept, find_model, wish_of
 from common.telemetry.logging import event_logger
 from services.admin.middleware.problems import Responses, documented
 from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run

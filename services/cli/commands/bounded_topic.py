@@ -16,7 +16,6 @@ from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from common.checkpoints.snapshot_file import from_bytes
 from common.core.spans import Partition, Span
 from common.errors import (
     CorruptError,
@@ -26,6 +25,7 @@ from common.errors import (
     UnavailableError,
     UserError,
 )
+from common.storage.snapshot_file import from_bytes
 from services.cli.commands.producing import SILENCE_S
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ def pull(
 
     Example: [bold]doll model pull digits -o digits.safetensors --version best[/]
     """
-    from common.checkpoints.find import wish_of
+    from common.storage.find import wish_of
 
     if output.suffix != ".safetensors":
         raise UserError(
@@ -63,9 +63,9 @@ def export(
 
     Example: [bold]doll model export digits -o digits.onnx --version best[/]
     """
-    from common.checkpoints.find import wish_of
     from common.jobs.export import check_output, export_apart
     from common.learning.torch_here import need_torch
+    from common.storage.find import wish_of
 
     check_output(output)
     need_torch("doll model export")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.checkpoints.store import CheckpointStore
 from common.core.spans import Partition
 from common.embedded.services import stop_all
 from common.errors import DollError, UnavailableError
@@ -23,6 +22,7 @@ from common.runtime.connect import open_blobs, open_board, open_log
 from common.spot.plans import decode_plan
 from common.spot.provisioning.ledger import FleetLedger
 from common.spot.provisioning.records import Ended, Planned, PlanRecord, Started
+from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger
 from services.cli.commands import sources
 from services.cli.commands.producing import Schedule, send_all

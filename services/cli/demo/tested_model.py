@@ -71,9 +71,6 @@ def main() -> int:
     """Test the model of a job, write it, and say how good it is."""
     # These bring torch, which who starts the test must not load.
     from common.api.model import about_model
-    from common.checkpoints.find import KeptModel
-    from common.checkpoints.snapshot_file import from_checkpoint
-    from common.checkpoints.store import CheckpointStore
     from common.config.settings import read_settings
     from common.data.digits import load_digits
     from common.jobs.build import task_of
@@ -82,6 +79,9 @@ def main() -> int:
     from common.learning.evaluate import evaluate
     from common.learning.parameters import FlatModel
     from common.runtime.connect import open_blobs, open_log
+    from common.storage.find import KeptModel
+    from common.storage.snapshot_file import from_checkpoint
+    from common.storage.store import CheckpointStore
 
     job, output = sys.argv[1:]
     settings = read_settings(os.environ)

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     import httpx2
 
-    from common.checkpoints.find import Wish
     from common.config.settings import Settings
     from common.core.events import Wanted
     from common.core.losses import ReadFrom
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from common.spot.planning.compare import Result
     from common.spot.planning.request import PlanRequest
     from common.spot.planning.simulation import SimulateRequest
+    from common.storage.find import Wish
 
 T = TypeVar("T", bound=BaseModel)
 

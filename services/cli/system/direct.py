@@ -17,7 +17,6 @@ from common.api.jobs import (
     update_answers,
 )
 from common.api.model import about_model, versions_answer
-from common.checkpoints.find import Wish, all_kept, find_model
 from common.errors import (
     ExpiredError,
     NotFoundError,
@@ -60,6 +59,7 @@ from common.spot.planning.replan import (
     read_ledger,
 )
 from common.spot.provisioning.records import ReplanAsked
+from common.storage.find import Wish, all_kept, find_model
 from common.telemetry.logging import event_logger
 from services.cli.system.origins import begin_with
 from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from common.checkpoints.find import in_storage, pick, wish_of
-from common.checkpoints.store import CheckpointStore
 from common.errors import CorruptError, UserError
 from common.jobs.store import JobStore, Origin
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.learning.torch_here import need_torch
+from common.storage.find import in_storage, pick, wish_of
+from common.storage.store import CheckpointStore
 from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         ToldPlan,
         UpdateAnswer,
     )
-    from common.checkpoints.find import Wish
     from common.core.events import Wanted
     from common.core.losses import ReadFrom
     from common.jobs.edit import Value
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from common.spot.planning.compare import Result
     from common.spot.planning.request import PlanRequest
     from common.spot.planning.simulation import SimulateRequest
+    from common.storage.find import Wish
 
     Tell: TypeAlias = Callable[[str], object]  # where a person hears what was left out
     Advance: TypeAlias = Callable[[str, float], None]  # policy, share of its runs that is done

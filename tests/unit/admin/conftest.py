@@ -16,7 +16,7 @@ from common.config.settings import Settings
 from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
-from common.testing.blobs import MemoryBlobs
+from common.storage.memory import MemoryBlobs
 from services.admin.app import create_app
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
-from common.checkpoints.store import CheckpointStore
 from common.core.messages import (
     GENESIS,
     Batch,
@@ -30,6 +28,8 @@ from common.learning.checkpoint import unpack
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
+from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
+from common.storage.store import CheckpointStore
 from common.wire.messages import encode_audit
 from tests.unit.admin.conftest import problem
 from tests.unit.cli.test_job import JOB

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from common.config.servers import Outside
 from common.kafka.memory import MemoryLog
 from common.redis.memory import MemoryBoard, MemoryRedis
-from common.testing.blobs import MemoryBlobs
+from common.storage.memory import MemoryBlobs
 from services.cli.app import app
 from services.cli.system.outside import Ways
 

@@ -16,7 +16,6 @@ import torch
 from typer.testing import CliRunner
 
 from common.api.keys import KeyStore
-from common.checkpoints.snapshot_file import to_bytes
 from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.history import History
@@ -38,6 +37,7 @@ from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.spot.planning.replan import read_ledger
 from common.spot.provisioning import records as plans
+from common.storage.snapshot_file import to_bytes
 from common.wire.messages import decode_audit, encode_audit
 from services.admin.app import create_app
 from services.cli import exits

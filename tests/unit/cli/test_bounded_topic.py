@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.core.messages import LeaderStatus, ModelId
 from common.core.snapshots import Snapshot
 from common.errors import OutsideError, UnavailableError, UserError
@@ -19,6 +18,7 @@ from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.storage.snapshot_file import SnapshotFile, to_bytes
 from services.cli.commands.bounded_topic import BoundedTopic
 from tests.unit.cli.test_job import JOB
 

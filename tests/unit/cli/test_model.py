@@ -11,14 +11,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from common.checkpoints.snapshot_file import (
-    SnapshotFile,
-    from_bytes,
-    from_checkpoint,
-    to_bytes,
-    to_parts,
-)
-from common.checkpoints.store import CheckpointStore
 from common.core.messages import GENESIS, Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.errors import CorruptError, FutureFormatError
@@ -27,6 +19,14 @@ from common.jobs.spec import parse_job
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
+from common.storage.snapshot_file import (
+    SnapshotFile,
+    from_bytes,
+    from_checkpoint,
+    to_bytes,
+    to_parts,
+)
+from common.storage.store import CheckpointStore
 from common.wire.messages import encode_audit, frame
 from services.cli import exits
 from tests.changes import once_changed

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.checkpoints.store import CheckpointStore
 from common.core.messages import Lead, ModelId
 from common.jobs.build import optimizer_of, task_of, trainer_of
 from common.jobs.spec import parse_job
@@ -19,6 +18,7 @@ from common.learning.checkpoint import unpack
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
+from common.storage.store import CheckpointStore
 from common.wire.messages import encode_audit
 from services.cli import exits
 from tests.unit.cli.test_audit import LEAD, batch, update

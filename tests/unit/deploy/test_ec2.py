@@ -14,14 +14,14 @@ import botocore.session
 import pytest
 from moto import mock_aws
 
-from common.adapters.blobs.s3 import S3Blobs
-from common.checkpoints.store import CheckpointStore
 from common.core.messages import ModelId
 from common.spot.fleets.ec2.client import connect
 from common.spot.fleets.ec2.fleet import Ec2Fleet
 from common.spot.fleets.ec2.prices import Ec2Prices
 from common.spot.machines import LaunchRequest, by_pool
 from common.spot.market.market_file import load_market
+from common.storage.s3 import S3Blobs
+from common.storage.store import CheckpointStore
 from tests.unit.deploy.iam import Policy, Request, listed, read_policy
 from tests.unit.deploy.rendering import MARKET, ROOT
 

@@ -29,7 +29,7 @@ from common.kafka.names import (
 from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
-from common.testing.blobs import DyingBlobs, MemoryBlobs
+from common.storage.memory import DyingBlobs, MemoryBlobs
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import doll
 import doll.events
 from common.api.answers import EVENT_DATA, JobAnswer, Progress, UpdateEvent
-from common.checkpoints.snapshot_file import to_bytes
 from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Span
 from common.jobs.build import task_of
@@ -26,6 +25,7 @@ from common.jobs.progress import Word
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.learning.tasks import build_model
+from common.storage.snapshot_file import to_bytes
 from common.wire.messages import encode_audit
 from doll import connection as connections
 from doll import job as jobs

@@ -20,8 +20,6 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from common.api.keys import KeyStore
-from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
-from common.checkpoints.store import CheckpointStore
 from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.messages import (
@@ -48,10 +46,12 @@ from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.storage.memory import MemoryBlobs
+from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
+from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.metrics.serving import Watchdog
-from common.testing.blobs import MemoryBlobs
 from common.wire.messages import encode_audit
 from services.serve.__main__ import inputs_of
 from services.serve.app import ModelServer
@@ -69,9 +69,9 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from common.checkpoints.find import Wish
     from common.data.fields import Columns
     from common.ports.servers import NewRecord
+    from common.storage.find import Wish
     from services.serve.protocol import Inputs
     from services.serve.served_model import Predicted
 

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.checkpoints.snapshot_file import SnapshotFile, from_bytes, to_bytes
 from common.core.messages import Batch, ModelId, UpdateApplied, WorkerId
 from common.core.schedule import Schedule
 from common.core.spans import LogPosition, Partition, Span
@@ -24,8 +23,9 @@ from common.kafka.names import control_topic, updates_topic
 from common.learning.trainer import packed
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.storage.memory import MemoryBlobs
+from common.storage.snapshot_file import SnapshotFile, from_bytes, to_bytes
 from common.telemetry.logging import fields_of
-from common.testing.blobs import MemoryBlobs
 from common.wire.messages import encode_audit
 from services.coordinator.loop import protocol_settings
 from tests.unit.cli.test_job import JOB

@@ -26,8 +26,8 @@ from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.storage.memory import MemoryBlobs
 from common.telemetry.metrics.catalogue import CATALOGUE, LEFT_OUT, MEMBERS
-from common.testing.blobs import MemoryBlobs
 from common.testing.tracing import MemoryTracer
 from common.wire import messages as wire
 from services.coordinator import streams

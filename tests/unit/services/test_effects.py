@@ -11,7 +11,6 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace as with_
 
-from common.checkpoints.snapshot_file import from_bytes
 from common.core import commands as do
 from common.core import events
 from common.core.liveness import Heartbeat
@@ -39,9 +38,10 @@ from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.storage.memory import MemoryBlobs
+from common.storage.snapshot_file import from_bytes
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.tracing import NoTracer
-from common.testing.blobs import MemoryBlobs
 from common.wire.messages import decode_audit
 from common.wire.vectors import decode_sparse
 from services.coordinator.effects import Effects

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from common.checkpoints.store import CheckpointStore
 from common.core.messages import (
     GENESIS,
     Assignment,
@@ -39,10 +38,11 @@ from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryBoards, MemoryRedis
+from common.storage.memory import MemoryBlobs
+from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
-from common.testing.blobs import MemoryBlobs
 from common.testing.counting import CountingTask
 from common.testing.group import MemoryNetwork
 from common.testing.tracing import MemoryTracer

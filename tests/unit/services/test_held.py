@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from msgspec import UNSET, structs
 
-from common.checkpoints.states import stored_state
-from common.checkpoints.store import CheckpointStore
 from common.core.messages import AttemptId, Member, Membership, ModelId, Reduce, WorkerId
 from common.errors import CorruptError, GroupError
 from common.learning.errors import NotFiniteError
@@ -19,7 +17,9 @@ from common.learning.sliced_trainer import SlicedTrainer, whole_of
 from common.learning.slices import BLOCK
 from common.learning.trainer import Trainer
 from common.ports.group import Peer
-from common.testing.blobs import MemoryBlobs
+from common.storage.memory import MemoryBlobs
+from common.storage.states import stored_state
+from common.storage.store import CheckpointStore
 from common.testing.group import MemoryNetwork
 from services.worker.held import Formed, HeldSlices, HeldWhole
 from tests.ulps import assert_within_ulps

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.core.liveness import WORKER
 from common.core.messages import LeaderStatus, ModelId, WorkerId
 from common.core.snapshots import Snapshot
 from common.learning.checkpoint import Kind, Piece
 from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.storage.snapshot_file import SnapshotFile, to_bytes
 from common.telemetry.logging import event_logger
 from common.testing.clock import ManualClock
 from services.worker.left_out import AGAIN_S, LeftOut

@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
-from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
-from common.checkpoints.states import stored_state
-from common.checkpoints.store import TAKEN_BACK_S, CheckpointStore
 from common.core.messages import ModelId, unused_number
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import Partition
@@ -24,10 +21,13 @@ from common.learning.checkpoint import Kind, unnamed
 from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
+from common.storage.memory import LIES, DyingBlobs, Lie, LyingBlobs, MemoryBlobs
+from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
+from common.storage.states import stored_state
+from common.storage.store import TAKEN_BACK_S, CheckpointStore
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
-from common.testing.blobs import LIES, DyingBlobs, Lie, LyingBlobs, MemoryBlobs
 from common.testing.clock import ManualClock
 from common.wire.messages import frame
 from services.coordinator.snapshots import SnapshotStore

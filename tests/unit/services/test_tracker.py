@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.checkpoints.snapshot_file import SnapshotFile, to_parts
-from common.checkpoints.store import CheckpointStore
 from common.config.settings import Settings
 from common.core.messages import Evaluated, Lead, ModelId
 from common.core.snapshots import Snapshot
@@ -19,8 +17,10 @@ from common.errors import NotFoundError, UnavailableError
 from common.jobs.spec import parse_job
 from common.redis.memory import MemoryBoard
 from common.runtime.connect import open_blobs
+from common.storage.memory import MemoryBlobs
+from common.storage.snapshot_file import SnapshotFile, to_parts
+from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger, fields_of
-from common.testing.blobs import MemoryBlobs
 from common.testing.tracking import MemoryTracking
 from services.evaluator.__main__ import tracks
 from services.evaluator.tracker import JobTracker, TrackerProcess, TrackingPace

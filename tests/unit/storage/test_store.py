@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.adapters.blobs.disk import DiskBlobs
-from common.checkpoints.manifest import named_by
-from common.checkpoints.snapshot_file import SnapshotFile, from_store, to_parts
-from common.checkpoints.store import TAKEN_BACK_S, CheckpointStore, taken_back
 from common.core.messages import GENESIS, ModelId, unused_number
 from common.core.snapshots import Snapshot
 from common.errors import CorruptError, FutureFormatError, UnavailableError
-from common.testing.blobs import LIES, DyingBlobs, Lie, LyingBlobs, MemoryBlobs
+from common.storage.disk import DiskBlobs
+from common.storage.manifest import named_by
+from common.storage.memory import LIES, DyingBlobs, Lie, LyingBlobs, MemoryBlobs
+from common.storage.snapshot_file import SnapshotFile, from_store, to_parts
+from common.storage.store import TAKEN_BACK_S, CheckpointStore, taken_back
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

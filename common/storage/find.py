@@ -6,8 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from common.checkpoints.manifest import told
-from common.checkpoints.snapshot_file import (
+from common.core.messages import AuditRecord, Evaluated, Vector
+from common.core.snapshots import Snapshot, choose
+from common.errors import CorruptError, NotFoundError, UnavailableError, UserError
+from common.kafka import names as topics
+from common.kafka.read import read_decoded
+from common.learning.checkpoint import Layout, weights_in
+from common.storage.manifest import told
+from common.storage.snapshot_file import (
     HEAD_BYTES,
     FoundSnapshot,
     from_bytes,
@@ -15,13 +21,7 @@ from common.checkpoints.snapshot_file import (
     from_store,
     in_hand,
 )
-from common.checkpoints.store import CheckpointStore
-from common.core.messages import AuditRecord, Evaluated, Vector
-from common.core.snapshots import Snapshot, choose
-from common.errors import CorruptError, NotFoundError, UnavailableError, UserError
-from common.kafka import names as topics
-from common.kafka.read import read_decoded
-from common.learning.checkpoint import Layout, weights_in
+from common.storage.store import CheckpointStore
 from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.checkpoints.manifest import (
+from common.core.messages import ModelId, drawn_at_s
+from common.errors import CorruptError, FutureFormatError, UnavailableError
+from common.storage.manifest import (
     FORMAT,
     MANIFEST,
     Manifest,
@@ -30,8 +32,6 @@ from common.checkpoints.manifest import (
     named_by,
     told,
 )
-from common.core.messages import ModelId, drawn_at_s
-from common.errors import CorruptError, FutureFormatError, UnavailableError
 
 if TYPE_CHECKING:
     from common.ports.servers import Blobs

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from common.checkpoints.find import heads_on_board
-from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.core.messages import AttemptId, ModelId
 from common.core.snapshots import Snapshot
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.storage.find import heads_on_board
+from common.storage.snapshot_file import SnapshotFile, to_bytes
 
 WEIGHTS = b"w" * 5000
 LONG = tuple(range(1000))  # of what makes the protocol's part a thousand bytes long

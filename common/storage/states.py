@@ -8,8 +8,8 @@ from common.errors import CorruptError
 from common.learning.sliced_trainer import whole_of
 
 if TYPE_CHECKING:
-    from common.checkpoints.store import CheckpointStore
     from common.core.messages import ModelId
+    from common.storage.store import CheckpointStore
 
 
 def stored_state(checkpoints: CheckpointStore, made: ModelId) -> bytes:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from common.checkpoints.manifest import told
 from common.core.messages import Batch, ModelId
 from common.core.snapshots import Snapshot
 from common.errors import CorruptError, FutureFormatError, UnavailableError, WireError
+from common.storage.manifest import told
 from common.wire.messages import frame, unframe
 
 if TYPE_CHECKING:
-    from common.checkpoints.store import Checkpoint, CheckpointStore
+    from common.storage.store import Checkpoint, CheckpointStore
 
 FORMAT = 3  # of the protocol's part: the latest that this program knows
 _PROTOCOL, _TRAINER = "protocol.msgpack", "trainer.safetensors"
