@@ -1,7 +1,7 @@
 """What the product asks of the outside, as protocols.
 
 A log, a board, a blob store, notices; those of rented machines are in `common.spot.machines`.
-`common.adapters` fulfils them with Kafka, Redis, S3, a directory and EC2, `common.testing` in
+`common.kafka`, `common.redis` and `common.storage` have their clients and what stands for each in
 memory; one contract suite per port (tests/contract) holds all of them to the same behaviour.
 Nothing here is thread-safe unless it says so: each object belongs to the thread that made it.
 """

@@ -6,7 +6,8 @@
     python -m load.paper --only markets --json out/markets.json --prices my-prices
 
 No server and no cloud: the update process of the paper in virtual time, under the policies
-of common/spot/theory. Exit status: 0 all is well; 1 something that must be reached is not; 2 bad input.
+of common/spot/theory. Exit status: 0 all is well; 1 something that must be reached is not;
+2 bad input.
 """
 
 from __future__ import annotations

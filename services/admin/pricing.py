@@ -8,8 +8,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.errors import NotFoundError, OutsideError, UserError
-from common.runtime.connect import open_prices
 from common.spot.api import market_of, prices_answer
+from common.spot.connect import open_prices
 from common.spot.machines import Prices, by_pool
 
 if TYPE_CHECKING:

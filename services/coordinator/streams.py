@@ -14,17 +14,15 @@ from secrets import randbits
 from time import monotonic, thread_time, time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from common.core import events
 from common.core.liveness import TURN
 from common.core.losses import Parted
 from common.core.messages import LeaderStatus, LogPositions, Positions, unused_number
 from common.core.spans import LogPosition, Partition
 from common.core.spread import Sightings, elsewhere
+from common.core.stability import necessary_load, sufficient_load
 from common.errors import DollError, UnknownTopicError
 from common.kafka.names import control_topic
-from common.spot.theory.updates import spread_stability, stability
 from common.telemetry.metrics.leading import StreamFigures
 from common.telemetry.outages import Outage
 from services.coordinator.needs import Arrivals, DemandMeter
@@ -65,7 +63,7 @@ def ratios(
     """Give both bounds of Proposition 1, sufficient and necessary; None where they are not known.
 
     Args:
-        arrivals_per_s: Of all streams, shared evenly by the workers.
+        arrivals_per_s: Of all streams.
         live: Workers, N.
         sizes: b and K.
         gradient_s: mu_C; what is not measured is 0 in an update.
@@ -73,10 +71,9 @@ def ratios(
     if not arrivals_per_s or not live or not gradient_s:
         return None, None
     batch_size, group_size = sizes
-    rates = np.full(live, arrivals_per_s / live)
     return (
-        stability(rates, batch_size, gradient_s),
-        spread_stability(rates, group_size, batch_size, gradient_s),
+        sufficient_load(arrivals_per_s, batch_size, gradient_s),
+        necessary_load(arrivals_per_s, live, group_size, batch_size, gradient_s),
     )
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from common.config.program import command_line
 from common.errors import UserError
-from common.runtime.connect import open_fleet, open_prices
 from common.runtime.service import follow_jobs, run
+from common.spot.connect import open_fleet, open_prices
 from common.spot.market.market_file import load_market
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from services.provisioner.loop import JobProvisioner, Replica

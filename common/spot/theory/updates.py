@@ -42,45 +42,6 @@ def batch_rate_per_s(rates_per_s: Rates, batch_size: int) -> float:
     return _total_rate_per_s(rates_per_s) / batch_size
 
 
-def stability(rates_per_s: Rates, batch_size: int, gradient_s: float) -> float:
-    """Give the gradient time mu_C over the time between batches, b mu_A / N (Proposition 1).
-
-    Below 1 is sufficient: it is enough even where one worker has all K batches of every group. It
-    is not necessary: while batches are spread, up to N of them are computed at once, and
-    `spread_stability` is the side that cannot be passed.
-
-    Args:
-        rates_per_s: Those of the workers that run.
-        batch_size: b.
-        gradient_s: mu_C, the mean time of one gradient and its upload.
-
-    Raises:
-        ParameterError: If nothing arrives or a number is out of range.
-    """
-    not_negative("gradient_s", gradient_s)
-    return gradient_s * batch_rate_per_s(rates_per_s, batch_size)
-
-
-def spread_stability(
-    rates_per_s: Rates, group_size: int, batch_size: int, gradient_s: float
-) -> float:
-    """Give the shortest round, ceil(K/N) mu_C, over the time between groups, K b mu_A / N.
-
-    From 1 on no assignment of batches is stable: some worker has at least ceil(K/N) of the K
-    batches, and the round waits for it. Gradient times that vary only lengthen a round, as it ends
-    with its slowest worker (H_K mu_C for K = N and exponential times). Below 1 nothing is promised:
-    see `stability` for that.
-
-    Raises:
-        ParameterError: If nothing arrives or a number is out of range.
-    """
-    positive("group_size", group_size)
-    not_negative("gradient_s", gradient_s)
-    group_s = group_size / batch_rate_per_s(rates_per_s, batch_size)
-    running = np.count_nonzero(rates_per_s)  # a silent worker has no batches to compute
-    return math.ceil(group_size / running) * gradient_s / group_s
-
-
 def update_rate_per_s(rates_per_s: Rates, group_size: int, batch_size: int) -> float:
     """Give lambda_U = N lambda_A / (K b) (equation 1), right while the process is stable.
 

@@ -42,7 +42,6 @@ from common.jobs.watching import (
 )
 from common.kafka.names import job_id
 from common.learning.checkpoint import save_weights
-from common.runtime.connect import open_prices
 from common.spot.api import (
     billing_of,
     check_market,
@@ -50,6 +49,7 @@ from common.spot.api import (
     prices_answer,
     provisioning_answer,
 )
+from common.spot.connect import open_prices
 from common.spot.machines import by_pool
 from common.spot.planning.replan import (
     ask_to_replan,

@@ -172,7 +172,7 @@ def operations_in(*adapters: str) -> set[str]:
     """The methods of AWS's clients that adapters name."""
     found = set[str]()
     for adapter in adapters:
-        for node in ast.walk(ast.parse((ROOT / "common/adapters" / adapter).read_text())):
+        for node in ast.walk(ast.parse((ROOT / "common" / adapter).read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
             if not ast.unparse(node.func.value).endswith("_client"):
@@ -222,7 +222,7 @@ def test_a_machine_is_locked_up_and_ends_for_good_when_it_shuts_down() -> None:
 
 def test_the_provisioner_may_do_what_it_does_and_nothing_else(calls: list[Call]) -> None:
     client = use_ec2()
-    named = operations_in("ec2/fleet.py", "ec2/prices.py")
+    named = operations_in("spot/fleets/ec2/fleet.py", "spot/fleets/ec2/prices.py")
     adapters = {client.meta.method_to_api_mapping[name] for name in named}
     done = [call for call in calls if call.operation in adapters]
     assert {call.operation for call in done} == adapters  # none was left out
@@ -272,7 +272,7 @@ def test_the_coordinator_may_use_its_part_of_the_bucket_and_readers_may_read(
     key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/b"}
     calls.append(Call("AbortMultipartUpload", key))  # where a part could not be sent
     assert {call.operation for call in calls} == set(S3_ACTIONS)
-    named = operations_in("blobs/s3.py") - {"upload_fileobj"}  # which is of several operations
+    named = operations_in("storage/s3.py") - {"upload_fileobj"}  # which is of several operations
     client = boto3.client("s3")
     assert {client.meta.method_to_api_mapping[name] for name in named} <= set(S3_ACTIONS)
     writer = read_policy(FOLDER / "coordinator-policy.json")

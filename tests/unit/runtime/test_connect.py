@@ -25,14 +25,8 @@ from common.kafka.settings import (
     writer_properties,
 )
 from common.redis.memory import MemoryBoards, MemoryRedis
-from common.runtime.connect import (
-    advertised,
-    kafka_settings,
-    open_fleet,
-    open_groups,
-    open_prices,
-    open_tracking,
-)
+from common.runtime.connect import advertised, kafka_settings, open_groups, open_tracking
+from common.spot.connect import open_fleet, open_prices
 from common.spot.fleets.ec2.fleet import Ec2Fleet
 from common.spot.fleets.local.fleet import ProcessFleet
 from common.spot.machines import Offer, by_pool

@@ -32,34 +32,10 @@ def simulated_runtimes(shape: int, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(times[:, 199])
 
 
-def test_the_papers_job_takes_6400_s_and_asks_for_gradients_below_32_ms() -> None:
+def test_the_papers_job_takes_6400_s() -> None:
     assert updates.expected_runtime_s(10_000, PAPER, 20, 256) == pytest.approx(6400)
     assert updates.updates_after(6400, PAPER, 20, 256).mean == pytest.approx(10_000)
     assert updates.batch_rate_per_s(PAPER, 256) == pytest.approx(31.25)
-    assert updates.stability(PAPER, 256, 0.032) == pytest.approx(1)
-    assert updates.stability(PAPER, 256, 0.016) == pytest.approx(0.5)
-
-
-def test_spread_over_all_workers_a_group_stands_gradients_as_long_as_its_interval() -> None:
-    # K = 20 batches in 0.64 s on 64 workers: one gradient each; on 10 workers: two each
-    assert updates.spread_stability(PAPER, 20, 256, 0.64) == pytest.approx(1)
-    assert updates.spread_stability(np.full(10, 800.0), 20, 256, 0.32) == pytest.approx(1)
-
-
-@given(rates, sizes, sizes, st.floats(0, 10))
-def test_what_is_stable_on_one_worker_is_stable_when_spread(
-    rates_per_s: np.ndarray, group_size: int, batch_size: int, gradient_s: float
-) -> None:
-    worst = updates.stability(rates_per_s, batch_size, gradient_s)
-    best = updates.spread_stability(rates_per_s, group_size, batch_size, gradient_s)
-    assert best <= worst * (1 + 1e-12)
-
-
-def test_a_silent_worker_takes_no_batch_of_a_round() -> None:
-    silent = np.array([100.0, 0.0, 0.0])
-    assert updates.spread_stability(silent, 3, 10, 0.2) == updates.spread_stability(
-        silent[:1], 3, 10, 0.2
-    )
 
 
 def test_rounds_that_wait_for_their_group_stay_within_the_variance_of_equation_1() -> None:

@@ -1,0 +1,114 @@
+"""Opens the machines and the prices that a market file names: see `common.runtime.connect`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import UserError
+from common.spot.machines import Offer
+from common.spot.traces.spec import TraceSpec
+
+if TYPE_CHECKING:
+    from common.config.settings import Settings
+    from common.spot.machines import Fleet, Prices
+    from common.spot.market.market_file import Market
+
+# A worker waits for its gradients for DOLL_LEAVE_S, and then says goodbye.
+_MORE_LEAVE_S = 10.0
+
+
+def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
+    """Open the machines that a job rents.
+
+    Raises:
+        UserError: If a recorded series that the market names makes no sense, or the directory
+            that is used unless one is named is somebody else's.
+        UnavailableError: If the directory of processes cannot be used.
+    """
+    if market.fleet == "ec2" and market.ec2 is not None:
+        from common.spot.fleets.ec2.fleet import Ec2Fleet  # noqa: PLC0415 -- see above
+
+        return Ec2Fleet(market, market.ec2, job)
+    from common.embedded.services import start_machine  # noqa: PLC0415 -- see above
+    from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet  # noqa: PLC0415 -- see above
+    from common.spot.fleets.local.market import schedule_of  # noqa: PLC0415 -- see above
+    from common.spot.market.market_file import with_common_start  # noqa: PLC0415 -- see above
+
+    directory, path = _fleet_directory(settings), Path(settings.market)
+    begun = with_common_start(market, path.parent)
+    schedule = schedule_of(begun, path.parent, _replayed_from_s(market, path))
+    return ProcessFleet(
+        LocalMarket(market, schedule, open_prices(settings, market)),
+        job,
+        directory,
+        partial(start_machine, job, settings, directory / job),
+        settings.leave_s + _MORE_LEAVE_S,
+        time.time,
+    )
+
+
+def open_prices(settings: Settings, market: Market) -> Prices:
+    """Open what machines cost, all pools of a market together.
+
+    Raises:
+        UserError: If a recorded series makes no sense, or the market file is no longer there.
+    """
+    from common.spot.fleets.prices import (  # noqa: PLC0415 -- see above
+        FixedPrices,
+        PricesTogether,
+        TracePrices,
+    )
+    from common.spot.market.market_file import with_common_start  # noqa: PLC0415 -- see above
+
+    path = Path(settings.market)
+    market = with_common_start(market, path.parent)
+    asked = {pool.name: pool.usd_per_hour for pool in market.spot}
+    fixed = {Offer(name): usd for name, usd in asked.items() if isinstance(usd, float)}
+    fixed |= market.on_demand.prices()
+    replayed = {name: usd for name, usd in asked.items() if isinstance(usd, TraceSpec)}
+    history = {pool.name: pool for pool in market.spot if pool.usd_per_hour == "history"}
+    sources: list[Prices] = [FixedPrices(fixed)]
+    if replayed:
+        origin_s = _replayed_from_s(market, path)
+        sources.append(TracePrices(replayed, path.parent, origin_s, time.time))
+    if history and market.ec2 is not None:
+        from common.spot.fleets.ec2.prices import Ec2Prices  # noqa: PLC0415 -- see above
+
+        sources.append(Ec2Prices(market.ec2, history))
+    return PricesTogether(sources)
+
+
+def _fleet_directory(settings: Settings) -> Path:
+    """Where processes that are machines keep records and logs.
+
+    A name of a job is its own on one Kafka only, so that each has a directory.
+    """
+    if settings.fleet_directory:
+        return Path(settings.fleet_directory).resolve()
+    kafka = hashlib.sha256(settings.kafka.encode()).hexdigest()[:12]
+    path = Path(tempfile.gettempdir()).resolve() / f"doll-fleet-{os.getuid()}-{kafka}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()  # the folder above is everybody's
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise UserError(f"{path}: is not a directory of this user; set DOLL_FLEET_DIRECTORY to one")
+    return path
+
+
+def _replayed_from_s(market: Market, path: Path) -> float:
+    """When the replay of a market's recordings began, since 1970; 0 where it has none."""
+    told = [(pool.usd_per_hour, pool.trace) for pool in market.spot]
+    if not any(isinstance(series, TraceSpec) for pool in told for series in pool):
+        return 0.0
+    if market.replayed_from_s is not None:
+        return market.replayed_from_s
+    try:
+        return path.stat().st_mtime
+    except OSError as error:
+        raise UserError(f"DOLL_MARKET: {path}: {error}") from error
