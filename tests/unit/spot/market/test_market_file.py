@@ -39,7 +39,7 @@ def test_a_market_of_local_processes(tmp_path: Path) -> None:
 
 
 def test_the_example_is_a_market() -> None:
-    market = load_market(Path(__file__).parents[3] / "docs/examples/market.yaml")
+    market = load_market(Path(__file__).parents[4] / "docs/examples/market.yaml")
     assert (market.fleet, [pool.name for pool in market.spot]) == ("process", ["spot"])
 
 
