@@ -23,7 +23,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("common.errors", "common.core"),
     ("common.ports", "common.data", "common.spot.theory", "common.spot.machines"),
     ("common.learning", "common.spot.policies", "common.spot.traces"),
-    ("common.config", "common.joining", "common.spot.provisioning"),
+    ("common.config", "common.spot.provisioning"),
     ("common.wire", "common.telemetry", "common.http", "common.simulation", "common.spot.market"),
     ("common.spot.experiments", "common.spot.plans"),
     ("common.kafka", "common.redis", "common.adapters", "common.testing", "common.spot.fleets"),
@@ -33,7 +33,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("common.spot.api", "common.spot.connect", "common.spot.planning"),
     (
         *("services.worker", "services.coordinator", "services.provisioner", "services.evaluator"),
-        *("services.joiner", "services.admin", "services.cli", "services.serve"),
+        *("services.admin", "services.cli", "services.serve"),
     ),
     ("load",),
     ("tests",),

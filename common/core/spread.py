@@ -275,20 +275,19 @@ class Step(NamedTuple):
     reason: str
 
 
-def next_step(view: View, worker: str, settings: SpreadSettings = SETTINGS) -> Step:
+def next_step(view: View, worker: str) -> Step:
     """What a worker does now that it has looked.
 
     Args:
         view: What it sees, itself included as it is now.
         worker: Its name.
-        settings: Of the rule.
     """
     me = next((it for it in view.workers if it.worker == worker), None)
     if me is None or me.pinned:
         return Step("", now=False, reason="it is for one job alone" if me else "it is not seen")
     if me.goes:
-        return _confirmed(view, me, settings)
-    job = plan(view, settings).get(worker)
+        return _confirmed(view, me)
+    job = plan(view).get(worker)
     if job is None or job == me.job:
         return Step("", now=False, reason="nobody needs it more")
     if not me.job:
@@ -296,10 +295,10 @@ def next_step(view: View, worker: str, settings: SpreadSettings = SETTINGS) -> S
     return Step(job, now=False, reason="it is needed there more")
 
 
-def _confirmed(view: View, me: WorkerPlacement, settings: SpreadSettings) -> Step:
+def _confirmed(view: View, me: WorkerPlacement) -> Step:
     """It has said where it goes; of those who said the same, the first ones by a hash may."""
     there = [it for it in view.workers if me.goes in (it.goes, it.job)]
-    over = len(there) - _Planning(view, settings).needed(me.goes)
+    over = len(there) - _Planning(view, SETTINGS).needed(me.goes)
     rivals = sorted(
         (it.worker for it in there if it.goes == me.goes), key=lambda it: (_mixed(me.goes, it), it)
     )
@@ -310,21 +309,20 @@ def _confirmed(view: View, me: WorkerPlacement, settings: SpreadSettings) -> Ste
 
 # --- who is heard of -------------------------------------------------------------------------
 
+# A record that has not changed for so long is stale. Five publications.
+_STALE_S = 5.0
+# One that has not changed for so long may be removed, by anybody. A takeover takes seconds: until
+# then a job whose record is stale, or gone, is left as it is.
+_FORGET_S = 60.0
+
 
 class Sightings:
     """Makes views out of published records: what does not change any more is not heard of.
 
     By the reader's own clock alone, so that clocks may differ.
-
-    Args:
-        stale_s: A record that has not changed for so long is stale. Five publications.
-        forget_s: One that has not changed for so long may be removed, by anybody. A takeover takes
-            seconds: until then a job whose record is stale, or gone, is left as it is.
     """
 
-    def __init__(self, stale_s: float = 5.0, forget_s: float = 60.0) -> None:
-        self._stale_s = stale_s
-        self._forget_s = forget_s
+    def __init__(self) -> None:
         self._jobs = dict[str, tuple[JobDemand, float]]()  # and when it changed last
         self._workers = dict[str, tuple[WorkerPlacement, float]]()
         self._there = frozenset[str]()  # jobs that had a record at the last look
@@ -355,18 +353,16 @@ class Sightings:
         self._workers = workers
         if before - self._there:
             return View()
-        stale_since = now - self._stale_s
+        stale_since = now - _STALE_S
         return View(
-            tuple(
-                it for it, changed_at in self._jobs.values() if changed_at > now - self._forget_s
-            ),
+            tuple(it for it, changed_at in self._jobs.values() if changed_at > now - _FORGET_S),
             tuple(it for it, changed_at in workers.values() if changed_at > stale_since),
             frozenset(job for job, (_, at) in self._jobs.items() if at <= stale_since),
         )
 
     def forget(self, now: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names of jobs and of workers whose records nobody keeps any more: remove them."""
-        since = now - self._forget_s
+        since = now - _FORGET_S
         jobs = tuple(job for job, (_, at) in self._jobs.items() if at <= since)
         workers = tuple(worker for worker, (_, at) in self._workers.items() if at <= since)
         for job in jobs:

@@ -74,7 +74,6 @@ Word: TypeAlias = Literal[
     "finished",
     "stopped",
 ]
-WORDS: tuple[Word, ...] = get_args(Word)
 QUIET_S = 3.0  # without an update: shorter, and a slow stream would flicker; longer, and it is old
 RECENT_RECORDS = 10_000  # of which the share that was skipped or quarantined is taken
 TOPIC_RECORDS = 1_000  # likewise, of one stream: a slow one would not show among all

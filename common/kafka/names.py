@@ -79,11 +79,6 @@ def plans_topic(job: str) -> str:
     return f"doll.{job}.plans"
 
 
-def joins_topic(to: str) -> str:
-    """What a join goes on from that writes samples to a topic; compacted."""
-    return f"doll.{to}.joins"
-
-
 def dead_letter_topic(stream: str) -> str:
     """Where records of a datastream go that nobody can use."""
     return f"{stream}.dlq"

@@ -182,18 +182,11 @@ class RedisExchange:
     Args:
         server: That all their boards share.
         open_board: Opens a job's board.
-        lazy_s: How long what is not urgent waits for company.
     """
 
-    def __init__(
-        self,
-        server: RedisServer,
-        open_board: Callable[[str], RedisBoard],
-        lazy_s: float = LAZY_S,
-    ) -> None:
+    def __init__(self, server: RedisServer, open_board: Callable[[str], RedisBoard]) -> None:
         self._server = server
         self._open_board = open_board
-        self._lazy_s = lazy_s
         self._boards = dict[str, RedisBoard]()
         self._calls = dict[tuple[str, str], _Call]()  # by job and what is asked, in order
         self._send_at = float("inf")
@@ -290,7 +283,7 @@ class RedisExchange:
                 self._boards[job] = self._open_board(job)
             self._calls.pop((job, what), None)  # the later one goes to the end
             self._calls[job, what] = _Call(self._boards[job], steps, tell)
-            send_at = 0.0 if soon else monotonic() + self._lazy_s
+            send_at = 0.0 if soon else monotonic() + LAZY_S
             if send_at < self._send_at:
                 self._send_at = send_at
                 self._changed.notify()

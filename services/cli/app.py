@@ -22,7 +22,6 @@ from services.cli.commands import (
     backup,
     dlq,
     job,
-    join,
     key,
     model,
     plan,
@@ -132,7 +131,6 @@ def settings(
 app.command()(demo)
 app.command()(up)
 app.command()(produce.produce)
-app.command()(join.join)
 app.command()(audit.audit)
 app.command()(backup.backup)
 app.command()(backup.restore)

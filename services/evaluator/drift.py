@@ -29,17 +29,13 @@ class Rise(NamedTuple):
 
 
 class ErrorWatch:
-    """The errors of one stream, in memory that grows with the logarithm of their number.
+    """The errors of one stream, in memory that grows with the logarithm of their number."""
 
-    Args:
-        delta: See `DELTA`.
-    """
-
-    def __init__(self, delta: float = DELTA) -> None:
+    def __init__(self) -> None:
         # It brings scipy, which takes seconds: not before an evaluator has a stream to watch.
         from river.drift import ADWIN  # noqa: PLC0415 -- see above
 
-        self._window = ADWIN(delta=delta)  # type: ignore[no-untyped-call]  # river has no types
+        self._window = ADWIN(delta=DELTA)  # type: ignore[no-untyped-call]  # river has no types
 
     def feed(self, errors: Iterable[float]) -> Rise | None:
         """Take in the errors of some records, each from 0 to 1, in their order.

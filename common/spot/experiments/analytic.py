@@ -352,7 +352,6 @@ def sample_updates_at(
     times_s: Array,
     runs: int,
     rng: np.random.Generator,
-    variation: float = 1.0,
 ) -> Counts:
     """Draw J_t, the number of updates after some times, where nothing is preempted.
 
@@ -365,7 +364,6 @@ def sample_updates_at(
         times_s: (T,) ascending
         runs: R, independent ones
         rng: Draws the records.
-        variation: c_A, as in `Records`.
 
     Returns:
         (T, R) int64
@@ -375,7 +373,7 @@ def sample_updates_at(
     """
     if len(times_s) and (np.diff(times_s, prepend=0.0) < 0).any():
         raise ParameterError("times_s", "must ascend from 0 or later")
-    records = Records((runs, len(rates_per_s)), variation, rng)
+    records = Records((runs, len(rates_per_s)), 1.0, rng)
     updates = np.empty((len(times_s), runs), np.int64)
     for index, time_s in enumerate(times_s.tolist()):
         records.expected[:] = rates_per_s * time_s

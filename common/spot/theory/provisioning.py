@@ -8,7 +8,6 @@ average misses it about every second time (`common.spot.policies.chance` does be
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -53,28 +52,6 @@ class Plan:
 TOLERANCE = 1e-12
 
 Order: TypeAlias = npt.NDArray[np.int64]  # (N_tot,) workers, the first to become spot first
-
-
-def optimal_spot_workers(work: Work, availability: float) -> int | None:
-    """Theorem 4, equation 18: N_s* if all rates are equal; None if theta < theta_0.
-
-    The paper's floor would be negative then. It assumes pi_s < pi_o (Lemma 1) and alpha > 0; with
-    alpha = 1 nothing is lost by spot machines, and all are.
-
-    Raises:
-        ParameterError: If rates differ or the availability is no share.
-    """
-    share("availability", availability)
-    rates = work.rates_per_s
-    if float(np.ptp(rates)) > TOLERANCE * float(rates.max()):
-        problem = f"range from {rates.min():g} to {rates.max():g}; this formula needs equal ones"
-        raise ParameterError("rates_per_s", f"{problem}, Theorem 5 does not")
-    possible = work.deadline_s * (1 + TOLERANCE) * float(rates[0])  # records of a worker
-    spare = work.workers * possible - work.records
-    if spare < 0:
-        return None
-    lost = (1 - availability) * possible
-    return math.floor(min(spare / lost, work.workers)) if lost else work.workers
 
 
 def cost_share_bound(

@@ -16,7 +16,6 @@ _SERVICES: tuple[tuple[Service, str], ...] = (
     ("coordinator", "Coordinators"),
     ("provisioner", "Provisioners"),
     ("evaluator", "Evaluators"),
-    ("joiner", "Joiners"),
     ("admin", "Admin services"),
     ("serve", "Model servers"),
 )

@@ -15,7 +15,6 @@ _provisioner = Lines("provisioner")
 _evaluator = Lines("evaluator")
 _supervised = Lines("coordinator", "provisioner", "evaluator")
 _with_jobs = Lines("coordinator", "worker", "provisioner", "evaluator")
-_joiner = Lines("joiner", each=("to",))
 _server = Lines("serve")
 _admin = Lines("admin")
 _api = Lines("admin", each=())
@@ -28,7 +27,7 @@ BUILD = Metric(
     "1",
     ("service", "version"),
     "Always 1: which service and version answers.",
-    ("worker", "coordinator", "provisioner", "evaluator", "joiner", "admin", "serve"),
+    ("worker", "coordinator", "provisioner", "evaluator", "admin", "serve"),
 )
 
 OUTAGE = Metric(
@@ -396,25 +395,6 @@ TRACKING_WAITING = _evaluator.gauge(
     "records",
     "Of the updates topic, of which an MLflow server was not told yet.",
 )
-
-# --- joiners ---------------------------------------------------------------------------------
-
-JOIN_PARTITIONS = _joiner.gauge("doll_join_partitions", "partitions", "That this process joins.")
-JOIN_SAMPLES = _joiner.counter(
-    "doll_join_samples_total",
-    "samples",
-    "Written: joined, or alone as no right record came in time.",
-    "outcome",
-)
-JOIN_RECORDS = _joiner.counter(
-    "doll_join_records_total",
-    "records",
-    "Right records that joined nothing: late (older than the grace allows), double (another one"
-    " came before it) or unmatched; late_left: left ones whose right ones may have been forgotten;"
-    " dead_letter: could not be read.",
-    "outcome",
-)
-JOIN_WAITING = _joiner.gauge("doll_join_waiting_records", "records", "In open windows.", "side")
 
 # --- model servers ---------------------------------------------------------------------------
 

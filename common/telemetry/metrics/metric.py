@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
-Service: TypeAlias = Literal[
-    "worker", "coordinator", "provisioner", "evaluator", "joiner", "admin", "serve"
-]
+Service: TypeAlias = Literal["worker", "coordinator", "provisioner", "evaluator", "admin", "serve"]
 
 # Of seconds: a gradient takes milliseconds to seconds, a request what Kafka takes.
 SECONDS = (

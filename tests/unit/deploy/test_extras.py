@@ -152,7 +152,7 @@ def test_a_service_imports_all_that_it_may_open_from_what_its_extra_brings(*, tr
 def test_the_command_starts_with_the_base_alone_since_every_container_starts_it() -> None:
     have = brought(PROJECT["dependencies"])
     assert not have & {"boto3", "fastapi", "scipy", "torch"}
-    [loaded] = imported(Case([*modules_of("cli"), *modules_of("joiner"), *EVERYWHERE], have))
+    [loaded] = imported(Case([*modules_of("cli"), *EVERYWHERE], have))
     assert "typer" in loaded
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.spot.theory import provisioning
 from common.spot.theory.errors import ParameterError
-from common.spot.theory.provisioning import optimal_spot_workers, plan, plan_of
+from common.spot.theory.provisioning import plan, plan_of
 from common.spot.theory.work import Market, Work, market
 
 SETTINGS = [  # alpha, theta/theta_0, N_s*, equation 16 over on-demand, equation 19, in per cent
@@ -85,7 +85,7 @@ def test_the_papers_settings_come_to_the_papers_numbers(
     best = plan(work, prices)
     (_, alone), (_, cost) = (equations_21_and_22(work, number, prices) for number in (0, spot))
 
-    assert optimal_spot_workers(work, alpha) == best.spot == spot
+    assert best.spot == spot
     assert best.on_demand == 64 - spot
     assert round(100 * cost / alone, 2) == share
     assert best.cost_ratio_to_on_demand == pytest.approx(cost / alone)
@@ -103,20 +103,6 @@ def test_the_curve_is_the_equations_at_every_number(work: Work, prices: Market) 
         assert point == pytest.approx(equations_21_and_22(work, spot, prices))
 
 
-@given(
-    st.integers(1, 200),
-    st.one_of(st.floats(1, 1.5), st.floats(1, 30)),
-    st.floats(0.05, 1),
-    st.floats(0, 0.9),
-)
-def test_theorem_5_of_equal_rates_is_theorem_4(
-    workers: int, ratio: float, alpha: float, spot_price: float
-) -> None:
-    work = equal(ratio, workers)
-
-    assert optimal_spot_workers(work, alpha) == plan(work, market(1.0, spot_price, alpha)).spot
-
-
 @given(st.integers(1, 200), st.floats(0.05, 0.99), st.data())
 def test_the_floor_loses_no_worker_to_rounding(
     workers: int, alpha: float, data: st.DataObject
@@ -124,7 +110,6 @@ def test_the_floor_loses_no_worker_to_rounding(
     spot = data.draw(st.integers(0, workers))
     work = equal(workers / (workers - (1 - alpha) * spot), workers)  # theta fits exactly
 
-    assert optimal_spot_workers(work, alpha) == spot
     assert plan(work, market(1.0, 0.5, alpha)).spot == spot
     assert meets_deadline(work, spot, market(1.0, 0.5, alpha))
 
@@ -193,7 +178,6 @@ def test_machines_that_are_always_there_take_all_workers() -> None:
     best = plan(equal(1.0), market(*PRICES, 1.0))
 
     assert (best.spot, best.binding) == (64, "workers")
-    assert optimal_spot_workers(equal(1.0), 1.0) == 64
     assert best.cost_ratio_to_on_demand == pytest.approx(PRICES[1] / PRICES[0])
     assert provisioning.cost_share_bound(1.0, 1.0, *PRICES[::-1]) == PRICES[1] / PRICES[0]
 
@@ -219,14 +203,12 @@ def test_a_deadline_below_theta_0_is_infeasible_and_never_a_negative_number() ->
     assert best.expected_runtime_s == pytest.approx(6_400)
     assert best.cost_ratio_to_on_demand == 1
     assert "theta_0 = 6,400 s" in best.reason
-    assert optimal_spot_workers(equal(0.99), 0.9) is None
 
 
 def test_no_time_at_all_is_infeasible() -> None:
     work = dataclasses.replace(equal(1.0), deadline_s=0.0)
 
     assert not plan(work, market(*PRICES, 0.9)).feasible
-    assert optimal_spot_workers(work, 0.9) is None
 
 
 def test_with_no_updates_left_nothing_is_bought() -> None:
@@ -283,13 +265,9 @@ def test_streams_that_only_spot_machines_serve_never_end_without_any() -> None:
 
 def test_numbers_that_make_no_sense_are_named() -> None:
     mixed = due([1.0, 2.0], 1.05)
-    with pytest.raises(ParameterError, match="rates_per_s: range from 1 to 2"):
-        optimal_spot_workers(mixed, 0.9)
     with pytest.raises(ParameterError, match="spot: must be 0 to 2 workers, got 3"):
         plan_of(mixed, market(*PRICES, 0.9), 3)
     with pytest.raises(ParameterError, match="spot: must be 0 to 2 workers, got -1"):
         plan_of(mixed, market(*PRICES, 0.9), -1)
-    with pytest.raises(ParameterError, match="availability: must lie between 0 and 1"):
-        optimal_spot_workers(equal(1.05), 1.5)
     with pytest.raises(ParameterError, match="deadline_ratio: must be at least 1"):
         provisioning.cost_share_bound(0.9, 0.9, 0.158, 0.286)
