@@ -1,8 +1,8 @@
 """The `Log` port in memory: what tests and the counting model run on instead of Kafka.
 
-Besides the port it has what a test does to a log from outside: `expire` (retention), `punch`
-and `compact` (compaction), `cut` (loss), `delete_topic`, `recreate` and `configure` (somebody's
-hand), `go_away` and `come_back` (the broker), `rebalance` and `lose` (the group).
+It fakes the happy path; what a broker loses, compacts or elects is tested on brokers. Besides the
+port it has what a test does to a log from outside: `expire` (retention), `punch` (offsets without
+a record), `add_partitions`, `recreate` and `configure` (an operator), `go_away` and `come_back`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakSet
 
 from common.core.events import Assigned, Revoked
 from common.core.reading import RunsInTurn
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import (
-    BrokenWriterError,
     DeliveryError,
     ExpiredError,
     OutsideError,
@@ -41,6 +39,7 @@ from common.ports.servers import (
     Fetched,
     FoundTopic,
     LogRecord,
+    NewRecord,
     NewTopic,
     OutOfRange,
     StreamEvent,
@@ -49,90 +48,48 @@ from common.ports.servers import (
 
 if TYPE_CHECKING:
     from common.core.messages import Positions
-    from common.ports.servers import NewRecord, NewTopic
 
 
 class Group:
     """Members of a consumer group; the log's lock guards it."""
 
     def __init__(self) -> None:
-        self.members: dict[str, MemoryStreamReader | None] = {}  # None: held for its return
-        self.target: dict[Partition, str] = {}  # who shall own each partition
-        self.owner: dict[Partition, MemoryStreamReader] = {}  # who does
-        self.committed: dict[Partition, int] = {}
-        self._numbers = count()
+        self.members: list[MemoryStreamReader] = []
+        self.owner: dict[Partition, MemoryStreamReader] = {}
 
-    def join(self, reader: MemoryStreamReader, name: str, *, hold: bool) -> str:
-        """Add a member and give its id; a static one replaces its predecessor of the same name."""
-        member_id = name if hold else f"{name}#{next(self._numbers)}"
-        self._disown(member_id)
-        self.members[member_id] = reader
-        return member_id
+    def share(
+        self, reader: MemoryStreamReader, partitions: Sequence[Partition]
+    ) -> Sequence[Partition]:
+        """Return the partitions that a member shall own."""
+        if reader not in self.members:
+            return ()
+        return partitions[self.members.index(reader) :: len(self.members)]
 
-    def leave(self, member_id: str, *, hold: bool) -> None:
-        """Take a member out; the partitions of a static one wait for it."""
-        self._disown(member_id)
-        if hold:
-            self.members[member_id] = None
-        else:
-            self.members.pop(member_id, None)
-
-    def lose(self, name: str) -> None:
-        """Take out all dynamic members of a name before they hear of it."""
-        for member_id in [each for each in self.members if each.split("#")[0] == name]:
-            self.leave(member_id, hold=False)
-
-    def rotate(self) -> None:
-        """Let everything belong to the next member."""
-        ids = list(self.members)
-        after = dict(zip(ids, [*ids[1:], *ids[:1]], strict=True))
-        self.target = {each: after.get(owner, owner) for each, owner in self.target.items()}
-
-    def balance(self, partitions: tuple[Partition, ...]) -> None:
-        """Give every member its share; moves no more partitions than it must."""
-        kept: dict[str, list[Partition]] = {member_id: [] for member_id in self.members}
-        free: list[Partition] = []
-        for partition in partitions:
-            kept.get(self.target.get(partition, ""), free).append(partition)
-        share, larger = divmod(len(partitions), max(len(kept), 1))
-        ranked = sorted(kept, key=lambda member_id: -len(kept[member_id]))
-        quotas = {member_id: share + (i < larger) for i, member_id in enumerate(ranked)}
-        for member_id, quota in quotas.items():
-            free += kept[member_id][quota:]
-            del kept[member_id][quota:]
-        for member_id, quota in quotas.items():
-            while len(kept[member_id]) < quota:
-                kept[member_id].append(free.pop(0))
-        self.target = {each: member_id for member_id, mine in kept.items() for each in mine}
-
-    def _disown(self, member_id: str) -> None:
-        gone = self.members.get(member_id)
-        self.owner = {each: reader for each, reader in self.owner.items() if reader is not gone}
+    def leave(self, reader: MemoryStreamReader) -> None:
+        """Take a member out."""
+        if reader in self.members:
+            self.members.remove(reader)
+        self.owner = {each: owner for each, owner in self.owner.items() if owner is not reader}
 
 
 class MemoryStreamReader:
     """The `StreamReader` port."""
 
-    def __init__(
-        self, log: MemoryLog, group: Group, topics: tuple[str, ...], name: str, *, hold: bool
-    ) -> None:
+    def __init__(self, log: MemoryLog, group: Group, topics: tuple[str, ...]) -> None:
         self._log = log
         self._group = group
         self._topics = topics
-        self._name = name
-        self._hold = hold
         self._owned: set[Partition] = set()
         self._positions: dict[Partition, LogPosition] = {}  # of those that have been placed
         self._in_turn = RunsInTurn()
         self._paused = False
-        self._id = group.join(self, name, hold=hold)
+        group.members.append(self)
 
     def poll(
         self, max_records: int, timeout_s: float, run: int | None = None
     ) -> tuple[StreamEvent, ...]:
         with self._log.here():
             wanted = 0 if self._paused else max_records
-            self._rejoin()
             self._log.wait_until(lambda: self._has_news(wanted), timeout_s)
             return (*self._rebalanced(), *self._read(wanted, run or max(wanted, 1)))
 
@@ -148,9 +105,7 @@ class MemoryStreamReader:
         self._paused = False
 
     def commit(self, positions: Mapping[Partition, int]) -> None:
-        with self._log.anyway():
-            owned = {each: at for each, at in positions.items() if each in self._owned}
-            self._group.committed.update(owned)
+        """See the port; nobody reads them here."""
 
     def lag(self) -> dict[Partition, int]:
         with self._log.here():
@@ -161,20 +116,9 @@ class MemoryStreamReader:
 
     def close(self) -> None:
         with self._log.anyway():
-            if self._group.members.get(self._id) is self:
-                self._group.leave(self._id, hold=self._hold)
-
-    def _rejoin(self) -> None:
-        present = self._group.members.get(self._id)
-        if present is self:
-            return
-        if self._hold:
-            raise OutsideError(f"another static member {self._name} has taken this one's place")
-        self._id = self._group.join(self, self._name, hold=False)
-        self._log.changed()
+            self._group.leave(self)
 
     def _has_news(self, wanted: int) -> bool:
-        self._group.balance(self._partitions())
         return bool(self._losing() or self._gaining() or (wanted > 0 and self._readable()))
 
     def _partitions(self) -> tuple[Partition, ...]:
@@ -187,16 +131,12 @@ class MemoryStreamReader:
         return tuple(found)
 
     def _losing(self) -> list[Partition]:
-        owner, target = self._group.owner, self._group.target
-        return [
-            each
-            for each in self._owned
-            if owner.get(each) is not self or target.get(each) != self._id
-        ]
+        owner, share = self._group.owner, self._group.share(self, self._partitions())
+        return [each for each in self._owned if owner.get(each) is not self or each not in share]
 
     def _gaining(self) -> list[Partition]:
-        owner, target = self._group.owner, self._group.target
-        return [each for each, mine in target.items() if mine == self._id and each not in owner]
+        share = self._group.share(self, self._partitions())
+        return [each for each in share if each not in self._group.owner]
 
     def _readable(self) -> list[Partition]:
         """Placed partitions that do not stand at their end: there is something to tell."""
@@ -244,16 +184,18 @@ class MemoryStreamReader:
                 here[partition] = length
                 lags[partition] = stored.end - position.offset
             else:
-                self._positions[partition] = moved(position, (), stored.end)
+                self._positions[partition] = position._replace(offset=stored.end)
                 events.append(EndReached(partition, stored.end))
         for partition, length in self._in_turn.plan(here, lags, wanted, run):
             position = self._positions[partition]
             records = self._log.stored(partition).read(position.offset, length)
-            self._positions[partition] = moved(position, records, records[-1].offset + 1)
+            self._positions[partition] = position._replace(offset=records[-1].offset + 1)
             events.append(fetched(partition, records))
         return events
 
 
+MAX_RECORD_BYTES = 1_000_000  # Kafka's default
+EPOCH = 0  # of the leader that a log in memory has for ever
 _DEFAULTS = {  # Kafka's, of a topic of which nobody said anything
     "cleanup.policy": "delete",
     "retention.ms": "604800000",
@@ -264,47 +206,17 @@ _DEFAULTS = {  # Kafka's, of a topic of which nobody said anything
 
 
 @dataclass(slots=True)
-class Stored:
-    """One record as the log keeps it."""
-
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    arrival_s: float
-    epoch: int
-    headers: tuple[tuple[str, bytes], ...] = ()
-
-
-@dataclass(slots=True)
 class PartitionLog:
     """Records of one partition in offset order, with holes where some were punched out."""
 
-    records: list[Stored] = field(default_factory=list)
+    records: list[LogRecord] = field(default_factory=list)
     start: int = 0
     end: int = 0
-    epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # with first offsets
 
-    def read(self, position: int, max_records: int) -> list[Stored]:
+    def read(self, position: int, max_records: int) -> list[LogRecord]:
         """Up to so many records from the first one at or after a position on."""
         first = bisect_left(self.records, position, key=lambda record: record.offset)
         return self.records[first : first + max_records]
-
-    def cut(self, end: int) -> None:
-        """Lose the records from an offset on; the log goes on under the next leader epoch."""
-        self.records = [each for each in self.records if each.offset < end]
-        self.end = end
-        later = self.epochs[-1][0] + 1
-        self.epochs = [*(each for each in self.epochs if each[1] < end), (later, end)]
-
-    def divergent_offset(self, offset: int, epoch: int) -> int | None:
-        """Where this is not the log any more of which a position knows; None where it is."""
-        reached = self.end
-        if epoch > self.epochs[-1][0]:
-            reached = 0
-        elif epoch >= 0:
-            reached = next((first for later, first in self.epochs if later > epoch), self.end)
-            reached = max(reached, self.start)
-        return reached if reached < offset else None
 
 
 class MemoryLog:
@@ -323,7 +235,6 @@ class MemoryLog:
         self._groups: dict[str, Group] = {}
         self._keyless = 0  # records appended without key and partition
         self._tails = set[MemoryTail]()
-        self._writers = WeakSet[MemoryWriter]()
         self._names = dict[str, MemoryTransactions]()
         self._settings = dict[str, dict[str, str]]()  # by topic
         self._away = False
@@ -332,7 +243,7 @@ class MemoryLog:
     # --- the port --------------------------------------------------------------------------------
 
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
-        """See the port; all is kept, until a test expires it or punches holes."""
+        """See the port; all is kept, until a test expires it or punches it out."""
         with self.here():
             for topic in wanted:
                 if topic.name not in self._topics:
@@ -343,7 +254,8 @@ class MemoryLog:
     def delete_topics(self, topics: Collection[str]) -> None:
         with self.here():
             for topic in self._topics.keys() & topics:
-                self.delete_topic(topic)
+                del self._topics[topic], self._settings[topic]
+            self.changed()
 
     def delete_groups(self, groups: Collection[str]) -> None:
         with self.here():
@@ -384,9 +296,7 @@ class MemoryLog:
         del topics  # known at once
         with self.here():
             return {
-                place: LogPosition(
-                    bounds.end, self._ids[place.topic], self.stored(place).epochs[-1][0]
-                )
+                place: LogPosition(bounds.end, self._ids[place.topic], EPOCH)
                 for place, bounds in self._bounds_of(partitions).items()
             }
 
@@ -422,16 +332,22 @@ class MemoryLog:
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         with self.here():
             stored = self.stored(partition)
-            young = (each.offset for each in stored.records if each.arrival_s >= timestamp_s)
+            young = (each.offset for each in stored.records if each.timestamp_s >= timestamp_s)
             return next(young, stored.end)
 
     def stream(
-        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
+        self,
+        group: str,
+        topics: Sequence[str],
+        member: str,
+        *,
+        hold: bool = False,
     ) -> MemoryStreamReader:
+        del member, hold  # nobody waits for a member to return
         with self._changed:
             joined = self._groups.setdefault(group, Group())
             self.changed()
-            return MemoryStreamReader(self, joined, tuple(topics), member, hold=hold)
+            return MemoryStreamReader(self, joined, tuple(topics))
 
     def spans(self) -> MemorySpanReader:
         return MemorySpanReader(self)
@@ -457,9 +373,8 @@ class MemoryLog:
         max_bytes: int = WRITER_BYTES,
         on_ready: Callable[[], None] | None = None,
     ) -> MemoryWriter:
-        writer = MemoryWriter(self, waits=waits, max_bytes=max_bytes, on_ready=on_ready)
-        self._writers.add(writer)
-        return writer
+        del waits, max_bytes  # it is never full
+        return MemoryWriter(self, on_ready)
 
     def transactions(self, name: str) -> MemoryTransactions:
         with self.here():
@@ -471,11 +386,6 @@ class MemoryLog:
 
     # --- what a test does to it ------------------------------------------------------------------
 
-    def break_writers(self) -> None:
-        """No writer that there is now can go on: the broker has lost its place."""
-        for writer in list(self._writers):
-            writer.lose_place()
-
     def expire(self, partition: Partition, below: int) -> None:
         """Do what retention does: the log starts at `below` from now on."""
         with self._changed:
@@ -485,39 +395,16 @@ class MemoryLog:
             self.changed()
 
     def punch(self, partition: Partition, offset: int) -> None:
-        """Do what compaction does: this offset holds no record any more."""
+        """Leave this offset without a record, like the marker of a transaction."""
         with self._changed:
             stored = self.stored(partition)
             stored.records = [each for each in stored.records if each.offset != offset]
-
-    def compact(self, partition: Partition, below: int) -> None:
-        """Compact as a broker does: of each key, the last record below an offset stays there."""
-        with self._changed:
-            stored = self.stored(partition)
-            last = {each.key: each.offset for each in stored.records if each.offset < below}
-            stored.records = [
-                each
-                for each in stored.records
-                if each.offset >= below or last[each.key] == each.offset
-            ]
-
-    def cut(self, partition: Partition, end: int) -> None:
-        """Lose acknowledged records: the log ends at `end` from now on."""
-        with self._changed:
-            self.stored(partition).cut(end)
-            self.changed()
 
     def add_partitions(self, topic: str, total: int) -> None:
         """Give a topic as many partitions as `total`; members of groups get their share."""
         with self._changed:
             have = self._topics[topic]
             have += [PartitionLog() for _ in range(total - len(have))]
-            self.changed()
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic with all that it holds."""
-        with self._changed:
-            del self._topics[topic], self._settings[topic]
             self.changed()
 
     def recreate(self, topic: str) -> None:
@@ -527,7 +414,7 @@ class MemoryLog:
             self.changed()
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Change settings of a topic; `cleanup.policy` and `max.message.bytes` refuse records."""
+        """Change settings of a topic; of them, `max.message.bytes` alone refuses records."""
         with self._changed:
             self._settings[topic] |= settings
 
@@ -542,23 +429,6 @@ class MemoryLog:
         with self._changed:
             self._away = False
             self.changed()
-
-    def rebalance(self, group: str) -> None:
-        """Hand every partition of a group to the next member."""
-        with self._changed:
-            self._groups[group].rotate()
-            self.changed()
-
-    def lose(self, group: str, member: str) -> None:
-        """Treat a member as dead: others own its partitions before it hears of it."""
-        with self._changed:
-            self._groups[group].lose(member)
-            self.changed()
-
-    def committed(self, group: str) -> dict[Partition, int]:
-        """What the members of a group have told lag tools."""
-        with self._changed:
-            return dict(self._groups[group].committed)
 
     # --- for its own readers and writers ---------------------------------------------------------
 
@@ -621,8 +491,9 @@ class MemoryLog:
         stored = self.stored(partition)
         if known.topic_id and known.topic_id != self._ids[partition.topic]:
             return Truncated(partition, 0, recreated=True)
-        at = stored.divergent_offset(known.offset, known.epoch)
-        return None if at is None else Truncated(partition, at, recreated=False)
+        if stored.end < known.offset:
+            return Truncated(partition, stored.end, recreated=False)
+        return None
 
     def partitions_of(self, topic: str) -> tuple[Partition, ...]:
         """All partitions of a topic; the lock must be held.
@@ -638,51 +509,39 @@ class MemoryLog:
         """Whether nobody has taken a name since these transactions did."""
         return self._names[name] is transactions
 
-    def append(
-        self,
-        topic: str,
-        partition: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: tuple[tuple[str, bytes], ...] = (),
-    ) -> int:
+    def append(self, record: NewRecord) -> int:
         """Append a record and give its offset; the lock must be held.
 
         Raises:
             UnknownTopicError: If there is no such partition.
             RecordTooLargeError: If its topic does not take it.
-            DeliveryError: If its topic is compacted, and it has no key.
         """
+        topic, value, key, headers, partition = record
         if partition is None:
             count = len(self.partitions_of(topic))
             self._keyless += key is None
             partition = (self._keyless if key is None else sum(key)) % count
         stored = self.stored(Partition(topic, partition))
-        self.check_size(topic, value)
-        if key is None and "compact" in self._settings[topic]["cleanup.policy"]:
-            raise DeliveryError(f"{topic} is compacted and takes no record without a key")
+        self.check_size(record)
         offset, stored.end = stored.end, stored.end + 1
-        epoch = stored.epochs[-1][0]
-        stored.records.append(Stored(offset, key, value, self._clock(), epoch, headers))
+        stored.records.append(LogRecord(offset, key, value, self._clock(), EPOCH, headers))
         self.changed()
         return offset
 
-    def check_size(self, topic: str, value: bytes | None) -> None:
+    def check_size(self, record: NewRecord) -> None:
         """See that a topic takes a record; the lock must be held.
 
         Raises:
             RecordTooLargeError: If it does not.
         """
-        limit, size = int(self._settings[topic]["max.message.bytes"]), len(value or b"")
+        limit = int(self._settings[record.topic]["max.message.bytes"])
+        limit, size = min(limit, MAX_RECORD_BYTES), len(record.value or b"")
         if size > limit:
-            raise RecordTooLargeError(f"{topic} takes records of {limit} bytes, not {size}")
+            raise RecordTooLargeError(f"{record.topic} takes records of {limit} bytes, not {size}")
 
     def _make(self, topic: str, partitions: int) -> None:
         self._topics[topic] = [PartitionLog() for _ in range(partitions)]
         self._ids[topic] = f"{topic}#{next(self._numbers)}"
-
-
-MAX_RECORD_BYTES = 1_000_000  # Kafka's default
 
 
 class MemoryTransactions:
@@ -696,38 +555,26 @@ class MemoryTransactions:
         with self._log.here():
             for record in records:
                 self._log.partitions_of(record.topic)
-                if len(record.value or b"") > MAX_RECORD_BYTES:
-                    raise RecordTooLargeError(f"{record.topic} refuses a record")
-                self._log.check_size(record.topic, record.value)
+                self._log.check_size(record)
             if not self._log.has_name(self._name, self):
                 raise DeliveryError(f"another process writes as {self._name} now")
             for record in records:
-                self._log.append(
-                    record.topic, record.partition, record.key, record.value, record.headers
-                )
+                self._log.append(record)
 
     def close(self) -> None:
         """See the port."""
 
 
-_SLICE_S = 0.02  # between looks at a queue that is full
-
-
-def fetched(partition: Partition, run: list[Stored]) -> Fetched:
+def fetched(partition: Partition, run: Sequence[LogRecord]) -> Fetched:
     """A run of stored records as readers hand it out."""
     return Fetched(
         partition,
         [each.offset for each in run],
         [each.value for each in run],
-        run[0].arrival_s if run else 0.0,
-        run[-1].arrival_s if run else 0.0,
-        [each.epoch for each in run],
+        run[0].timestamp_s if run else 0.0,
+        run[-1].timestamp_s if run else 0.0,
+        [EPOCH] * len(run),
     )
-
-
-def moved(position: LogPosition, run: Sequence[Stored], offset: int) -> LogPosition:
-    """A position after a run of records was read, which no others follow below an offset."""
-    return position._replace(offset=offset, epoch=run[-1].epoch if run else position.epoch)
 
 
 class MemorySpanReader:
@@ -778,13 +625,8 @@ class MemoryTail:
                 raise ExpiredError(f"{self._partition} starts at {stored.start}")
             run = stored.read(at.offset, max_records)
             whole = len(run) < max_records  # then nothing but holes is left
-            self._position = moved(at, run, stored.end if whole else run[-1].offset + 1)
-            return [
-                LogRecord(
-                    each.offset, each.key, each.value, each.arrival_s, each.epoch, each.headers
-                )
-                for each in run
-            ]
+            self._position = at._replace(offset=stored.end if whole else run[-1].offset + 1)
+            return run
 
     def position(self) -> int:
         return self._position.offset
@@ -807,32 +649,16 @@ class MemoryTail:
 
 
 class _Queued(NamedTuple):
-    topic: str
-    partition: int | None
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes], ...]
+    record: NewRecord
     on_delivered: Callable[[int | None], None] | None
     on_failed: Callable[[DeliveryError], None] | None
-
-    def size(self) -> int:
-        return len(self.value or b"") + len(self.key or b"")
 
 
 class MemoryWriter:
     """The `Writer` port: records stay in its queue while the broker is unavailable."""
 
-    def __init__(
-        self,
-        log: MemoryLog,
-        *,
-        waits: bool,
-        max_bytes: int,
-        on_ready: Callable[[], None] | None,
-    ) -> None:
+    def __init__(self, log: MemoryLog, on_ready: Callable[[], None] | None = None) -> None:
         self._log = log
-        self._waits = waits
-        self._max_bytes = max_bytes
         self._on_ready = on_ready
         self._queue: deque[_Queued] = deque()
         self._due: deque[Callable[[], None]] = deque()  # delivery callbacks
@@ -857,14 +683,8 @@ class MemoryWriter:
             with suppress(UnavailableError):  # then it waits in the queue, known or not
                 self._log.partitions(topic)
                 self._checked.add(topic)
-        record = _Queued(topic, partition, key, value, tuple(headers), on_delivered, on_failed)
-        while self._queue and self._queued_bytes() + record.size() > self._max_bytes:
-            if not self._waits:
-                raise UnavailableError(f"{topic}: {self._queued_bytes()} bytes wait to be sent")
-            self._log.await_here(_SLICE_S)
-            self._send()
-            self._raise_failure()
-        self._queue.append(record)
+        record = NewRecord(topic, value, key, tuple(headers), partition)
+        self._queue.append(_Queued(record, on_delivered, on_failed))
         self._send()
 
     @property
@@ -886,41 +706,31 @@ class MemoryWriter:
         with suppress(DeliveryError):
             self.flush(0.0)
 
-    def lose_place(self) -> None:
-        """Do what a broker does that knows nothing of this writer any more."""
-        self._failure = BrokenWriterError("writing: the sequence of its records is broken")
-        self._tell()
-
-    def _queued_bytes(self) -> int:
-        return sum(map(_Queued.size, self._queue))
-
     def _send(self) -> None:
         while self._queue:
-            record = self._queue[0]
+            queued = self._queue[0]
             try:
                 with self._log.here():
-                    offset = self._log.append(
-                        record.topic, record.partition, record.key, record.value, record.headers
-                    )
+                    offset = self._log.append(queued.record)
             except UnavailableError:
                 return
             except DeliveryError as error:
-                self._refuse(record, error)
+                self._refuse(queued, error)
             except UnknownTopicError as error:
-                self._checked.discard(record.topic)
-                self._refuse(record, DeliveryError(str(error)))
+                self._checked.discard(queued.record.topic)
+                self._refuse(queued, DeliveryError(str(error)))
             else:
-                if record.on_delivered is not None:
+                if queued.on_delivered is not None:
                     known = None if self._log.tells_no_offsets else offset
-                    self._due.append(partial(record.on_delivered, known))
+                    self._due.append(partial(queued.on_delivered, known))
             self._queue.popleft()
             self._tell()
 
-    def _refuse(self, record: _Queued, error: DeliveryError) -> None:
-        if record.on_failed is None:
+    def _refuse(self, queued: _Queued, error: DeliveryError) -> None:
+        if queued.on_failed is None:
             self._failure = self._failure or error
         else:
-            self._due.append(partial(record.on_failed, error))
+            self._due.append(partial(queued.on_failed, error))
 
     def _tell(self) -> None:
         if self._on_ready is not None and (self._due or self._failure):

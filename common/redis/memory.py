@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -61,7 +60,6 @@ class MemoryRedis:
         self.jobs: dict[str, Notices] = {}
         self.spread: dict[str, bytes] = {}  # see `common.redis.memory`
         self.replies = dict[str, list[bytes]]()  # by replica
-        self.exchanges = list[MemoryExchange]()  # of processes that live
         self.away = False
 
     def kill(self) -> None:
@@ -72,29 +70,36 @@ class MemoryRedis:
 
     def restart(self) -> None:
         """Come back empty."""
-        self.restore({})
-
-    def copy(self) -> dict[str, Notices]:
-        """Everything as it stands now: what a replica that stops following would keep."""
         with self.changed:
-            return deepcopy(self.jobs)
-
-    def restore(self, copy: dict[str, Notices]) -> None:
-        """Go on from such a copy, as after a failover to that replica."""
-        with self.changed:
-            self.jobs = deepcopy(copy)
-            self.spread = {}
+            self.jobs, self.spread, self.away = {}, {}, False
             self.replies.clear()
-            self.away = False
             self.changed.notify_all()
 
-    def waited(self, deadline: float) -> bool:
-        """Wait for a change, with the lock in hand; False where it is too late for that."""
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return False
-        self.changed.wait(left_s)
-        return True
+    def reach(self) -> None:
+        """See that the server answers; the lock must be held.
+
+        Raises:
+            UnavailableError: If it does not.
+        """
+        if self.away:
+            raise UnavailableError("the server is unavailable")
+
+    def notices(self, job: str) -> Notices:
+        """Return what a job has on the server; the lock must be held.
+
+        Raises:
+            UnavailableError: If the server does not answer.
+        """
+        self.reach()
+        return self.jobs.setdefault(job, Notices())
+
+    def poll(self, look: Callable[[], list[T]], timeout_s: float) -> list[T]:
+        """Look until something is found or the time is over; return what is found."""
+        deadline = time.monotonic() + timeout_s
+        with self.changed:
+            while not (found := look()) and (left_s := deadline - time.monotonic()) > 0:
+                self.changed.wait(left_s)
+            return found
 
 
 class MemoryBoards:
@@ -139,17 +144,15 @@ class MemoryReplies:
 
     def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
         """Take replies, each with its job; waits for the first one only."""
-        deadline = time.monotonic() + timeout_s
-        with self._server.changed:
-            while True:
-                if self._server.away:
-                    raise UnavailableError("the server is unavailable")
-                waiting = self._server.replies.get(self._replica, [])
-                taken, waiting[:] = waiting[:max_replies], waiting[max_replies:]
-                parsed = (self._rejections.parse("reply", wire.decode_reply, it) for it in taken)
-                found = [each for each in parsed if each is not None]
-                if found or not self._server.waited(deadline):
-                    return found
+
+        def take() -> list[tuple[str, Reply]]:
+            self._server.reach()
+            waiting = self._server.replies.get(self._replica, [])
+            taken, waiting[:] = waiting[:max_replies], waiting[max_replies:]
+            parsed = (self._rejections.parse("reply", wire.decode_reply, it) for it in taken)
+            return [each for each in parsed if each is not None]
+
+        return self._server.poll(take, timeout_s)
 
 
 class MemoryExchange:
@@ -157,9 +160,6 @@ class MemoryExchange:
 
     def __init__(self, server: MemoryRedis) -> None:
         self._server = server
-        self._names = set[str]()  # that asked for leases here
-        self._refused = dict[str, "Callable[[], None]"]()  # by job: asks for its lease again
-        server.exchanges.append(self)
 
     def _open_board(self, job: str) -> MemoryBoard:
         return MemoryBoard(self._server, job)
@@ -173,14 +173,11 @@ class MemoryExchange:
         *,
         soon: bool,  # noqa: ARG002 -- everything is sent soon here
     ) -> None:
-        """Take or prolong the lease; told whether it is ours, and where it is not, once it is."""
-        self._names.add(holder)
-        self._refused[job] = lambda: self.hold_lease(job, holder, ttl_s, tell, soon=True)
+        """Take or prolong the lease; told once whether it is ours."""
         _told(lambda: self._open_board(job).hold_lease(holder, ttl_s), tell)
 
     def release_lease(self, job: str, holder: str) -> None:
         """Give the lease back; nobody is told."""
-        self._refused.pop(job, None)
         _told(lambda: self._open_board(job).release_lease(holder), lambda _: None)
 
     def put_leader_status(
@@ -205,18 +202,7 @@ class MemoryExchange:
         _told(self._open_board(job).heartbeats, tell)
 
     def close(self) -> None:
-        """Nothing waits; the end of its process is noticed by those who want its leases."""
-        self._server.exchanges.remove(self)
-        for other in self._server.exchanges:
-            other.see_end(self._names)
-
-    def see_end(self, holders: set[str]) -> None:
-        """Ask for their leases again."""
-        for job, ask_again in tuple(self._refused.items()):
-            lease = self._server.jobs[job].lease
-            if lease is not None and lease[0] in holders:
-                self._open_board(job).release_lease(lease[0])
-                ask_again()
+        """Nothing waits."""
 
 
 def _told(ask: Callable[[], T], tell: Callable[[T | Exception], None]) -> None:
@@ -277,15 +263,14 @@ class MemoryBoard:
             return True
 
     def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
-        deadline = time.monotonic() + timeout_s
-        with self._server.changed:
-            while True:
-                there = self._notices().triggers.get(stream, {})
-                newer = {it: data for it, data in there.items() if it > after}
-                found = self._parsed(newer.values())
-                if found or not self._server.waited(deadline):
-                    return found
-                after = max(newer, default=after)  # garbage alone: go on behind it
+        def look() -> list[UpdateTrigger]:
+            nonlocal after
+            there = self._notices().triggers.get(stream, {})
+            newer = {it: data for it, data in there.items() if it > after}
+            after = max(newer, default=after)  # garbage alone: go on behind it
+            return self._parsed(newer.values())
+
+        return self._server.poll(look, timeout_s)
 
     def push_reply(self, reply: Reply, to: str) -> None:
         data = wire.encode_reply(self._job, reply)
@@ -406,9 +391,7 @@ class MemoryBoard:
                 self._server.jobs[self._job].heartbeats.pop(worker, None)
 
     def _notices(self) -> Notices:
-        if self._server.away:
-            raise UnavailableError("the server is unavailable")
-        return self._server.jobs.setdefault(self._job, Notices())
+        return self._server.notices(self._job)
 
     def _parsed(self, data: Iterable[bytes]) -> list[UpdateTrigger]:
         parsed = (self._rejections.parse("trigger", wire.decode_trigger, each) for each in data)
@@ -428,17 +411,12 @@ class MemoryRendezvous:
             self._server.changed.notify_all()
 
     def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
-        deadline, known = time.monotonic() + timeout_s, int(after or 0)
-        with self._server.changed:
-            while True:
-                left = self._left(name)[known:]
-                if left or not self._server.waited(deadline):
-                    return [(str(n), *entry) for n, entry in enumerate(left, known + 1)]
+        known = int(after or 0)
+        left = self._server.poll(lambda: self._left(name)[known:], timeout_s)
+        return [(str(n), *entry) for n, entry in enumerate(left, known + 1)]
 
     def _left(self, name: str) -> list[tuple[str, bytes]]:
-        if self._server.away:
-            raise UnavailableError("the server is unavailable")
-        return self._server.jobs.setdefault(self._job, Notices()).groups.setdefault(name, [])
+        return self._server.notices(self._job).groups.setdefault(name, [])
 
 
 class MemoryRoster:
@@ -469,8 +447,7 @@ class MemoryRoster:
                 self._records().pop(field, None)
 
     def _records(self) -> dict[str, bytes]:
-        if self._server.away:
-            raise UnavailableError("the server is unavailable")
+        self._server.reach()
         return self._server.spread
 
     def _parsed(self, field: str, value: bytes) -> JobDemand | WorkerPlacement | None:

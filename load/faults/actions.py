@@ -14,12 +14,12 @@ from common.embedded.apache_kafka import ApacheKafka
 from common.embedded.redis import EmbeddedRedis
 from common.kafka.names import control_topic, updates_topic
 from common.runtime.connect import open_log
-from common.storage.memory import LIES, Lie
 from common.wire import messages as wire
 from load.faults.fleet import Fleet, Slot
 from load.faults.tiers import Tiers
 from load.harness.outside import Outside
 from load.harness.proxy import Proxy
+from load.harness.s3_servers import LIES, Lie
 from load.harness.stack import freeze, thaw
 from load.harness.transactions import Transactions
 

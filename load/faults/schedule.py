@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from common.storage.memory import LIES
+from load.harness.s3_servers import LIES
 
 _FIRST_S = 1.0  # the job runs well so long
 _LAST_S = 1.0  # and so long before the end nothing new begins

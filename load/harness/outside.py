@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from common.core.spans import Partition
     from common.ports.servers import Log
-    from common.storage.memory import Lie
+    from load.harness.s3_servers import Lie
 
 _BUCKET = "checkpoints"
 _REGION = "us-east-1"

@@ -6,20 +6,28 @@ import logging
 import re
 import threading
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from urllib.parse import parse_qs
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from common.storage.memory import PAGE
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-    from common.storage.memory import Lie
-
+Lie: TypeAlias = Literal[
+    "empty",  # the list has no names
+    "stale",  # lists and reads are those of the time before the lie began
+    "other",  # the list is of another bucket
+    "cut",  # the list ends after its first page
+    "page",  # whatever is requested, the answer is a web page
+    "half",  # every second part is missing
+    "late",  # what was written since is missing
+    "latest",  # `latest` does not parse
+]
+LIES: tuple[Lie, ...] = get_args(Lie)
+PAGE = b"<html><body>Please sign in</body></html>"
 _ENTRY = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
 _KEY = re.compile(rb"<Key>(.*?)</Key>")
 _COUNT = re.compile(rb"<KeyCount>\d+</KeyCount>")

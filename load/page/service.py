@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -178,7 +179,7 @@ class PageService:
     def _remember(self, name: str, world: World) -> None:
         """Have the service know the lag of times when it did not run: no topic tells of it."""
         service: Service = self.app.state.service
-        present = self._redis.copy()
+        present = deepcopy(self._redis.jobs)
         self._redis.kill()  # or its first look would come before those of the past
         service.start()
         until = time.monotonic() + _PATIENCE_S
@@ -190,7 +191,8 @@ class PageService:
             for at_s, lag in world.lags[:-1]:
                 leader_status = leader_status_of(world, lag, self._ends)
                 view.look(Look(at_s, world.statuses, leader_status, led=True, ends=self._ends))
-        self._redis.restore(present)
+        self._redis.restart()
+        self._redis.jobs = present
 
     def _append(
         self,

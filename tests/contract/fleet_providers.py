@@ -116,7 +116,7 @@ class Memory:
 
     def refuse(self) -> None:
         """Have no spot machines."""
-        self._fleet.refuse(SPOT)
+        self._fleet.faults.without.add(SPOT)
 
     def reprice(self, usd_per_hour: float) -> None:
         """Let spot machines cost this from now on."""
@@ -124,7 +124,7 @@ class Memory:
 
     def offer(self) -> None:
         """Have some again."""
-        self._fleet.offer(SPOT)
+        self._fleet.faults.without.discard(SPOT)
 
     def close(self) -> None:
         """Nothing stays."""

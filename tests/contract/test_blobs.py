@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
     from common.ports.servers import Blobs
-    from common.storage.memory import Lie
+    from load.harness.s3_servers import Lie
 
 BUCKET = "checkpoints"
 REGION = "us-east-1"

@@ -766,16 +766,3 @@ def test_in_memory_beats_and_leases_run_out_by_the_clock_that_was_given() -> Non
     assert not board.hold_lease("two", 3.0)
     clock.advance(1.0)
     assert board.hold_lease("two", 3.0)
-
-
-def test_in_memory_a_failover_to_a_stale_copy_takes_the_latest_back() -> None:
-    server = MemoryRedis()
-    board = MemoryBoard(server, "job")
-    say_everything(board)
-    copy = server.copy()
-    board.put_leader_status(leader_status(9))
-    board.post_trigger(trigger(3, 2))
-    for _ in range(2):  # a copy can be gone back to again
-        server.kill()
-        server.restore(copy)
-        assert hear_everything(board) == EVERYTHING

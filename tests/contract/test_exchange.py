@@ -29,6 +29,11 @@ DIGEST = "0123456789abcdef"
 JOBS = [f"job-{number}" for number in range(20)]
 
 
+on_redis = pytest.mark.parametrize(
+    "server", ["embedded", pytest.param("system", marks=pytest.mark.redis)], indirect=True
+)
+
+
 @pytest.fixture
 def exchange(boards: Boards) -> Iterator[Exchange]:
     exchange = boards.exchange()
@@ -111,6 +116,7 @@ def test_a_lease_is_held_prolonged_and_given_back(
     eventually(lambda: other.hold_lease("two", LONG_S))  # giving back takes two packets
 
 
+@on_redis
 def test_the_lease_of_a_process_that_ended_is_taken_at_once(server: Server) -> None:
     #  one    holds ─── ends
     #  two      refused    told that it holds, though nobody asked again
@@ -126,6 +132,7 @@ def test_the_lease_of_a_process_that_ended_is_taken_at_once(server: Server) -> N
     two.close()
 
 
+@on_redis
 def test_whoever_gave_the_lease_back_is_not_told_of_an_end(server: Server) -> None:
     one, two = server.boards().exchange(), server.boards().exchange()
     held, told = _Told(), _Told()
@@ -142,6 +149,7 @@ def test_whoever_gave_the_lease_back_is_not_told_of_an_end(server: Server) -> No
     two.close()
 
 
+@on_redis
 def test_of_many_who_see_the_holder_end_one_has_its_lease(server: Server) -> None:
     one, told = server.boards().exchange(), {f"c{number}": _Told() for number in range(5)}
     held = _Told()

@@ -12,7 +12,7 @@ from common.core.events import Assigned
 from common.core.spans import Span
 from common.errors import UnavailableError
 from common.ports.servers import Bounds, Fetched
-from tests.contract.log_fixtures import PATIENCE_S, eventually, everything, filled
+from tests.contract.log_fixtures import PATIENCE_S, eventually, everything, filled, on_servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +50,7 @@ def test_what_was_appended_while_the_broker_was_away_arrives_once(rig: Rig, fres
     assert values == [b"%d" % i for i in range(500)]
 
 
+@on_servers
 def test_a_full_writer_waits_or_says_so_and_no_other_does(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 1)
     with (

@@ -10,7 +10,7 @@ import pytest
 from common.core.events import Assigned, Revoked
 from common.errors import OutsideError
 from common.ports.servers import Fetched, NewTopic
-from tests.contract.log_fixtures import PATIENCE_S, eventually
+from tests.contract.log_fixtures import PATIENCE_S, eventually, on_kafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -169,9 +169,8 @@ def test_rebalances_are_served_while_no_records_are_wanted(rig: Rig, fresh: str)
         eventually(complete)
 
 
+@on_kafka
 def test_the_partitions_of_a_static_member_wait_for_its_return(rig: Rig, fresh: str) -> None:
-    if not rig.can_hold:
-        pytest.skip("this broker knows no static members")
     company = Company(rig.log, fresh)
     stays, leaves = company.join("stays", hold=True), company.join("leaves", hold=True)
     with closing(stays.reader):
@@ -188,9 +187,8 @@ def test_the_partitions_of_a_static_member_wait_for_its_return(rig: Rig, fresh: 
             assert (stays.owned, returned.owned) == (kept, held)
 
 
+@on_kafka
 def test_a_static_member_is_fenced_by_another_of_its_name(rig: Rig, fresh: str) -> None:
-    if not rig.can_hold:
-        pytest.skip("this broker knows no static members")
     company = Company(rig.log, fresh)
     first = company.join("same", hold=True)
     with closing(first.reader):

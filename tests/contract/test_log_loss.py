@@ -12,7 +12,7 @@ from common.core.spans import LogPosition, Partition, Span
 from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError
 from common.kafka.log import KafkaLog
 from common.ports.servers import Fetched, FoundTopic, LogRecord, NewTopic, StreamEvent, Truncated
-from tests.contract.log_fixtures import PATIENCE_S, eventually, filled, one_by_one
+from tests.contract.log_fixtures import PATIENCE_S, eventually, filled, on_kafka, one_by_one
 from tests.contract.test_log_placement import joined, next_event, read
 from tests.contract.test_log_readers import next_records
 
@@ -145,17 +145,18 @@ def test_records_have_leader_epochs_wherever_they_are_read(rig: Rig, fresh: str)
         assert event.epochs == epochs[: len(event.offsets)]
 
 
-def test_the_end_of_a_log_is_told_with_what_is_known_of_it(owned_rig: Rig, fresh: str) -> None:
-    partition, known = ten(owned_rig, fresh)
-    before = owned_rig.log.end_positions([partition, Partition(fresh, 7)])
+@on_kafka
+def test_the_end_of_a_log_is_told_with_what_is_known_of_it(rig: Rig, fresh: str) -> None:
+    partition, known = ten(rig, fresh)
+    before = rig.log.end_positions([partition, Partition(fresh, 7)])
     assert before == {partition: known}
 
-    one_by_one(owned_rig, fresh, [b"10"])
-    assert owned_rig.log.agrees(before) == {}
-    owned_rig.cut(partition, 6)
-    one_by_one(owned_rig, fresh, (b"%d" % i for i in range(6, 12)))
-    eventually(lambda: owned_rig.log.agrees(before) == {partition: 6})
-    assert owned_rig.log.agrees(owned_rig.log.end_positions([partition])) == {}
+    one_by_one(rig, fresh, [b"10"])
+    assert rig.log.agrees(before) == {}
+    rig.cut(partition, 6)
+    one_by_one(rig, fresh, (b"%d" % i for i in range(6, 12)))
+    eventually(lambda: rig.log.agrees(before) == {partition: 6})
+    assert rig.log.agrees(rig.log.end_positions([partition])) == {}
 
 
 def test_a_position_above_the_end_does_not_agree(rig: Rig, fresh: str) -> None:
@@ -188,49 +189,47 @@ def test_whoever_goes_on_where_it_stood_reads_on(rig: Rig, fresh: str) -> None:
 # --- a log is cut --------------------------------------------------------------------------------
 
 
-def test_a_cut_log_does_not_agree_whether_or_not_it_has_grown_again(
-    owned_rig: Rig, fresh: str
-) -> None:
+@on_kafka
+def test_a_cut_log_does_not_agree_whether_or_not_it_has_grown_again(rig: Rig, fresh: str) -> None:
     """Ten records, the last four lost; then six others in their places.
 
     offset    0 1 2 3 4 5 | 6 7 8 9 | 10 11
     before    a a a a a a   a a a a
     after     a a a a a a   b b b b   b  b
     """
-    partition, known = ten(owned_rig, fresh)
-    other, others = ten(owned_rig, f"{fresh}-other")
+    partition, known = ten(rig, fresh)
+    other, others = ten(rig, f"{fresh}-other")
     positions = {partition: known, other: others}
-    owned_rig.cut(partition, 6)
-    eventually(lambda: owned_rig.log.agrees(positions) == {partition: 6})
-    one_by_one(owned_rig, fresh, (b"%d" % i for i in range(6, 12)))
-    assert owned_rig.log.agrees(positions) == {partition: 6}
+    rig.cut(partition, 6)
+    eventually(lambda: rig.log.agrees(positions) == {partition: 6})
+    one_by_one(rig, fresh, (b"%d" % i for i in range(6, 12)))
+    assert rig.log.agrees(positions) == {partition: 6}
     below = known._replace(offset=6)
-    assert owned_rig.log.agrees({partition: below, other: others}) == {}
-    with closing(owned_rig.log.tail(partition, below)) as tail:
+    assert rig.log.agrees({partition: below, other: others}) == {}
+    with closing(rig.log.tail(partition, below)) as tail:
         later = next_records(tail, 6)[-1].epoch
     assert later > known.epoch
-    assert owned_rig.log.agrees({partition: LogPosition(12, known.topic_id, later)}) == {}
-    assert owned_rig.log.agrees({partition: LogPosition(8, known.topic_id, later + 9)}) == {
-        partition: 0
-    }
+    assert rig.log.agrees({partition: LogPosition(12, known.topic_id, later)}) == {}
+    assert rig.log.agrees({partition: LogPosition(8, known.topic_id, later + 9)}) == {partition: 0}
 
 
+@on_kafka
 @pytest.mark.parametrize("grown", [0, 9])
 def test_tails_and_members_notice_that_a_log_was_cut_before_they_read_on(
-    owned_rig: Rig, fresh: str, grown: int
+    rig: Rig, fresh: str, grown: int
 ) -> None:
-    partition, known = ten(owned_rig, fresh)
+    partition, known = ten(rig, fresh)
     with (
-        closing(owned_rig.log.tail(partition, known)) as idle,
-        closing(owned_rig.log.tail(partition, 8)) as reading,
-        closing(joined(owned_rig.log, fresh)) as member,
+        closing(rig.log.tail(partition, known)) as idle,
+        closing(rig.log.tail(partition, 8)) as reading,
+        closing(joined(rig.log, fresh)) as member,
     ):
         assert len(next_records(reading, 2)) == 2
         assert idle.read(1, 0.05) == []
         member.place({partition: 5})
         assert read(member, partition, 5) == [5, 6, 7, 8, 9]
-        owned_rig.cut(partition, 6)
-        one_by_one(owned_rig, fresh, [b"new"] * grown)
+        rig.cut(partition, 6)
+        one_by_one(rig, fresh, [b"new"] * grown)
         for tail in (idle, reading):
             assert failure(tail) == (TruncatedError, 6, [])
         lost = Truncated(partition, 6, recreated=False)
@@ -238,14 +237,14 @@ def test_tails_and_members_notice_that_a_log_was_cut_before_they_read_on(
         # Whoever begins now with what it knew is told, too.
         member.place({partition: known})
         assert told(member, known) == lost
-        with closing(owned_rig.log.tail(partition, known)) as tail:
+        with closing(rig.log.tail(partition, known)) as tail:
             assert failure(tail) == (TruncatedError, 6, [])
         # From where both part it goes on.
-        one_by_one(owned_rig, fresh, [b"last"])
+        one_by_one(rig, fresh, [b"last"])
         below, left = known._replace(offset=6), list(range(6, 6 + grown + 1))
         member.place({partition: below})
         assert all_offsets(member, below, len(left)) == left
-        with closing(owned_rig.log.tail(partition, below)) as tail:
+        with closing(rig.log.tail(partition, below)) as tail:
             assert [each.offset for each in next_records(tail, len(left))] == left
 
 

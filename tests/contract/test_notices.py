@@ -11,8 +11,8 @@ from common.adapters.ec2.metadata import InstanceMetadata
 from common.adapters.ec2.notice import Ec2Notices
 from common.errors import UnavailableError
 from common.ports.servers import Notice
-from common.testing.metadata_server import MetadataServer
 from common.testing.notices import MemoryNotices
+from tests.metadata_server import MetadataServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.core.messages import ModelId
-    from common.storage.memory import Lie
+    from load.harness.s3_servers import Lie
     from tests.integration.servers import Make
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]

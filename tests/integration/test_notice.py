@@ -10,8 +10,8 @@ import pytest
 
 from common.config.settings import Settings
 from common.embedded.services import Service
-from common.testing.metadata_server import MetadataServer
 from tests.integration.cluster import Cluster, await_condition
+from tests.metadata_server import MetadataServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

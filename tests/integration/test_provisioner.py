@@ -34,11 +34,11 @@ from common.spot.provisioning import deciding
 from common.spot.provisioning.ledger import FleetLedger
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
-from common.testing.policies import Counting
 from load.paper.live import bill_usd, plans_of
 from services.provisioner.__main__ import openers
 from services.provisioner.loop import JobProvisioner, Replica
 from tests.changes import once_changed
+from tests.counting_policy import Counting
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:

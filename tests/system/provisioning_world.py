@@ -44,7 +44,7 @@ from common.spot.provisioning.records import (
 from common.spot.provisioning.settings import ProvisionerSettings
 from common.spot.theory.billing import HOUR_S, Billing, Preempted
 from common.spot.theory.work import Pool
-from common.testing.policies import Counting
+from tests.counting_policy import Counting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -172,10 +172,10 @@ class Faults:
 
     def _refuse(self) -> None:
         pool = self._chance.choice(self._world.settings.pool_names)
-        self._world.fleet.refuse(pool)
+        self._world.fleet.faults.without.add(pool)
         gone_s = self._chance.uniform(1, 15)
         self._lasts(gone_s)
-        self._world.after(gone_s, lambda: self._world.fleet.offer(pool))
+        self._world.after(gone_s, lambda: self._world.fleet.faults.without.discard(pool))
 
     def _replan(self) -> None:
         data = encode_plan(ReplanAsked(self._world.now_s, "ada", "to see"))

@@ -167,14 +167,6 @@ class MemoryFleet:
         """Let machines end by themselves."""
         self._end(launches, "failed", "its worker ended with 1")
 
-    def refuse(self, *pools: str) -> None:
-        """Have no machine of these pools to give from now on."""
-        self.faults.without.update(pools)
-
-    def offer(self, *pools: str) -> None:
-        """Have machines of these pools again."""
-        self.faults.without.difference_update(pools)
-
     def go_away(self) -> None:
         """Fail every call."""
         self.faults.away = True

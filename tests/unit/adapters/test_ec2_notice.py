@@ -16,8 +16,8 @@ from common.adapters.ec2.notice import Ec2Notices
 from common.errors import OutsideError, UnavailableError
 from common.ports.servers import Notice
 from common.testing.clock import ManualClock
-from common.testing.metadata_server import INTERRUPTION, REBALANCE, TOKEN, MetadataServer
 from tests.contract.odd_servers import OddServer, drips_body, drips_headers, endless
+from tests.metadata_server import INTERRUPTION, REBALANCE, TOKEN, MetadataServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

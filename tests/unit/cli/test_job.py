@@ -457,7 +457,7 @@ def test_a_finished_job_that_is_to_stop_is_left_as_it_is_and_people_read_so(worl
 
 def test_a_job_whose_topics_are_gone_is_listed_and_watched(world: World) -> None:
     submitted(world)
-    world.log.delete_topic("doll.digits.updates")
+    world.log.delete_topics(["doll.digits.updates"])
     JobStore(world.log).hold("digits", "the topic doll.digits.updates does not exist any more")
     for command in (("job", "list"), ("job", "watch", "digits", "--once")):
         assert "does not exist any more" in world.run(*command).stdout

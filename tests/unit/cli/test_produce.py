@@ -12,12 +12,11 @@ from common.core.spans import Partition
 from common.data.codecs import make_codec
 from common.data.fields import Field
 from common.kafka.memory import MemoryLog, MemoryWriter
-from common.ports.servers import WRITER_BYTES, NewTopic
+from common.ports.servers import NewTopic
 from services.cli import exits
 from tests.unit.cli.conftest import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 FIELDS = (Field("image", "uint8", (1, 8, 8)), Field("label", "int64"))
@@ -70,15 +69,9 @@ class InterruptedWriter(MemoryWriter):
 class InterruptedLog(MemoryLog):
     """Kafka, as such a person writes to it."""
 
-    def writer(
-        self,
-        *,
-        waits: bool = True,
-        max_bytes: int = WRITER_BYTES,
-        on_ready: Callable[[], None] | None = None,
-    ) -> MemoryWriter:
+    def writer(self, **_: object) -> MemoryWriter:
         """As ever."""
-        return InterruptedWriter(self, waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+        return InterruptedWriter(self)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ A schedule keeps its rate, whatever the moments at which it is asked.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from common.core.messages import LeaderStatus
 from common.core.spans import Partition
-from common.kafka.memory import MemoryLog
+from common.errors import UnavailableError
+from common.kafka.memory import MemoryLog, MemoryWriter
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
@@ -121,6 +122,20 @@ def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
     assert backlog.room(5) == 0
 
 
+class SmallWriter(MemoryWriter):
+    """A writer whose queue has room for one record."""
+
+    def append(self, topic: str, value: bytes | None, **options: Any) -> None:  # noqa: ANN401 -- passed on
+        """Append a record.
+
+        Raises:
+            UnavailableError: If one waits.
+        """
+        if self._queue:
+            raise UnavailableError("the queue is full")
+        super().append(topic, value, **options)
+
+
 def test_people_hear_once_of_each_time_that_kafka_takes_nothing_for_long() -> None:
     # 0 s: away, the queue takes one | 1 s: back | 1 s: away | 7 s: told | 9 s: back
     log, clock, said = MemoryLog(), ManualClock(), list[str]()
@@ -132,7 +147,7 @@ def test_people_hear_once_of_each_time_that_kafka_takes_nothing_for_long() -> No
         if clock() >= back_s[0]:
             log.come_back()
 
-    writer = log.writer(waits=False, max_bytes=1)
+    writer = SmallWriter(log)
     retrying = RetryingWriter(writer, "a", clock, wait, said.append)
     for told in (0, 1):
         log.go_away()

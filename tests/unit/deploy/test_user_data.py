@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from common.config.settings import read_settings
-from common.testing.metadata_server import MetadataServer
+from tests.metadata_server import MetadataServer
 from tests.servers import lacking
 from tests.unit.deploy.rendering import ROOT
 

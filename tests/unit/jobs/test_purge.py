@@ -29,7 +29,8 @@ from common.kafka.names import (
 from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
-from common.storage.memory import DyingBlobs, MemoryBlobs
+from common.storage.memory import MemoryBlobs
+from tests.bad_blobs import DyingBlobs
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:

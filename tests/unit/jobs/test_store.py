@@ -14,6 +14,7 @@ from common.core.spans import LogPosition, Partition
 from common.errors import (
     ConflictError,
     NotFoundError,
+    TruncatedError,
     UnavailableError,
     UnknownTopicError,
     UserError,
@@ -35,9 +36,9 @@ from common.jobs.store import (
     first_positions,
 )
 from common.kafka import names as topics
-from common.kafka.memory import MemoryLog, MemoryWriter
+from common.kafka.memory import MemoryLog, MemoryTail, MemoryWriter
 from common.kafka.table import NUMBER
-from common.ports.servers import NewTopic
+from common.ports.servers import LogRecord, NewRecord, NewTopic
 from common.telemetry.logging import fields_of
 from common.testing.clock import ManualClock
 from tests.unit.jobs.test_spec import TEXT
@@ -268,16 +269,6 @@ def test_a_record_of_another_program_changes_no_job(log: MemoryLog) -> None:
     assert book.rejected == 2
 
 
-def test_compaction_changes_nothing(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
-    book.want("digits", "paused", "first")
-    book.want("digits", "running", "second")
-    log.punch(JOBS, 0)
-    log.punch(JOBS, 1)
-    assert JobStore(log).read() == book.read()
-
-
 def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
     late, book = JobStore(log), JobStore(log)
     assert late.read() == {}
@@ -288,27 +279,33 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 5])
-def test_reader_of_a_topic_that_was_cut_or_created_again_reads_it_from_its_start(
+def test_reader_of_a_topic_that_was_created_again_reads_it_from_its_start(
     log: MemoryLog, others: int
 ) -> None:
     late, book = JobStore(log), JobStore(log)
     book.submit(parse_job(TEXT))
     book.want("digits", "paused", "")
     assert late.read()["digits"].wanted == "paused"
-    log.cut(JOBS, 1)
-    for number in range(others):
-        write(log, JOBS.topic, b"garbage", b"%d" % number)
-    assert late.read()["digits"].wanted == "running"
     log.recreate(JOBS.topic)
     for number in range(others):
         write(log, JOBS.topic, b"garbage", b"%d" % number)
-    assert late.read()["digits"].wanted == "running"
+    assert late.read()["digits"].wanted == "paused"
     assert late.missing == {"digits"}
     assert JobStore(log).read() == {}
 
 
-def test_a_refresh_never_tells_of_a_part_of_the_topic(log: MemoryLog) -> None:
+def test_a_refresh_never_tells_of_a_part_of_the_topic(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # 0: running | 1 to 2000: others | 2001: stopped | 2002: another, which is lost
+    read, lost = MemoryTail.read, list[TruncatedError]()
+
+    def read_or_fail(self: MemoryTail, max_records: int, timeout_s: float) -> list[LogRecord]:
+        if lost:
+            raise lost.pop()
+        return read(self, max_records, timeout_s)
+
+    monkeypatch.setattr(MemoryTail, "read", read_or_fail)
     watcher, book = JobStore(log), JobStore(log)
     book.submit(parse_job(TEXT))
     for _ in range(2000):
@@ -316,8 +313,7 @@ def test_a_refresh_never_tells_of_a_part_of_the_topic(log: MemoryLog) -> None:
     book.want("digits", "stopped", "")
     write(log, topics.JOBS, None, key=b"letters")
     assert watcher.refresh(0.0)["digits"].wanted == "stopped"
-    log.cut(JOBS, 2002)
-    write(log, topics.JOBS, None, key=b"letters")
+    lost.append(TruncatedError("a topic was cut", 2002))
     assert watcher.refresh(0.0)["digits"].wanted == "stopped"
     log.recreate(JOBS.topic)
     assert watcher.refresh(0.0)["digits"].wanted == "stopped"
@@ -332,19 +328,12 @@ class RacingLog(MemoryLog):
         self._topic = topic
         self.meanwhile: Callable[[], object] | None = None
 
-    def append(
-        self,
-        topic: str,
-        partition: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: tuple[tuple[str, bytes], ...] = (),
-    ) -> int:
+    def append(self, record: NewRecord) -> int:
         """As ever, but the other first."""
-        if topic == self._topic and self.meanwhile:
+        if record.topic == self._topic and self.meanwhile:
             act, self.meanwhile = self.meanwhile, None
             act()
-        return super().append(topic, partition, key, value, headers)
+        return super().append(record)
 
 
 def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_is_told() -> None:
@@ -782,11 +771,8 @@ def test_a_job_knows_what_its_streams_were_when_it_was_submitted(log: MemoryLog)
     assert {place: at.offset for place, at in record.known.items()} == record.first
 
     assert log.agrees(record.known) == {}
-    log.cut(A, 2)
-    for _ in range(5):
-        write(log, "clinic-a", b"another record")
     log.recreate("clinic-b")
-    assert log.agrees(record.known) == {A: 2, B: 0}
+    assert log.agrees(record.known) == {B: 0}
 
 
 def test_a_record_survives_the_wire() -> None:
@@ -857,7 +843,7 @@ def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog
     book = JobStore(log)
     book.submit(parse_job(TEXT))
     known = book.read()
-    log.delete_topic(topics.JOBS)
+    log.delete_topics([topics.JOBS])
 
     with pytest.raises(UnavailableError):
         book.refresh(0.0)

@@ -27,6 +27,7 @@ from common.kafka.table import (
     InForce,
     table_topic,
 )
+from common.ports.servers import NewRecord
 from common.testing.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ def encode(value: Value) -> bytes:
 
 def table_of(log: MemoryLog, clock: ManualClock, *, closed: bool = False) -> Table:
     return CompactedTable(log, TOPIC, decode, "thing", closed=closed, clock=clock)
+
+
+def compact(log: MemoryLog, below: int) -> None:
+    """Compact as a broker does: of each key, the last record below an offset stays there."""
+    with log.anyway():
+        stored = log.stored(PLACE)
+        last = {each.key: each.offset for each in stored.records if each.offset < below}
+        stored.records = [each for each in stored.records if last.get(each.key, 0) <= each.offset]
 
 
 class Crash(BaseException):
@@ -138,22 +147,16 @@ class SteppedLog(MemoryLog):
         self._pause()
         return super().bounds(partition)
 
-    def writer(
-        self,
-        *,
-        waits: bool = True,
-        max_bytes: int = 1 << 20,
-        on_ready: Callable[[], None] | None = None,
-    ) -> MemoryWriter:
+    def writer(self, **given: Any) -> MemoryWriter:  # noqa: ANN401 -- passed on
         """As ever, a step later."""
         self._pause()
-        return super().writer(waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+        return super().writer(**given)
 
     def copy(self, offset: int) -> None:
         """Deliver a record once more, as a producer that is not idempotent."""
         record = next(each for each in self.stored(PLACE).records if each.offset == offset)
         with self.anyway():
-            self.append(TOPIC, 0, record.key, record.value, record.headers)
+            self.append(NewRecord(TOPIC, record.value, record.key, record.headers, 0))
 
     def _pause(self) -> None:
         writer = self.writers.get(threading.get_ident())
@@ -201,7 +204,7 @@ class World:
         """Compact all that is there, after a service had its time to repair."""
         self.repair()
         self.clock.advance(COMPACTION_LAG_S)
-        self.log.compact(PLACE, self.log.bounds(PLACE).end)
+        compact(self.log, self.log.bounds(PLACE).end)
 
     def ends_with_a_lost_record(self) -> bool:
         """See if the last record is neither in force nor a copy of what is."""
@@ -234,7 +237,7 @@ class World:
                 reader = self.table()
                 reader.read()
                 stored.records, stored.end = list(records), end
-                self.log.compact(PLACE, below)
+                compact(self.log, below)
                 assert reader.read()[NAME] == expected, (read, below)
         stored.records = records
 
@@ -369,7 +372,7 @@ def test_a_record_that_is_far_behind_is_set_right_for_readers_of_a_compacted_log
     expected = world.value()
 
     world.repair()
-    world.log.compact(PLACE, 4)
+    compact(world.log, 4)
 
     assert [each.offset for each in world.log.stored(PLACE).records] == [3, 4]
     assert world.value() == expected == ("start", "1", "2")
@@ -464,7 +467,7 @@ def test_a_record_without_a_number_counts_for_nothing_and_is_repaired(
 
     clock.advance(REPAIR_S)
     table.repair()
-    log.compact(PLACE, 2)
+    compact(log, 2)
 
     assert table_of(log, clock).read() == {NAME: ("ours",)}
 
@@ -539,15 +542,9 @@ class SilentWriter(MemoryWriter):
 class SilentLog(MemoryLog):
     """A log that takes records and does not say so."""
 
-    def writer(
-        self,
-        *,
-        waits: bool = True,
-        max_bytes: int = 1 << 20,
-        on_ready: Callable[[], None] | None = None,
-    ) -> MemoryWriter:
+    def writer(self, **_: object) -> MemoryWriter:
         """Make a silent one."""
-        return SilentWriter(self, waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+        return SilentWriter(self)
 
 
 def test_a_writer_that_always_loses_gives_up_and_says_so(clock: ManualClock) -> None:
@@ -565,19 +562,13 @@ class RivalLog(MemoryLog):
 
     rival: Table | None = None
 
-    def writer(
-        self,
-        *,
-        waits: bool = True,
-        max_bytes: int = 1 << 20,
-        on_ready: Callable[[], None] | None = None,
-    ) -> MemoryWriter:
+    def writer(self, **given: Any) -> MemoryWriter:  # noqa: ANN401 -- passed on
         """As ever, but the other first."""
         rival, self.rival = self.rival, None
         if rival is not None:
             rival.update(NAME, lambda _: ("theirs",), encode)
             self.rival = rival
-        return super().writer(waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+        return super().writer(**given)
 
 
 def test_the_topic_leaves_records_alone_for_an_hour(log: MemoryLog, clock: ManualClock) -> None:
@@ -615,7 +606,7 @@ def test_entries_stay_where_the_deleted_topic_is_not_there_yet(
 ) -> None:
     table = table_of(log, clock)
     table.update("a", lambda _: ("1",), encode)
-    log.delete_topic(TOPIC)
+    log.delete_topics([TOPIC])
     with pytest.raises(UnavailableError):
         table.refresh(0.0)
     assert table.refresh(0.0) == {"a": ("1",)}
@@ -670,18 +661,13 @@ def test_a_restore_beside_another_writer_says_so(clock: ManualClock) -> None:
     class Interrupted(MemoryLog):
         interrupts = False
 
-        def writer(
-            self,
-            *,
-            waits: bool = True,
-            max_bytes: int = 1 << 20,
-            on_ready: Callable[[], None] | None = None,
-        ) -> MemoryWriter:
+        def writer(self, **given: Any) -> MemoryWriter:  # noqa: ANN401 -- passed on
             if self.interrupts:
                 self.interrupts = False
                 with self.anyway():
-                    self.append(TOPIC, 0, NAME.encode(), encode(("other",)), ((NUMBER, b"9"),))
-            return super().writer(waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+                    header = (NUMBER, b"9")
+                    self.append(NewRecord(TOPIC, encode(("other",)), NAME.encode(), (header,), 0))
+            return super().writer(**given)
 
     log = Interrupted(clock)
     table = table_of(log, clock)

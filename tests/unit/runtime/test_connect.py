@@ -38,7 +38,7 @@ from common.spot.market.market_file import (
     SpotPool,
 )
 from common.spot.traces.spec import TraceSpec
-from common.testing.metadata_server import MetadataServer
+from tests.metadata_server import MetadataServer
 
 ON_DEMAND = OnDemandPool(usd_per_hour=0.3)
 EC2 = Ec2Provider(region="eu-central-1", launch_template="doll-worker")

@@ -125,7 +125,7 @@ def test_of_a_record_that_is_too_large_as_much_is_written_as_is_taken(
 
 def test_a_letter_that_cannot_be_delivered_for_another_reason_is_a_fault() -> None:
     log, letters = kafka(), [letter_of("j", TORN, 7, b"value")]
-    log.delete_topic("clicks.dlq")
+    log.delete_topics(["clicks.dlq"])
     with pytest.raises((DeliveryError, UnknownTopicError)) as raised:
         write(letters, log.writer(), WAIT_S)
     assert not isinstance(raised.value, RecordTooLargeError)
@@ -213,7 +213,7 @@ def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_
         letters.add(DeadLetterRecords((Skipped(*STREAM, offset, "torn"),), {STREAM: "ID"}))
         until(lambda: bool(faults) or letters.all_delivered, "it is delivered")
         assert [record.key for record in delivered(log)] == [f"job/ID/clicks[0]@{offset}".encode()]
-        log.delete_topic("clicks.dlq")
+        log.delete_topics(["clicks.dlq"])
     assert faults == []
     assert steps.close(WAIT_S)
 

@@ -21,7 +21,7 @@ from common.learning.checkpoint import Kind, unnamed
 from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
-from common.storage.memory import LIES, DyingBlobs, Lie, LyingBlobs, MemoryBlobs
+from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
 from common.storage.states import stored_state
 from common.storage.store import TAKEN_BACK_S, CheckpointStore
@@ -30,7 +30,9 @@ from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.testing.clock import ManualClock
 from common.wire.messages import frame
+from load.harness.s3_servers import LIES, Lie
 from services.coordinator.snapshots import SnapshotStore
+from tests.bad_blobs import DyingBlobs, LyingBlobs
 from tests.unit.cli.test_job import JOB
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from common.errors import UnavailableError
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.schemas import JobSchemas
-from common.ports.servers import NewTopic
+from common.ports.servers import NewRecord, NewTopic, Truncated
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.worker import WorkerMetrics
@@ -67,10 +67,10 @@ class WatchedLog(MemoryLog):
         super().__init__()
         self.appends: Callable[[str], object] = str
 
-    def append(self, topic: str, *record: Any, **more: Any) -> int:  # noqa: ANN401 -- passed on
+    def append(self, record: NewRecord) -> int:
         """Append a record and give its offset; the lock must be held."""
-        self.appends(topic)
-        return super().append(topic, *record, **more)
+        self.appends(record.topic)
+        return super().append(record)
 
 
 class Bench:
@@ -206,13 +206,21 @@ def test_the_end_of_a_log_that_holds_no_record_is_claimed_a_second_later() -> No
     assert claims == [(0, RECORDS + 1, RECORDS), (RECORDS + 1, RECORDS + 2, 0)]
 
 
-def test_after_a_record_below_its_place_that_came_after_a_cut_nothing_is_claimed() -> None:
+def test_after_a_record_below_its_place_that_came_after_a_cut_nothing_is_claimed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # s[0]       0 1 2 3 4   5: aborted, claimed as nothing
     #            cut at 5    5: a record, 6 to 12 more, of the next leader epoch
     bench = Bench()
     topic_id = bench.log.describe(["s"])["s"].topic_id
     bench.produce(b"aborted")
-    bench.log.cut(P, RECORDS)
+    with bench.log.anyway():
+        stored = bench.log.stored(P)
+        stored.records, stored.end = stored.records[:RECORDS], RECORDS
+    lost = Truncated(P, RECORDS, recreated=False)
+    monkeypatch.setattr(
+        bench.log, "loss", lambda _, known: lost if known.offset > RECORDS else None
+    )
     codec = make_codec("tensor", [Field("id", "int64")])
     bench.produce(*codec.encode({"id": np.arange(8)}))
     known = {P: LogPosition(RECORDS, topic_id, 0)}

@@ -73,7 +73,7 @@ class FailingLog(MemoryLog):
     def bounds(self, partition: Partition) -> Bounds:
         """As ever, but of a topic that is deleted just then."""
         if partition.topic == self.deletes:
-            self.delete_topic(partition.topic)
+            self.delete_topics([partition.topic])
         return super().bounds(partition)
 
     def spans(self) -> MemorySpanReader:
@@ -196,7 +196,7 @@ def test_a_gradient_thread_that_fails_ends_the_work_and_leaves_nothing(bench: Be
 
 def test_a_control_topic_that_is_gone_ends_the_work_and_leaves_nothing(bench: Bench) -> None:
     bench.produce()
-    bench.log.delete_topic(control_topic(NAME))
+    bench.log.delete_topics([control_topic(NAME)])
     with pytest.raises((UnknownTopicError, DeliveryError)):
         bench.run()
     assert bench.is_clean()

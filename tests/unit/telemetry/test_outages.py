@@ -90,7 +90,7 @@ def test_records_that_kafka_does_not_take_are_an_outage_until_it_takes_them() ->
     log, stream = logger_to()
     clock = ManualClock()
     outage = Outage(log, "redis", clock)
-    writer = LateWriter(MemoryLog(), waits=False, max_bytes=1, on_ready=None)
+    writer = LateWriter(MemoryLog())
     outage.watch(writer)
     assert ongoing() == {}
     writer.late_s += 1.0

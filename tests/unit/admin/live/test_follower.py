@@ -19,6 +19,7 @@ from common.jobs.spec import parse_job
 from common.jobs.watching import one_by_one
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
+from common.ports.servers import NewRecord
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.spot.provisioning.records import Ended, LaunchRequested, Lead, Started
 from common.wire.messages import AUDIT_FORMAT
@@ -310,7 +311,7 @@ def test_a_topic_whose_beginning_goes_is_read_anew(rig: Rig) -> None:
     rig.log.come_back()
     with rig.log.anyway():
         for version in range(6, 9):
-            rig.log.append(UPDATES.topic, 0, None, _encoded(version))
+            rig.log.append(NewRecord(UPDATES.topic, _encoded(version), partition=0))
         rig.log.expire(UPDATES, 8)
     eventually(lambda: rig.progress()["version"] == 8)
     with rig.follower.view() as view:
@@ -337,8 +338,8 @@ def _encoded(version: int) -> bytes:
 def test_garbage_is_passed_over(rig: Rig) -> None:
     rig.topics.audit(lead())
     with rig.log.anyway():
-        rig.log.append(UPDATES.topic, 0, None, b"\xff{")
-        rig.log.append(UPDATES.topic, 0, None, None)
+        rig.log.append(NewRecord(UPDATES.topic, b"\xff{", partition=0))
+        rig.log.append(NewRecord(UPDATES.topic, None, partition=0))
     rig.topics.audit(update(0, 1))
     rig.begin()
     assert rig.progress()["version"] == 1
@@ -347,7 +348,7 @@ def test_garbage_is_passed_over(rig: Rig) -> None:
 def test_what_a_newer_program_wrote_is_said(rig: Rig) -> None:
     with rig.log.anyway():
         later = b'{"type":"update","format":%d}' % (AUDIT_FORMAT + 1)
-        rig.log.append(UPDATES.topic, 0, None, later)
+        rig.log.append(NewRecord(UPDATES.topic, later, partition=0))
     eventually(lambda: rig.follower.ended_s is not None)
     with pytest.raises(UnavailableError, match="run a newer doll"):
         rig.follower.check()
@@ -383,7 +384,7 @@ def test_deleted_topics_are_read_again_once_they_are_back(rig: Rig) -> None:
     rig.topics.audit(lead(), update(0, 1), update(0, 2))
     rig.begin()
     with rig.log.anyway():
-        rig.log.delete_topic(UPDATES.topic)
+        rig.log.delete_topics([UPDATES.topic])
     eventually(lambda: "there is no" in rig.follower._away)  # noqa: SLF001
     Topics(rig.log).audit(lead(), update(0, 1))
     eventually(lambda: rig.progress()["version"] == 1)

@@ -74,11 +74,11 @@ def test_where_machines_on_demand_are_refused_the_plan_is_not_feasible_until_the
     # spot      ████ dearer than on demand, for good
     # on-demand      refused ░░░░░░░░░░░░ ████████
     desk = at_work(street)
-    street.fleet.refuse("on-demand")
+    street.fleet.faults.without.add("on-demand")
     street.prices.set("spot", 3.0)
     desk.run(60)
     review = desk.did(do.AppendPlan)[-1].record
-    street.fleet.offer("on-demand")
+    street.fleet.faults.without.discard("on-demand")
     desk.run(70)
 
     _, moved, refused, given = plans(street)
@@ -186,7 +186,7 @@ def test_who_watches_outages_is_asked_when_a_machine_cannot_be_had(street: Stree
     desk.on(events.ClaimsRead(tuple(batches(40, 8.0))))
     desk.run(60)
     before = len(plans(street))
-    street.fleet.refuse("spot")
+    street.fleet.faults.without.add("spot")
     street.fleet.preempt(*(machine.launch for machine in street.fleet.rented))
     desk.run(10)
 
@@ -248,7 +248,7 @@ def test_a_fleet_below_what_keeps_up_is_told_of_with_the_reason(street: Street) 
     desk = at_work(street)
     desk.run(60)
     assert street.written(Reviewed)[-1].warning == ""
-    street.fleet.refuse("spot")
+    street.fleet.faults.without.add("spot")
     street.fleet.preempt(1, 2, 3)
     desk.run(60)
 

@@ -31,7 +31,7 @@ from common.spot.provisioning.records import (
     client_token,
 )
 from common.spot.provisioning.term import UNREAD_S
-from common.testing.policies import Counting
+from tests.counting_policy import Counting
 from tests.unit.core.examples import batch
 from tests.unit.spot.provisioning.desk import ProviderThread, Street
 from tests.unit.spot.provisioning.examples import SETTINGS, T0, lead, ordered, planned, priced
@@ -206,14 +206,14 @@ def test_a_preempted_machine_is_replaced(street: Street) -> None:
 
 def test_a_pool_that_refuses_is_asked_later_and_later(street: Street) -> None:
     desk = at_work(street)
-    street.fleet.refuse("spot")
+    street.fleet.faults.without.add("spot")
     street.fleet.preempt(3)
     desk.run(40)
 
     asked = [record.at_s for record in street.written(LaunchRequested)][4:]
     gaps = [later - earlier for earlier, later in pairwise(asked)]
     assert gaps == [1, 2, 4, 8, 16]
-    street.fleet.offer("spot")
+    street.fleet.faults.without.discard("spot")
     desk.run(60)
     assert len(desk.provisioner.ledger.running) == 4
 
@@ -484,7 +484,7 @@ def test_when_fewer_are_wanted_spares_are_given_back(spares: ProviderThread) -> 
 def test_a_policy_is_told_what_runs_and_what_starts_up(
     street: Street, spares: ProviderThread
 ) -> None:
-    street.fleet.refuse("spot")
+    street.fleet.faults.without.add("spot")
     street.fleet.preempt(1, 2, 3)
     spares.run(4)
 
