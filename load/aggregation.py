@@ -8,19 +8,11 @@ over 127.0.0.1, gradients of no cost; this process takes the leader's part, and 
 audited. All processes share this machine's processors, so wall times are upper bounds of what as
 many machines would take. `leader_…` are of a whole job on real servers, 4 workers with 1 MB, whose
 leader ends itself at each of the points of `load.faults.leader_points`; `ddp_…` are of such a job
-without faults, beside plain DDP. `torchft_…` are of torchft 0.2.0 with the same model, of which
-replicas are killed, and `beside_torchft_ms` is of a job with the same kills. That has to be
-installed apart: by default in out/torchft, `python -m venv out/torchft && out/torchft/bin/pip
-install torch==2.13.0 numpy msgspec torchft==0.2.0`. It listens on all interfaces, so it runs in a
-network of its own (`unshare`). Where one of both is not to be had, that is told.
+without faults, beside plain DDP.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -39,15 +31,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 import numpy as np
-from rich.progress import track
 
 from common.embedded.redis import EmbeddedRedis
 from common.testing.counting import ENTRYPOINT
-from load.faults.disturbances import end_leaders, kill_members
+from load.faults.disturbances import end_leaders
 from load.faults.drill import Conditions, Drill
 from load.harness import report
 from load.harness.stack import NotMeasuredError, await_until, servers
 from load.throughput.members import START_S, Member, Pace
+from load.throughput.ranks import run_ranks
 
 _MB = 250_000  # weights, float32
 _BLOWS = 30
@@ -56,10 +48,6 @@ _COPIES = 5
 _DDP = Path(__file__).parent / "throughput" / "plain_ddp.py"
 _SIDE, _UPDATES, _GRADIENT_S = 4, 30, 0.02  # workers or ranks, updates of each side
 _SIDE_S = 200.0
-_TORCHFT = Path(__file__).parent / "throughput" / "torchft_group.py"
-_TORCHFT_PYTHON = Path(__file__).parents[1] / "out" / "torchft" / "bin" / "python"
-_TORCHFT_KILLS, _TORCHFT_S = 10, 300.0
-_APART = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"')
 _POINTS_S = 400.0  # the backlog lasts so long: until twelve leaders have come back
 _FOREVER = 10**9  # updates
 # A worker's death shows in its connection to Redis at the leader's next look.
@@ -178,28 +166,8 @@ def _ended_leaders(kafka: str) -> tuple[list[float], int]:
 
 def _ddp_per_s(weights: int) -> float:
     """Updates of plain DDP."""
-    with tempfile.TemporaryDirectory(prefix="doll-ddp-") as folder:
-        ranks = [
-            subprocess.Popen(  # noqa: S603 -- our own command line, no shell
-                [
-                    *(sys.executable, str(_DDP), str(weights), str(_GRADIENT_S), str(_UPDATES)),
-                    *(str(rank), str(_SIDE), folder),
-                ],
-                stdout=subprocess.PIPE,
-                env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-            )
-            for rank in range(_SIDE)
-        ]
-        try:
-            answers = [rank.communicate(timeout=_SIDE_S)[0] for rank in ranks]
-        except subprocess.TimeoutExpired as error:
-            raise NotMeasuredError(f"DDP did not end in {_SIDE_S:g} s") from error
-        finally:
-            for rank in ranks:
-                rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise NotMeasuredError("a rank of DDP failed")
-    return 1 / max(float(json.loads(answer)) for answer in answers)
+    words = [str(weights), str(_GRADIENT_S), str(_UPDATES)]
+    return 1 / max(float(each["update_s"]) for each in run_ranks(_DDP, words, _SIDE, _SIDE_S))
 
 
 def _job_per_s(kafka: str, weights: int) -> float:
@@ -224,48 +192,6 @@ def _beside_ddp(kafka: str, megabytes: int) -> report.Figure:
     found = _job_per_s(kafka, weights) / _ddp_per_s(weights)
     name = f"updates/s by those of plain DDP, {_SIDE} x {megabytes} MB, gradients of 20 ms"
     return report.Figure(name, found, 2, least=0.75, goal=0.9)
-
-
-@cache
-def _torchft(python: Path) -> dict[str, Any] | None:
-    """What its replicas reached; None where it cannot be run here."""
-    lacks = [each for each in ("unshare", "ip") if shutil.which(each) is None]
-    if not python.exists():
-        lacks.append(str(python))
-    if not lacks:
-        try:
-            subprocess.run([*_APART, str(python), "-c", "import torchft"], check=True)  # noqa: S603 -- our own command line
-        except subprocess.CalledProcessError:
-            lacks.append("a network of its own with torchft in it")
-    if lacks:
-        print(f"torchft is not beside it: there is no {', no '.join(lacks)}", flush=True)
-        return None
-    command = [str(python), str(_TORCHFT), str(_MB), str(_GRADIENT_S), str(_UPDATES)]
-    try:
-        ended = subprocess.run(  # noqa: S603 -- likewise
-            [*_APART, *command, str(_TORCHFT_KILLS)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            check=True,
-            timeout=_TORCHFT_S,
-        )
-    except subprocess.SubprocessError as error:
-        raise NotMeasuredError(f"torchft: {error}") from error
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
-
-
-def beside_torchft_ms(kafka: str) -> report.Figure:
-    """A job with the same gradients, killed while all add up: nothing is thrown away."""
-    conditions = Conditions(
-        _SIDE, _SIDE, gradient_s=_GRADIENT_S, weights=_MB, aggregation="replicas"
-    )
-    with servers(kafka, tasks=(ENTRYPOINT,)) as on:
-        drill = Drill(on, "kills", conditions, seconds=_POINTS_S)
-        with closing(drill):
-            found = [each.values_ms[0] for each in kill_members(drill, _TORCHFT_KILLS)]
-    name = f"ms from SIGKILL to the update in flight, a job of 4 x 1 MB, {_TORCHFT_KILLS} times"
-    return report.Figure(f"{name}: median", median(found), 0)
 
 
 _KILLED = f"ms from SIGKILL to the next update, 4 x 1 MB, {_BLOWS} times"
@@ -309,50 +235,17 @@ ON_SERVERS: dict[str, Callable[[str], report.Figure]] = {
     ),
     "ddp_25mb": lambda kafka: _beside_ddp(kafka, 25),
     "ddp_100mb": lambda kafka: _beside_ddp(kafka, 100),
-    "beside_torchft_ms": beside_torchft_ms,
-}
-# There are no bars for torchft.
-IN_TORCHFT: dict[str, Callable[[dict[str, Any]], report.Figure]] = {
-    "torchft_ms": lambda it: report.Figure(
-        f"ms from SIGKILL to the next step, torchft 0.2.0, 4 x 1 MB, {_TORCHFT_KILLS}x: median",
-        median(it["repaired_ms"]),
-    ),
-    "torchft_longest_ms": lambda it: report.Figure("the same: longest", max(it["repaired_ms"])),
-    "torchft_thrown_away": lambda it: report.Figure(
-        "the same: steps thrown away in all", sum(it["thrown_away"])
-    ),
-    "torchft_per_s": lambda it: report.Figure(
-        "steps/s of torchft 0.2.0 without faults, 4 x 1 MB, gradients of 20 ms",
-        1 / it["updates_s"],
-        1,
-    ),
 }
 
 
 def main() -> int:
     """Measure, report, judge."""
     parser = report.parser(__doc__, "python load/aggregation.py --only kill_median_ms")
-    names = [*FIGURES, *ON_SERVERS, *IN_TORCHFT]
+    names = [*FIGURES, *ON_SERVERS]
     parser.add_argument("--only", choices=names, nargs="+", default=names)
-    parser.add_argument(
-        "--torchft-python", type=Path, default=_TORCHFT_PYTHON, help="that has torchft 0.2.0"
-    )
     given = parser.parse_args()
-    machine = report.machine()
-    found: dict[str, report.Figure] = {}
-    for name in track(given.only, "figures", transient=True):
-        if name in FIGURES:
-            found[name] = FIGURES[name]()
-        elif name in ON_SERVERS:
-            found[name] = ON_SERVERS[name](given.kafka)
-        elif (of_torchft := _torchft(given.torchft_python)) is not None:
-            found[name] = IN_TORCHFT[name](of_torchft)
-    answer = report.Found("Aggregation among workers", list(found.values()), {})
-    answer.draw()
-    result = {
-        name: {"value": it.value, "bar": it.bar, "goal": it.goal} for name, it in found.items()
-    }
-    return report.conclude(given.json, machine, result, answer.short())
+    on_servers = {name: partial(measure, given.kafka) for name, measure in ON_SERVERS.items()}
+    return report.measure_figures("Aggregation among workers", given, FIGURES | on_servers)
 
 
 if __name__ == "__main__":

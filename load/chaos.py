@@ -27,7 +27,7 @@ import tempfile
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import cycle
 from math import inf
@@ -102,7 +102,7 @@ class Plan:
     workers: int
     coordinators: int
     rate_per_s: float
-    only: tuple[str, ...] = ()  # words; nothing but faults whose kind has one of them
+    only: Sequence[str] = ()  # words; nothing but faults whose kind has one of them
     losses: bool = False  # Kafka loses records that it has acknowledged, too
     lies: bool = False  # object storage answers wrongly while coordinators start
     saturated: bool = False  # a backlog always waits
@@ -413,7 +413,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the schedule; default %(default)d")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--coordinators", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=200.0, help="records/s; default %(default)g")
+    parser.add_argument(
+        "--rate",
+        dest="rate_per_s",
+        type=float,
+        default=200.0,
+        help="records/s; default %(default)g",
+    )
     parser.add_argument(
         "--losses", action="store_true", help="Kafka loses records, too, and the job is resumed"
     )
@@ -453,21 +459,9 @@ def main() -> int:
     given = parser.parse_args()
     if given.tiers and given.aggregation != "slices":
         parser.error("--tiers: is of --aggregation slices: add that")
-    plan = Plan(
-        seconds=60 * given.minutes,
-        seed=given.seed,
-        workers=given.workers,
-        coordinators=given.coordinators,
-        rate_per_s=given.rate,
-        only=tuple(given.only),
-        losses=given.losses,
-        lies=given.lies,
-        saturated=given.saturated,
-        burn=given.burn,
-        synchronisation=given.synchronisation,
-        aggregation=given.aggregation,
-        tiers=given.tiers,
-    )
+    names = {each.name for each in fields(Plan)}
+    own = {name: value for name, value in vars(given).items() if name in names}
+    plan = Plan(seconds=60 * given.minutes, **own)
     folder = given.logs or Path(tempfile.mkdtemp(prefix="doll-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     machine = report.machine()

@@ -29,14 +29,14 @@ from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.ports.servers import Board, Log, NewTopic
-from common.runtime.connect import open_boards, open_log
+from common.runtime.connect import open_boards
 from common.testing.counting import ENTRYPOINT
 from load.harness import report
 from load.harness.counting import CountingJob, counting_job
 from load.harness.processor import Processor
 from load.harness.report import Figure, Found
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events, servers
-from load.jobs_admin import measure_admin
+from load.jobs_admin import PARTITIONS, SPEC, STREAM, measure_admin
 
 WORKERS, RECORDS = 4, 200  # of a spread; records are of each job
 _SETTLES_S = 10.0  # after all are led, and after an empty one has started
@@ -49,19 +49,6 @@ _FLUSH_S = 60.0
 _LONGEST_S = 900.0
 SUBMITTED_S = 0.2  # the last of all jobs, by the command
 _COMMANDS = 5  # the last jobs are submitted by processes of their own
-_STREAM = "submitted"
-_PARTITIONS = 4
-_SPEC = f"""
-name: {{name}}
-streams: [{_STREAM}]
-records:
-  fields: {{{{features: {{{{dtype: float32, shape: [41]}}}}, label: {{{{dtype: int64}}}}}}}}
-task: {{{{name: tabular-mlp, classes: 2}}}}
-batch_size: 256
-group_size: 20
-optimizer: {{{{name: adam, learning_rate: 1.0e-3}}}}
-stop: {{{{deadline_s: 86400}}}}
-"""
 # Its start is what every command takes: the interpreter, the libraries, the command line's parser.
 _COMMAND = """\
 import sys
@@ -91,9 +78,8 @@ def measure_idle(on: Servers, jobs: int) -> Found:
         check([empty])
         empty_bytes = psutil.Process(empty.pid).memory_info().rss
         empty.stop()
-        with closing(open_log(on.settings, "load")) as log:
-            specs = [counting_job(f"idle-{number}", 200, 0.0) for number in range(jobs)]
-            names = [CountingJob(spec, on.settings, log, 1).name for spec in specs]
+        specs = [counting_job(f"idle-{number}", 200, 0.0) for number in range(jobs)]
+        names = [CountingJob(spec, on.settings, on.log, 1).name for spec in specs]
         stack.callback(on.stop_jobs, *names)
         began = monotonic()
         service = on.start("coordinator", "idle")
@@ -170,16 +156,14 @@ def measure_spread(on: Servers, jobs: int) -> Found:
     Raises:
         NotMeasuredError: If something did not run as it should.
     """
-    log = open_log(on.settings, "load")
     with ExitStack() as stack:
         boards = stack.enter_context(closing(open_boards(on.settings)))
         specs = [counting_job(f"spread-{number}", RECORDS, 0.0) for number in range(jobs)]
         watched = [
-            _Watched(CountingJob(spec, on.settings, log, 1), boards.board(spec.name))
+            _Watched(CountingJob(spec, on.settings, on.log, 1), boards.board(spec.name))
             for spec in specs
         ]
-        services = [on.start("coordinator", "spread-coordinator")]
-        services += [on.start("worker", f"spread-worker-{number}") for number in range(WORKERS)]
+        services = on.start_all(WORKERS)
         stack.callback(stop_all, services)
         stack.callback(on.stop_jobs, *(each.job.name for each in watched))
         await_until(
@@ -187,7 +171,7 @@ def measure_spread(on: Servers, jobs: int) -> Found:
             _SPREAD_LED_S,
             "a leader of every job",
         )
-        _produce(log, watched)
+        _produce(on.log, watched)
         since = monotonic()
 
         def drained() -> bool:
@@ -249,13 +233,12 @@ def measure_submit(on: Servers, jobs: int) -> Found:
         NotMeasuredError: If a command failed.
     """
     here_s = list[float]()
-    with closing(open_log(on.settings, "load")) as log:
-        log.create_topics([NewTopic(_STREAM, _PARTITIONS)])
-        with closing(JobStore(log)) as book:
-            for number in range(jobs - _COMMANDS):
-                began = monotonic()
-                book.submit(parse_job(_SPEC.format(name=f"submit-{number}")))
-                here_s.append(monotonic() - began)
+    on.log.create_topics([NewTopic(STREAM, PARTITIONS)])
+    with closing(JobStore(on.log)) as book:
+        for number in range(jobs - _COMMANDS):
+            began = monotonic()
+            book.submit(parse_job(SPEC.format(name=f"submit-{number}")))
+            here_s.append(monotonic() - began)
     commands_s = [_submitted(on, f"submit-{number}") for number in range(jobs - _COMMANDS, jobs)]
     figures = (
         Figure("`doll job submit`, median, s", median(commands_s), 3, SUBMITTED_S),
@@ -270,7 +253,7 @@ def measure_submit(on: Servers, jobs: int) -> Found:
 def _submitted(on: Servers, name: str) -> float:
     """How long the command took for a job, in seconds."""
     file = on.logs / f"{name}.yaml"
-    file.write_text(_SPEC.format(name=name))
+    file.write_text(SPEC.format(name=name))
     command = (sys.executable, "-c", _COMMAND, str(file))
     environment = environment_of(on.settings)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 -- our own command line

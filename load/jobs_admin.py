@@ -39,7 +39,7 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, JobStore
 from common.kafka.names import control_topic, updates_topic
 from common.ports.servers import NewTopic
-from common.runtime.connect import open_boards, open_log
+from common.runtime.connect import open_boards
 from common.wire.messages import encode_audit, encode_claim
 from load.harness import report
 from load.harness.asking import Address, on_schedule
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
     from common.ports.servers import Board, Log
 
-_STREAM, _PARTITIONS = "watched", 4
-_SPEC = f"""
+STREAM, PARTITIONS = "watched", 4
+SPEC = f"""
 name: {{name}}
-streams: [{_STREAM}]
+streams: [{STREAM}]
 records:
   fields: {{{{features: {{{{dtype: float32, shape: [41]}}}}, label: {{{{dtype: int64}}}}}}}}
 task: {{{{name: tabular-mlp, classes: 2}}}}
@@ -103,7 +103,7 @@ def measure_admin(on: Servers, jobs: int) -> Found:
         NotMeasuredError: If something did not run as it should.
     """
     with ExitStack() as stack:
-        log = open_log(on.settings, "load")
+        log = on.log
         records = _submit(log, jobs)
         running = [each for each in records if each.wanted == "running"]
         boards = stack.enter_context(closing(open_boards(on.settings)))
@@ -164,14 +164,14 @@ def measure_admin(on: Servers, jobs: int) -> Found:
 
 def _submit(log: Log, jobs: int) -> list[JobRecord]:
     """Submit all jobs, and pause nine of ten."""
-    log.create_topics([NewTopic(_STREAM, _PARTITIONS)])
+    log.create_topics([NewTopic(STREAM, PARTITIONS)])
     running = jobs // 10
     with closing(JobStore(log)) as book, ThreadPoolExecutor(_WRITERS) as threads:
         book.read()
 
         def submit(number: int) -> JobRecord:
             name = f"load-{number:04}"
-            record = _again(lambda: book.submit(parse_job(_SPEC.format(name=name))))
+            record = _again(lambda: book.submit(parse_job(SPEC.format(name=name))))
             if number < running:
                 return record
             return _again(lambda: book.want(name, "paused", "prices are high: until Monday"))
@@ -193,8 +193,8 @@ def _go_on(log: Log, works: list[_Work], ended: threading.Event) -> None:
         version += 1
         for work in works:
             job, first = work.record.id, work.record.first
-            begin = first[Partition(_STREAM, 0)] + 256 * (version - 1)
-            spans = (Span(_STREAM, 0, begin, begin + 256),)
+            begin = first[Partition(STREAM, 0)] + 256 * (version - 1)
+            spans = (Span(STREAM, 0, begin, begin + 256),)
             claim = BatchReady(WorkerId("w1"), spans, 256, ())
             writer.append(control_topic(job), encode_claim(claim))
             batch = Batch(version - 1, WorkerId("w1"), spans, 256)
@@ -270,7 +270,7 @@ def _change(address: Address, names: list[str]) -> tuple[list[float], Counter[in
                 name = f"more-{number:04}"
                 answer = await client.post(
                     "/v1/jobs",
-                    content=_SPEC.format(name=name),
+                    content=SPEC.format(name=name),
                     headers={"Content-Type": "application/yaml"},
                 )
             statuses[answer.status_code] += 1

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from common.embedded.services import stop_all
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
-from common.runtime.connect import open_board, open_log
+from common.runtime.connect import open_board
 from load.harness import report
 from load.harness.processor import Block, Processor
 from load.harness.stack import (
@@ -60,19 +60,15 @@ class Pipeline:
     """The job on its processes, frozen except while it is measured."""
 
     def __init__(self, on: Servers, job: JobSpec, records: int) -> None:
-        self._log = open_log(on.settings, "load")
         self._board = open_board(on.settings, job.name)
-        self._book = JobStore(self._log)
+        self._book = JobStore(on.log)
         self._job = job.name
         self._records = records
         self._book.submit(job)
         self.kafka = on.kafka
-        self.services = [
-            on.start("coordinator", "coordinator"),
-            *(on.start("worker", f"worker-{n}") for n in range(_WORKERS)),
-        ]
+        self.services = on.start_all(_WORKERS)
         self._pids = {service.name: service.pid for service in self.services} | on.pids
-        self._meter = UpdatesMeter(self._log, job.name)
+        self._meter = UpdatesMeter(on.log, job.name)
         self._warm()
         self._rest()
 
@@ -152,7 +148,7 @@ def set_up(given: argparse.Namespace) -> Iterator[tuple[Pipeline, Reference]]:
     case = CASES[given.case]
     with ExitStack() as stack:
         on = stack.enter_context(servers(given.kafka))
-        log, job = open_log(on.settings, "load"), case.job(f"load-{case.name}", _TOPIC)
+        log, job = on.log, case.job(f"load-{case.name}", _TOPIC)
         codec, reference = codec_of(job), None
         per_s = _LOGISTIC_PER_S
         if case.name == "cnn":

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,6 @@ from load.harness.stack import Servers, servers
 
 _START_S = 60.0
 _PER_DISTURBANCE_S = 40.0  # the backlog lasts so long: to load torch on a busy machine, to join
-_UNLIMITED_MS = float("inf")
 _SPREAD = {"median": 0.5, "p95": 0.95, "max": 1.0}
 
 
@@ -50,9 +50,9 @@ class Measurement(NamedTuple):
     value: str  # what is judged
     times: int
     disturb: Callable[[Drill, int], Iterator[Disturbance]]
-    coordinators: int
-    median_ms: float  # at most
     max_ms: float
+    median_ms: float = inf  # at most
+    coordinators: int = 1
     weights: int = 0  # of a model that workers hold, and add up among themselves; 0: the board's
     # Batches that a worker may hold, in K: those of a newcomer wait behind all that others hold.
     waiting_groups: int = Conditions.waiting_groups
@@ -64,49 +64,26 @@ def measurements(conditions: Conditions) -> dict[str, Measurement]:
     return {
         "worker": Measurement(
             "a worker is killed in the middle of its gradient",
-            "kill to the update in flight",
-            30,
-            kill_workers,
-            coordinators=1,
-            median_ms=300.0,
-            max_ms=1000.0,
+            *("kill to the update in flight", 30, kill_workers, 1000.0, 300.0),
         ),
         "notice": Measurement(
             "a worker is asked to leave in the middle of a round",
-            "delay of an update until it has left",
-            10,
-            ask_to_leave,
-            coordinators=1,
-            median_ms=_UNLIMITED_MS,
-            max_ms=gradient_ms,
+            *("delay of an update until it has left", 10, ask_to_leave, gradient_ms),
         ),
         "start": Measurement(
             "one more worker is started",
             "its process's start to the first update with its gradient",
-            10,
-            start_workers,
-            coordinators=1,
-            median_ms=_UNLIMITED_MS,
-            max_ms=2500.0,
+            *(10, start_workers, 2500.0),
             waiting_groups=2,  # a job's default
         ),
         "takeover": Measurement(
             "the leader is killed, its standby is warm",
-            "kill to the new leader's first trigger",
-            10,
-            kill_leaders,
+            *("kill to the new leader's first trigger", 10, kill_leaders, 300.0),
             coordinators=2,
-            median_ms=_UNLIMITED_MS,
-            max_ms=300.0,
         ),
         "group": Measurement(
             "a worker is killed while all add up among themselves, 1 MB",
-            "kill to the update in flight",
-            30,
-            kill_members,
-            coordinators=1,
-            median_ms=150.0,
-            max_ms=300.0,
+            *("kill to the update in flight", 30, kill_members, 300.0, 150.0),
             weights=250_000,
         ),
     }

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.embedded.services import Service, stop_all
-from common.jobs.store import JobStore
-from common.runtime.connect import open_board, open_log
+from common.runtime.connect import open_board
 from common.testing.costless import ENTRYPOINT
 from load.harness import report
-from load.harness.counting import spec_of
+from load.harness.counting import costless_spec
 from load.harness.processor import Processor
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events, servers
 from load.harness.updates import Pace, UpdatesMeter
@@ -31,7 +30,6 @@ from load.throughput.backlog import check_left, produce
 
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
-    from common.ports.servers import Log
 
 TOPIC = "records"
 _PARTITIONS = 20  # one at least for each worker of the largest scenario
@@ -60,12 +58,8 @@ class Scenario(NamedTuple):
 
     def job(self) -> JobSpec:
         """The job."""
-        return spec_of(
-            {"x": {"dtype": "float32"}},
-            name=self.name,
-            streams=[TOPIC],
-            task={"entrypoint": ENTRYPOINT, "weights": self.weights},
-            optimizer={"name": "sgd", "learning_rate": 1e-6},
+        return costless_spec(
+            *(self.name, TOPIC, self.weights),
             batch_size=1,
             group_size=self.group_size,
             waiting_batches=_WAITING,
@@ -124,8 +118,7 @@ class Fleet:
     """A coordinator, and as many workers as the scenarios have needed so far."""
 
     def __init__(self, on: Servers) -> None:
-        self._on = on
-        self.settings = on.settings
+        self.on = on
         self.coordinator = on.start("coordinator", "coordinator")
         self.workers = list[Service]()
 
@@ -136,7 +129,7 @@ class Fleet:
 
     def pids(self) -> dict[str, int]:
         """Process ids, by name."""
-        return {service.name: service.pid for service in self.services} | self._on.pids
+        return {service.name: service.pid for service in self.services} | self.on.pids
 
     def grow(self, workers: int) -> None:
         """Start workers until there are so many; each takes whatever job there is.
@@ -148,7 +141,7 @@ class Fleet:
             NotMeasuredError: If one does not start.
         """
         for number in range(len(self.workers), workers):
-            self.workers.append(self._on.start("worker", f"worker-{number}"))
+            self.workers.append(self.on.start("worker", f"worker-{number}"))
         deadline = time.monotonic() + self.patience_s
         for worker in self.workers:
             await_until(
@@ -178,24 +171,22 @@ def _started(service: Service) -> bool:
     return bool(events(service, "service_started"))
 
 
-def measure(scenario: Scenario, fleet: Fleet, log: Log, backlog: int, seconds: float) -> Measured:
+def measure(scenario: Scenario, fleet: Fleet, backlog: int, seconds: float) -> Measured:
     """Run one scenario from its job's submission to its end."""
     fleet.grow(scenario.workers)
-    with closing(JobStore(log)) as book:
-        job = book.submit(scenario.job()).spec.name
-        with closing(UpdatesMeter(log, job)) as meter:
-            try:
-                still = {worker.name for worker in fleet.workers}
-                meter.await_workers(still, 0, fleet.patience_s)
-            except NotMeasuredError:
-                check(fleet.services)
-                raise
-            meter.measure(_WARM_S)
-            processor = Processor(fleet.pids())
-            pace = meter.measure(seconds)
-            cores = processor.cores()
-        check_left(open_board(fleet.settings, job), backlog)
-        book.want(job, "stopped", "measured")
+    job = fleet.on.submit(scenario.job()).spec.name
+    with closing(UpdatesMeter(fleet.on.log, job)) as meter:
+        try:
+            meter.await_workers({worker.name for worker in fleet.workers}, 0, fleet.patience_s)
+        except NotMeasuredError:
+            check(fleet.services)
+            raise
+        meter.measure(_WARM_S)
+        processor = Processor(fleet.pids())
+        pace = meter.measure(seconds)
+        cores = processor.cores()
+    check_left(open_board(fleet.on.settings, job), backlog)
+    fleet.on.stop_jobs(job)
 
     def all_told() -> bool:
         told = fleet.stage_times(job)
@@ -233,13 +224,12 @@ def main() -> int:
     given = parser.parse_args()
     machine, found = report.machine(), list[Measured]()
     with servers(given.kafka, tasks=(ENTRYPOINT,)) as on:
-        log = open_log(on.settings, "load")
         values = [bytes(4)]  # a zero, float32
         backlog = int(_PER_S * (given.seconds + 2 * _WARM_S) * _GROUP_SIZE)
-        produce(log, TOPIC, _PARTITIONS, values, backlog)
+        produce(on.log, TOPIC, _PARTITIONS, values, backlog)
         with closing(Fleet(on)) as fleet:
             for scenario in (each for each in SCENARIOS if each.name in given.only):
-                found.append(measure(scenario, fleet, log, backlog, given.seconds))
+                found.append(measure(scenario, fleet, backlog, given.seconds))
                 pace = found[-1].pace.updates_per_s
                 print(f"{scenario.name}: {pace:,.0f} updates/s", flush=True)
     _print(found, on.kafka, given.seconds)

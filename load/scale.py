@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.embedded.services import Service, stop_all
 from common.errors import UnavailableError
-from common.jobs.store import JobRecord, JobStore
+from common.jobs.store import JobStore
 from common.kafka.names import updates_topic
 from common.kafka.read import read_decoded
 from common.ports.servers import Board, Log, NewTopic
@@ -39,7 +39,7 @@ from common.runtime.connect import open_board, open_log
 from common.storage.snapshot_file import from_bytes
 from common.testing.costless import ENTRYPOINT
 from load.harness import history, report
-from load.harness.counting import spec_of
+from load.harness.counting import costless_spec
 from load.harness.outside import Outside
 from load.harness.processor import Processor, used_s
 from load.harness.stack import NotMeasuredError, await_until, check, events, servers
@@ -159,20 +159,9 @@ class Coordinators:
         return -1 if leader_status is None else leader_status.epoch
 
 
-def job(**more: object) -> JobSpec:
+def job(batch_size: int = _BATCH_SIZE, group_size: int = _GROUP_SIZE) -> JobSpec:
     """A job whose gradients cost nothing."""
-    fields = {"x": {"dtype": "float32"}}
-    task = {"entrypoint": ENTRYPOINT, "weights": 100}
-    optimizer = {"name": "sgd", "learning_rate": 1e-6}
-    sizes = {"batch_size": _BATCH_SIZE, "group_size": _GROUP_SIZE}
-    settings = {"task": task, "optimizer": optimizer, **sizes, **more}
-    return spec_of(fields, name=_JOB, streams=[TOPIC], **settings)
-
-
-def submit(log: Log, spec: JobSpec) -> JobRecord:
-    """Submit a job."""
-    with closing(JobStore(log)) as book:
-        return book.submit(spec)
+    return costless_spec(_JOB, TOPIC, batch_size=batch_size, group_size=group_size)
 
 
 def make_stream(log: Log, partitions: int) -> None:
@@ -192,11 +181,10 @@ def with_partitions(kafka: str, size: int) -> dict[str, float]:
     """One stream of so many partitions: a worker that reads it, coordinators of its job."""
     with ExitStack() as stack:
         on = stack.enter_context(servers(kafka, tasks=(ENTRYPOINT,)))
-        log = stack.enter_context(closing(open_log(on.settings, "load")))
         board = stack.enter_context(closing(open_board(on.settings, _JOB)))
-        make_stream(log, size)
+        make_stream(on.log, size)
         began, used = time.monotonic(), time.process_time()
-        submit(log, job())
+        on.submit(job())
         found = {
             "submission, s": time.monotonic() - began,
             "submission, processor s": time.process_time() - used,
@@ -206,7 +194,7 @@ def with_partitions(kafka: str, size: int) -> dict[str, float]:
         coordinators.begin()
         worker = on.start("worker", "worker")
         stack.callback(stop_all, [worker])
-        found["largest audit record, KB"] = _largest_update(log, board, size) / 1e3
+        found["largest audit record, KB"] = _largest_update(on.log, board, size) / 1e3
         found |= coordinators.longest()
         time.sleep(_SETTLES_S)
         watched = {"leader": coordinators.leader, "worker": worker}
@@ -259,11 +247,10 @@ def with_workers(kafka: str, size: int) -> dict[str, float]:
     """So many workers, and one batch of each in an update."""
     with ExitStack() as stack:
         on = stack.enter_context(servers(kafka, tasks=(ENTRYPOINT,), forks=True))
-        log = stack.enter_context(closing(open_log(on.settings, "load")))
-        produce(log, TOPIC, size, [_ZERO], _BACKLOG)
+        produce(on.log, TOPIC, size, [_ZERO], _BACKLOG)
         fleet = stack.enter_context(closing(Fleet(on)))
         scenario = Scenario(_JOB, 100, size, group_size=size)
-        found = measure(scenario, fleet, log, _BACKLOG, _ROUNDS_S)
+        found = measure(scenario, fleet, _BACKLOG, _ROUNDS_S)
         batch_us = 1e6 / (found.pace.updates_per_s * size)
     ours = ("workers", "coordinator", "redis", "kafka")
     return {
@@ -277,12 +264,11 @@ def with_history(kafka: str, size: int) -> dict[str, float]:
     """So many updates in the job's past, of one batch each."""
     with ExitStack() as stack:
         on = stack.enter_context(servers(kafka, tasks=(ENTRYPOINT,)))
-        log = stack.enter_context(closing(open_log(on.settings, "load")))
         board = stack.enter_context(closing(open_board(on.settings, _JOB)))
-        make_stream(log, 1)
-        record = submit(log, job(batch_size=1, group_size=1))
-        produce(log, TOPIC, 1, [_ZERO], size)
-        history.write(on.settings, log, record, size)
+        make_stream(on.log, 1)
+        record = on.submit(job(batch_size=1, group_size=1))
+        produce(on.log, TOPIC, 1, [_ZERO], size)
+        history.write(on.settings, on.log, record, size)
         coordinators = Coordinators(partial(on.start, "coordinator"), board)
         stack.callback(coordinators.close)
         coordinators.begin()
@@ -299,7 +285,8 @@ def with_distance(_: str, size: int) -> dict[str, float]:
         log = stack.enter_context(closing(open_log(outside.settings, "load")))
         board = stack.enter_context(closing(open_board(outside.settings, _JOB)))
         make_stream(log, 4)
-        submit(log, job())
+        with closing(JobStore(log)) as book:
+            book.submit(job())
         outside.kafka_links[0].slow(size / 1e3)
         settings = outside.worker_settings(0)
         start = partial(_started, settings=settings, logs=folder)

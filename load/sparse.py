@@ -11,12 +11,9 @@ stand still while somebody looks at the test rows.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack, closing, contextmanager
 from math import inf
 from pathlib import Path
@@ -34,16 +31,16 @@ from rich.progress import track
 from common.core.spans import Partition
 from common.embedded.services import Service, stop_all
 from common.jobs.build import codec_of
-from common.jobs.store import JobStore
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board, open_log
+from common.runtime.connect import open_board
 from load.harness import report
 from load.harness.counting import spec_of
 from load.harness.processor import used_s
 from load.harness.stack import NotMeasuredError, Servers, check, servers
 from load.throughput.backlog import partitions_for, produce
 from load.throughput.learning import LOOK_EVERY, MOST_UPDATES, SETS, Judge, Learning
+from load.throughput.ranks import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +48,7 @@ if TYPE_CHECKING:
     from common.core.messages import ModelId
     from common.data.records import Records
     from common.jobs.spec import JobSpec
-    from common.ports.servers import Board, Log
+    from common.ports.servers import Board
 
 _DDP = Path(__file__).parent / "throughput" / "ddp.py"
 _TOPIC = "rows"
@@ -126,25 +123,7 @@ def run_ddp(name: str, workers: int) -> Side:
     Raises:
         NotMeasuredError: If a rank fails, or the target is not reached.
     """
-    with tempfile.TemporaryDirectory(prefix="doll-load-") as folder:
-        ranks = [
-            subprocess.Popen(  # noqa: S603 -- our own command line, no shell
-                [sys.executable, str(_DDP), name, str(rank), str(workers), folder],
-                stdout=subprocess.PIPE,
-                env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-            )
-            for rank in range(workers)
-        ]
-        try:
-            answers = [rank.communicate(timeout=_DDP_S)[0] for rank in ranks]
-        except subprocess.TimeoutExpired as error:
-            raise NotMeasuredError(f"{name}: DDP did not end in {_DDP_S:g} s") from error
-        finally:
-            for rank in ranks:
-                rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise NotMeasuredError(f"{name}: a rank of DDP has failed")
-    found = [json.loads(answer) for answer in answers]
+    found = run_ranks(_DDP, [name], workers, _DDP_S)
     return Side(
         found[0]["seconds"],
         sum(each["bytes"] for each in found),
@@ -161,8 +140,8 @@ class Meter:
         pids: Of all processes that work for it, by name.
     """
 
-    def __init__(self, on: Servers, log: Log, job: str, pids: Mapping[str, int]) -> None:
-        self._log = log
+    def __init__(self, on: Servers, job: str, pids: Mapping[str, int]) -> None:
+        self._log = on.log
         self._topics = (control_topic(job), updates_topic(job))
         self._redis = redis.Redis.from_url(on.settings.redis)
         self._pids = pids
@@ -221,20 +200,15 @@ def run_ours(name: str, learning: Learning, kafka: str) -> Side:
     rows = MOST_UPDATES * learning.workers * learning.batch_size
     with ExitStack() as stack:
         on = stack.enter_context(servers(kafka))
-        log = stack.enter_context(closing(open_log(on.settings, "load")))
         partitions = partitions_for(values, rows, embedded=kafka == "embedded")
-        produce(log, _TOPIC, partitions, values, rows)
-        services = [
-            on.start("coordinator", "coordinator"),
-            *(on.start("worker", f"worker-{number}") for number in range(learning.workers)),
-        ]
+        produce(on.log, _TOPIC, partitions, values, rows)
+        services = on.start_all(learning.workers)
         stack.callback(stop_all, services)
         pids = {service.name: service.pid for service in services} | on.pids
-        meter = Meter(on, log, spec.name, pids)
-        _warm_up(on, log, spec, services)
+        meter = Meter(on, spec.name, pids)
+        _warm_up(on, spec, services)
         since = meter.redis_bytes()
-        with closing(JobStore(log)) as book:
-            book.submit(spec)
+        on.submit(spec)
         board = stack.enter_context(closing(open_board(on.settings, spec.name)))
         judge = Judge(learning, split.test)
         known: ModelId | None = None
@@ -262,11 +236,11 @@ def run_ours(name: str, learning: Learning, kafka: str) -> Side:
         return Side(mark.at_s - first.at_s, sent, used, known.version, metric)
 
 
-def _warm_up(on: Servers, log: Log, spec: JobSpec, services: Sequence[Service]) -> None:
+def _warm_up(on: Servers, spec: JobSpec, services: Sequence[Service]) -> None:
     """Have another job like it learn for a while."""
     other = spec.model_copy(update={"name": "warm-up"})
-    with closing(JobStore(log)) as book, closing(open_board(on.settings, other.name)) as board:
-        book.submit(other)
+    on.submit(other)
+    with closing(open_board(on.settings, other.name)) as board:
         known = None
         while known is None or known.version < _WARM_UP:
             known, _ = _next_version(board, known, services)

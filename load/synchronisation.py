@@ -23,8 +23,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from rich.progress import track
-
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core.messages import Gradient, ModelId, WorkerId
 from common.core.spans import Partition
@@ -42,6 +40,7 @@ from common.spot.experiments.protocol import (
     Delays,
     GradientTimes,
     Job,
+    Learner,
     Protocol,
     VirtualTime,
 )
@@ -147,18 +146,36 @@ _LINK_S = 0.004  # of a message
 _audited = Counter[str]()  # updates of all runs, and those staler than they may be
 
 
+def _backlogs(count: int) -> list[Stream]:
+    return [Stream(Partition("s", n), Even(_PLENTY_PER_S, 0.5)) for n in range(count)]
+
+
+def _protocol(
+    time: VirtualTime,
+    job: Job,
+    streams: Sequence[Stream],
+    learner: Learner,
+    variation: float = _JITTER,
+    link_s: float = 0.0,
+) -> Protocol:
+    times = GradientTimes(GRADIENT_S, variation, np.random.default_rng(1))
+    return Protocol(time, job, list(streams), times, learner, Delays(link_s=link_s))
+
+
+def _run(time: VirtualTime, protocol: Protocol) -> None:
+    time.run()
+    _audited.update(updates=len(protocol.staleness), too_stale=protocol.too_stale)
+
+
 def batches_per_s(
     speeds: Sequence[float], job: Job, *, variation: float = _JITTER, link_s: float = 0.0
 ) -> float:
     """How many batches a fleet puts into updates, all of whose streams have a backlog."""
-    time, random = VirtualTime(), np.random.default_rng(1)
-    streams = [Stream(Partition("s", n), Even(_PLENTY_PER_S, 0.5)) for n in range(len(speeds))]
-    times = GradientTimes(GRADIENT_S, variation, random)
-    protocol = Protocol(time, job, streams, times, Costless(), Delays(link_s=link_s))
+    time, streams = VirtualTime(), _backlogs(len(speeds))
+    protocol = _protocol(time, job, streams, Costless(), variation, link_s)
     for speed, stream in zip(speeds, streams, strict=True):
         protocol.join(speed).own([stream])
-    time.run()
-    _audited.update(updates=len(protocol.staleness), too_stale=protocol.too_stale)
+    _run(time, protocol)
     begun = round(_BEGINNING * job.updates)
     applied_s = protocol.update_times_s
     return job.group_size * (job.updates - 1 - begun) / (applied_s[-1] - applied_s[begun])
@@ -218,9 +235,7 @@ def switches() -> report.Figure:
     Raises:
         NotMeasuredError: If a round was lost at a switch.
     """
-    time, random = VirtualTime(), np.random.default_rng(1)
-    streams = [Stream(Partition("s", n), Even(_PLENTY_PER_S, 0.5)) for n in range(16)]
-    times = GradientTimes(GRADIENT_S, _JITTER, random)
+    time, streams = VirtualTime(), _backlogs(16)
     given = SynchronisationSpec.model_validate({"rules": (_BY_RULE,)})
     job = Job(16, 1, _ALL_ROUNDS, GRADIENT_S, given)
 
@@ -236,12 +251,11 @@ def switches() -> report.Figure:
                 other.own(list(gone.streams.values()))
 
     learner = _Counted(applied)
-    protocol = Protocol(time, job, streams, times, learner, Delays(link_s=_LINK_S))
+    protocol = _protocol(time, job, streams, learner, link_s=_LINK_S)
     machines = [protocol.join(1.0) for _ in streams]
     for machine, stream in zip(machines, streams, strict=True):
         machine.own([stream])
-    time.run()
-    _audited.update(updates=len(protocol.staleness), too_stale=protocol.too_stale)
+    _run(time, protocol)
     if learner.discarded:
         raise NotMeasuredError(f"{learner.discarded} rounds were lost at a switch")
     found = sum(one != two for one, two in pairwise(modes))
@@ -283,11 +297,10 @@ def seconds_to_target(
     task = make_task(learning.task, learning.options)
     training = Training(task, split.train, optimizer, look, LOOK_EVERY)
     learner = Sgd(training, learning.workers, given.fixed_staleness, seed)
-    streams = [Stream(Partition("s", n), Even(_PLENTY_PER_S, 0.5)) for n in range(learning.workers)]
-    times = GradientTimes(GRADIENT_S, _JITTER, np.random.default_rng(1))
+    streams = _backlogs(learning.workers)
     most = round(_LONGEST_S * learning.workers / GRADIENT_S)
     job = Job(1, learning.batch_size, most, GRADIENT_S, given)
-    protocol = Protocol(time, job, streams, times, learner)
+    protocol = _protocol(time, job, streams, learner)
 
     group = Reassign(time, streams)
 
@@ -297,8 +310,7 @@ def seconds_to_target(
     for place in range(learning.workers):
         time.at(place * _JOIN_EVERY_S, join, place)
     time.at(_LONGEST_S, time.stop)
-    time.run()
-    _audited.update(updates=len(protocol.staleness), too_stale=protocol.too_stale)
+    _run(time, protocol)
     last = learner.curve[-1]
     return last.at_s if last.loss <= learning.target else float("inf")
 
@@ -398,13 +410,8 @@ def main() -> int:
     )
     parser.add_argument("--only", choices=FIGURES, nargs="+", default=list(FIGURES))
     given = parser.parse_args()
-    machine = report.machine()
     torch.set_num_threads(1)  # batches are too small for more
-    found = {name: FIGURES[name]() for name in track(given.only, "figures", transient=True)}
-    answer = report.Found("Synchronisation", list(found.values()), {})
-    answer.draw()
-    result = {name: figure.value for name, figure in found.items()}
-    return report.conclude(given.json, machine, result, answer.short())
+    return report.measure_figures("Synchronisation", given, FIGURES)
 
 
 if __name__ == "__main__":

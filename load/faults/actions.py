@@ -82,7 +82,7 @@ class Targets:
         """Let storage answer wrongly, empty Redis and start all coordinators again."""
         self.outside.lie(self.job.record.id, lie)
         self.coordinators.kill_all()
-        self.outside.flush_redis()
+        self.outside.redis_admin().flushall()
         self.coordinators.bring_back_in_turn()
 
     def cut(self, *topics: Callable[[str], str]) -> None:
@@ -98,10 +98,10 @@ def actions_on(targets: Targets) -> dict[str, Action]:
         "all workers killed": _each([workers], Fleet.kill_all, Fleet.bring_back_in_turn),
         "Redis killed": _each([outside.redis], EmbeddedRedis.kill, EmbeddedRedis.restart),
         "Redis frozen": _each([outside.redis], freeze, thaw),
-        "Redis a replica": _each([outside], Outside.demote_redis, Outside.promote_redis),
-        "Redis out of memory": _each([outside], Outside.fill_redis, Outside.empty_redis),
+        "Redis a replica": _each([outside], _demote, _promote),
+        "Redis out of memory": _each([outside], _fill, Outside.empty_redis),
         "Redis evicting": _each([outside], Outside.squeeze_redis, Outside.empty_redis),
-        "Redis flushed": _each([outside], Outside.flush_redis, _nothing),
+        "Redis flushed": _each([outside], lambda it: it.redis_admin().flushall(), _nothing),
         "highest trigger forged": _each([_HIGHEST], targets.forge_trigger, _nothing),
         "epoch of a trigger forged": _each([_NOBODYS], targets.forge_trigger, _nothing),
         "broker killed": _to_broker(outside, ApacheKafka.kill, ApacheKafka.restart),
@@ -162,6 +162,19 @@ def _to_broker(
         lambda _: outside.in_turn(lambda: begin(outside.kafka)),
         lambda _: outside.in_turn(lambda: end(outside.kafka)),
     )
+
+
+def _demote(outside: Outside) -> None:
+    """Make Redis a replica of a server that is away, as in the middle of a fail-over."""
+    outside.redis_admin().replicaof("127.0.0.1", "1")
+
+
+def _promote(outside: Outside) -> None:
+    outside.redis_admin().replicaof("NO", "ONE")
+
+
+def _fill(outside: Outside) -> None:
+    outside.redis_admin().config_set("maxmemory", "1")
 
 
 def _nothing(_: object) -> None:

@@ -19,7 +19,7 @@ from load.harness.processor import used_s as processor_s
 from load.harness.stack import NotMeasuredError, await_until, events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from common.embedded.services import Service
@@ -46,28 +46,21 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
     Raises:
         NotMeasuredError: If something does not come back, or every second kill comes too late.
     """
-    missed, victims = 0, _in_turn(drill)
-    for _ in range(kills):
-        while True:
-            undisturbed, victim = drill.await_calm(), next(victims)
-            round_ = _middle_of_round(drill, victim)
-            killed_at = monotonic()
-            victim.kill()
-            ended_at = monotonic()
-            drill.await_applied(round_)
-            drill.bring_back(victim)
-            again_at = round_.given_again_at(round_.asked_of(victim.name), away_from=victim.name)
-            if again_at is not None:
-                break
-            missed += 1  # its gradient was on its way
-            if missed > kills:
-                raise NotMeasuredError("kills came too late: the machine is too busy")
+    victims = _in_turn(drill)
+
+    def kill() -> Disturbance | None:
+        undisturbed, victim = drill.await_calm(), next(victims)
+        round_ = _middle_of_round(drill, victim)
+        killed_at, ended_at = _killed(drill, victim, round_)
+        again_at = round_.given_again_at(round_.asked_of(victim.name), away_from=victim.name)
+        if again_at is None:  # its gradient was on its way
+            return None
         drill.await_calm()
         rounds = drill.witness.rounds()
         after = [each for each in rounds if each.began_at > round_.began_at and each.applied_at]
         recovered_ms = 1e3 * ((round_.applied_at or 0.0) - killed_at)
         noticed_ms = 1e3 * (again_at - killed_at)
-        yield Disturbance(
+        return Disturbance(
             victim.name,
             [recovered_ms],
             {
@@ -80,6 +73,33 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
             _road(drill, round_, victim, again_at),
         )
 
+    return _in_time(kill, kills)
+
+
+def _killed(drill: Drill, victim: Service, round_: SeenRound) -> tuple[float, float]:
+    """Kill a worker and bring it back after a round; returns when it was killed and had ended."""
+    killed_at = monotonic()
+    victim.kill()
+    ended_at = monotonic()
+    drill.await_applied(round_)
+    drill.bring_back(victim)
+    return killed_at, ended_at
+
+
+def _in_time(kill: Callable[[], Disturbance | None], kills: int) -> Iterator[Disturbance]:
+    """Kill until so many kills did not come too late.
+
+    Raises:
+        NotMeasuredError: If every second one does.
+    """
+    missed = 0
+    for _ in range(kills):
+        while (found := kill()) is None:
+            missed += 1
+            if missed > kills:
+                raise NotMeasuredError("kills came too late: the machine is too busy")
+        yield found
+
 
 def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
     """SIGKILL one worker after the other while all add up, and bring each back.
@@ -87,25 +107,17 @@ def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
     Raises:
         NotMeasuredError: If something does not come back, or every second kill comes too late.
     """
-    draw, missed, victims = Random(1), 0, _in_turn(drill)  # noqa: S311 -- when to strike, no secret
-    for _ in range(kills):
-        while True:
-            undisturbed, victim = drill.await_calm(), next(victims)
-            usual_s = median(map(_attempt_s, undisturbed))
-            round_ = drill.await_attempt()
-            time.sleep(draw.uniform(0.0, usual_s))
-            killed_at = monotonic()
-            victim.kill()
-            ended_at = monotonic()
-            drill.await_applied(round_)
-            drill.bring_back(victim)
-            if killed_at < (round_.applied_at or 0.0):
-                break
-            missed += 1
-            if missed > kills:
-                raise NotMeasuredError("kills came too late: the machine is too busy")
-        again = len(round_.attempts) > 1
-        yield Disturbance(
+    draw, victims = Random(1), _in_turn(drill)  # noqa: S311 -- when to strike, no secret
+
+    def kill() -> Disturbance | None:
+        undisturbed, victim = drill.await_calm(), next(victims)
+        usual_s = median(map(_attempt_s, undisturbed))
+        round_ = drill.await_attempt()
+        time.sleep(draw.uniform(0.0, usual_s))
+        killed_at, ended_at = _killed(drill, victim, round_)
+        if killed_at >= (round_.applied_at or 0.0):
+            return None
+        return Disturbance(
             victim.name,
             [1e3 * ((round_.applied_at or 0.0) - killed_at)],
             {
@@ -113,8 +125,10 @@ def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
                 "undisturbed, from Reduce to update": 1e3 * usual_s,
                 "undisturbed round": _median_ms(undisturbed),
             },
-            "added up once more" if again else "enough had finished",
+            "added up once more" if len(round_.attempts) > 1 else "enough had finished",
         )
+
+    return _in_time(kill, kills)
 
 
 def start_workers(drill: Drill, starts: int) -> Iterator[Disturbance]:

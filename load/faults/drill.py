@@ -6,7 +6,6 @@ takes is known, and what it takes longer is what the disturbance costs.
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,9 @@ import numpy as np
 from common.core.audit import audit
 from common.embedded.services import Service, stop_all
 from common.jobs.build import codec_of
-from common.jobs.store import JobStore
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board, open_log
+from common.runtime.connect import open_board
 from common.wire import messages as wire
 from load.harness.counting import Aggregation, aggregated, counting_spec
 from load.harness.stack import Servers, await_until, check
@@ -26,6 +24,8 @@ from load.harness.witness import SeenRound, Witness
 from load.throughput.backlog import check_left, produce
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.jobs.spec import JobSpec
 
 _BATCH_SIZE = 8  # b: what is measured is the protocol, not how fast records are moved
@@ -111,22 +111,20 @@ class Drill:
         self.conditions = conditions
         self.job = name
         self._on = on
-        self._log = open_log(on.settings, "load")
         self._board = open_board(on.settings, name)
         self._records = conditions.records_in(seconds)
         topic = f"{name}-records"
         spec = conditions.job(name, topic)
         ids = np.arange(_IDS)
         produce(
-            self._log,
+            on.log,
             topic,
             conditions.partitions,
             codec_of(spec).encode({"id": ids}),
             self._records,
         )
-        with closing(JobStore(self._log)) as book:
-            self._first = book.submit(spec).first
-        self.witness = Witness(self._board, self._log, name)
+        self._first = on.submit(spec).first
+        self.witness = Witness(self._board, on.log, name)
         self.coordinators = [
             on.start(replica[0], f"{name}-coordinator-{n}", *replica[1:])
             for n in range(coordinators)
@@ -151,12 +149,10 @@ class Drill:
         last = list[SeenRound]()
 
         def calm() -> bool:
-            check([*self.coordinators, *self.workers])
             last[:] = self.witness.rounds()[-_CALM_ROUNDS - 1 : -1]
             return self._calm(last)
 
-        await_until(calm, _TIMEOUT_S, "all workers take part in undisturbed rounds")
-        check_left(self._board, self._records)
+        self._await(calm, "all workers take part in undisturbed rounds")
         return last
 
     def members(self) -> int:
@@ -173,13 +169,11 @@ class Drill:
         """
 
         def whole() -> bool:
-            check([*self.coordinators, *self.workers])
             rounds = self.witness.rounds()[-2:]
             applied = [each for each in rounds if each.applied_at is not None]
             return bool(applied) and self.members() == len(self.workers)
 
-        await_until(whole, _TIMEOUT_S, "all workers are members")
-        check_left(self._board, self._records)
+        self._await(whole, "all workers are members")
 
     def await_even(self) -> None:
         """Wait until all are members, and each round of the last ones asked everybody alike.
@@ -193,12 +187,10 @@ class Drill:
         share = self.conditions.share
 
         def even() -> bool:
-            check([*self.coordinators, *self.workers])
             last = self.witness.rounds()[-_EVEN_ROUNDS - 1 : -1]
             return len(last) == _EVEN_ROUNDS and all(each.most_asked() <= share for each in last)
 
-        await_until(even, _TIMEOUT_S, "all workers are asked alike")
-        check_left(self._board, self._records)
+        self._await(even, "all workers are asked alike")
 
     def await_order(self, worker: Service) -> SeenRound:
         """Wait for the next round that asks something of a worker."""
@@ -227,8 +219,8 @@ class Drill:
 
     def taken_back(self) -> int:
         """Updates that a later Lead took back, by what both topics say."""
-        control = read_decoded(self._log, control_topic(self.job), wire.decode_claim)
-        updates = read_decoded(self._log, updates_topic(self.job), wire.decode_audit)
+        control = read_decoded(self._on.log, control_topic(self.job), wire.decode_claim)
+        updates = read_decoded(self._on.log, updates_topic(self.job), wire.decode_audit)
         return audit(self._first, control, updates).taken_back
 
     def await_applied(self, *rounds: SeenRound) -> None:
@@ -257,16 +249,22 @@ class Drill:
                 if each.applied_at is not None and each.asked_of(worker.name)
             ]
 
-        def applied() -> bool:
-            check([*self.coordinators, *self.workers, worker])
-            return bool(took_part())
-
-        await_until(applied, _TIMEOUT_S, f"a gradient of {worker.name}")
+        self._await(lambda: bool(took_part()), f"a gradient of {worker.name}", worker)
         return took_part()[0]
 
     def pids(self) -> list[int]:
         """Process ids of the services."""
         return [service.pid for service in (*self.coordinators, *self.workers)]
+
+    def _await(self, condition: Callable[[], bool], what: str, *others: Service) -> None:
+        """Wait for something while all processes run and records are left."""
+
+        def met() -> bool:
+            check([*self.coordinators, *self.workers, *others])
+            return condition()
+
+        await_until(met, _TIMEOUT_S, what)
+        check_left(self._board, self._records)
 
     def _calm(self, last: list[SeenRound]) -> bool:
         if len(last) < _CALM_ROUNDS:

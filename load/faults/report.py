@@ -206,32 +206,13 @@ class Outcome:
             )
         for exited in self.unexpected[:_SHOWN]:
             print(f"\n{exited.name} ended by itself with {exited.exit_code}: {exited.last_words}")
-        facts = {
-            "records": self.produced,
-            "updates": len(self.proof.updates),
-            "taken back": self.proof.taken_back,
-            "leads": self.leads,
-            "leads that took back": self.fallbacks,
-            **(self.tiers.found if self.tiers else {}),
-            "resumed after a loss": self.resumed,
-            "switches of synchronisation": self.proof.switches,
-            "quarantined": len(self.proof.quarantined),
-            "longest pause": f"{length(longest(self._pauses)):.2f} s",
-            "with what lasted": f"{length(longest(self._raw)):.2f} s",
-            "drained after": "never" if self.drained_s is None else f"{self.drained_s:.1f} s",
-            "unexpected exits": len(self.unexpected),
-            "notices overrun": self.overran,
-            "audit flaws": len(self.proof.flaws),
-            "weights that are not -1": len(self.unlearned),
-        }
-        if self.pace is not None:
-            facts["records/s, no fault"] = f"{self.pace.reference_per_s:.1f}"
-            facts["records/s, faults"] = f"{self.pace.per_s:.1f}, {self.pace.share:.2f} of that"
-            facts["what could be left"] = f"{self.pace.limit:.2f}"
-            facts["share of what could be"] = f"{self.pace.of_limit:.2f}"
+        data = self.as_data()
+        facts = data | (self.tiers.found if self.tiers else {}) | (data["saturated"] or {})
         print()
         for name, value in facts.items():
-            print(f"{name:<28} {value:,}" if isinstance(value, int) else f"{name:<28} {value}")
+            if isinstance(value, int | float):
+                number = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+                print(f"{name.replace('_', ' '):<28} {number}")
 
     @cached_property
     def _pauses(self) -> list[Span]:

@@ -1,4 +1,4 @@
-"""HTTP as cheap as can be, for benchmarks: kept connections, requests on a schedule, open streams.
+"""HTTP as cheap as can be, for benchmarks: kept connections, requests on a schedule.
 
 The schedule does not wait for answers, and latency counts from the time on the schedule: so a
 server that stalls is charged for everybody who would have come meanwhile.
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
-
-_CHUNK_BYTES = 1 << 16
 
 
 class Address(NamedTuple):
@@ -63,32 +60,6 @@ class Link(NamedTuple):
         except asyncio.IncompleteReadError as error:
             raise ConnectionError("closed by the service") from error
         return Answer(int(head.split(b" ", 2)[1]), body, perf_counter() - began)
-
-
-class EventLink:
-    """An open stream of events; counts what it is told."""
-
-    def __init__(self, link: Link) -> None:
-        self._writer = link.writer
-        self._task = asyncio.ensure_future(self._follow(link.reader))
-        self.opened = asyncio.Event()
-        self.lost = False
-        self.updates = 0
-
-    def close(self) -> None:
-        """Close it."""
-        self._task.cancel()
-        self._writer.close()
-
-    async def _follow(self, reader: asyncio.StreamReader) -> None:
-        rest = b""
-        with suppress(OSError):
-            while data := await reader.read(_CHUNK_BYTES):
-                *lines, rest = (rest + data).split(b"\n")
-                if any(line.startswith(b"event: job") for line in lines):
-                    self.opened.set()
-                self.updates += sum(line.startswith(b"event: update") for line in lines)
-        self.lost = True
 
 
 @dataclass
@@ -183,21 +154,3 @@ async def in_turn(address: Address, request: bytes, connections: int, for_s: flo
 
     await asyncio.gather(*(ask() for _ in range(connections)))
     return answered / (perf_counter() - began)
-
-
-async def open_streams(address: Address, path: str, count: int) -> Sequence[EventLink]:
-    """Open streams of events and wait until each has said the first word.
-
-    Raises:
-        OSError: If a connection is refused.
-        TimeoutError: If a stream says nothing.
-    """
-    links = list[EventLink]()
-    for _ in range(count):
-        link = await connect(address)
-        link.writer.write(address.request("GET", path))
-        links.append(EventLink(link))
-    async with asyncio.timeout(10.0):
-        for each in links:
-            await each.opened.wait()
-    return links

@@ -22,6 +22,7 @@ from common.ports.servers import Log, NewTopic
 from common.runtime.connect import open_blobs, open_board
 from common.storage.snapshot_file import from_bytes, from_store, in_hand
 from common.storage.store import CheckpointStore
+from common.testing import costless
 from common.testing.counting import ENTRYPOINT
 from common.wire import messages as wire
 from doll.yaml_file import as_json
@@ -44,6 +45,15 @@ def spec_of(fields: dict[str, Any], **more: object) -> JobSpec:
         UserError: If it makes no job.
     """
     return job_from_json(as_json({"records": {"codec": "tensor", "fields": fields}, **more}))
+
+
+def costless_spec(name: str, topic: str, weights: int = 100, **more: object) -> JobSpec:
+    """A job whose gradients cost nothing; the rest is as in a job file."""
+    own = {
+        "task": {"entrypoint": costless.ENTRYPOINT, "weights": weights},
+        "optimizer": {"name": "sgd", "learning_rate": 1e-6},
+    }
+    return spec_of({"x": {"dtype": "float32"}}, name=name, streams=[topic], **own | more)
 
 
 def counting_spec(records: int, gradient_s: float, **more: object) -> JobSpec:

@@ -116,33 +116,16 @@ class Outside:
             }
         )
 
-    def demote_redis(self) -> None:
-        """Make Redis a replica of a server that is away, as in the middle of a fail-over."""
-        self._redis_admin().replicaof("127.0.0.1", "1")
-
-    def promote_redis(self) -> None:
-        """Make it one that is written to again."""
-        self._redis_admin().replicaof("NO", "ONE")
-
-    def fill_redis(self) -> None:
-        """Let it refuse whatever takes memory."""
-        self._redis_admin().config_set("maxmemory", "1")
-
     def squeeze_redis(self) -> None:
         """Let it throw away what it likes, to make room for what is written."""
-        admin = self._redis_admin()
+        admin = self.redis_admin()
         admin.config_set("maxmemory-policy", "allkeys-lru")
         admin.config_set("maxmemory", admin.info("memory")["used_memory"] + _ROOM_BYTES)
 
     def empty_redis(self) -> None:
         """Let it take and keep everything again."""
-        admin = self._redis_admin()
-        admin.config_set("maxmemory", "0")
-        admin.config_set("maxmemory-policy", "noeviction")
-
-    def flush_redis(self) -> None:
-        """Let it forget everything."""
-        self._redis_admin().flushall()
+        self.redis_admin().config_set("maxmemory", "0")
+        self.redis_admin().config_set("maxmemory-policy", "noeviction")
 
     def lie(self, job: str, lie: Lie) -> None:
         """Let object storage answer wrongly about a job's objects."""
@@ -162,7 +145,7 @@ class Outside:
         """Append to a stream under an id, unless a higher one stands there."""
         with suppress(redis.ResponseError):
             fields: dict[FieldT, EncodableT] = dict(content.items())
-            self._redis_admin().xadd(key, fields, entry)
+            self.redis_admin().xadd(key, fields, entry)
 
     def in_turn(self, do: Callable[[], object]) -> Future[object]:
         """Do something to the broker, or with it, after all that was asked of it before."""
@@ -204,7 +187,8 @@ class Outside:
     def __exit__(self, *_: object) -> None:
         self._ends.close()
 
-    def _redis_admin(self) -> redis.Redis:
+    def redis_admin(self) -> redis.Redis:
+        """A client of Redis itself, past all proxies."""
         return redis.Redis.from_url(self.redis.url)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from common.errors import UserError
@@ -102,6 +103,20 @@ class Figure(NamedTuple):
     def is_short(self) -> bool:
         """Whether it is not as required."""
         return not self.least <= self.value <= self.most
+
+
+def measure_figures(
+    title: str, given: argparse.Namespace, figures: Mapping[str, Callable[[], Figure]]
+) -> int:
+    """Measure the figures that `--only` names, print and write them; returns the exit status."""
+    on = machine()
+    found = {name: figures[name]() for name in track(given.only, "figures", transient=True)}
+    answer = Found(title, list(found.values()), {})
+    answer.draw()
+    result = {
+        name: {"value": it.value, "bar": it.bar, "goal": it.goal} for name, it in found.items()
+    }
+    return conclude(given.json, on, result, answer.short())
 
 
 class Found(NamedTuple):

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
@@ -25,6 +26,11 @@ from common.embedded.redis import EmbeddedRedis
 from common.embedded.services import Kind, Service
 from common.jobs.store import JobStore
 from common.runtime.connect import open_log
+
+if TYPE_CHECKING:
+    from common.jobs.spec import JobSpec
+    from common.jobs.store import JobRecord
+    from common.ports.servers import Log
 
 _LOOK_S = 0.02  # between looks at a condition
 
@@ -64,9 +70,30 @@ class Servers:
         """Start a service, or a program that takes its options, by its module."""
         return Service(kind, name, self.settings, self.logs, arguments, forks=self.forks)
 
+    def start_all(self, workers: int) -> list[Service]:
+        """Start a coordinator and then workers."""
+        names = (f"worker-{number}" for number in range(workers))
+        coordinator = self.start("coordinator", "coordinator")
+        return [coordinator, *(self.start("worker", name) for name in names)]
+
+    @cached_property
+    def log(self) -> Log:
+        """Kafka; closed with the servers."""
+        return open_log(self.settings, "load")
+
+    def submit(self, spec: JobSpec) -> JobRecord:
+        """Submit a job."""
+        with closing(JobStore(self.log)) as book:
+            return book.submit(spec)
+
+    def close(self) -> None:
+        """Close the log, if it was opened."""
+        if "log" in vars(self):
+            self.log.close()
+
     def stop_jobs(self, *names: str) -> None:
         """Have jobs stopped that were measured."""
-        with closing(open_log(self.settings, "load")) as log, closing(JobStore(log)) as book:
+        with closing(JobStore(self.log)) as book:
             for name in names:
                 book.want(name, "stopped", "measured")
 
@@ -153,7 +180,9 @@ def servers(
             "threads": 1,
             "log_format": "json",
         }
-        yield Servers(Settings.model_validate(values), name, logs or folder, pids, forks)
+        on = Servers(Settings.model_validate(values), name, logs or folder, pids, forks)
+        stack.callback(on.close)
+        yield on
 
 
 def _version(jars: Path) -> str:

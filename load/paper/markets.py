@@ -25,7 +25,7 @@ from load.paper.job import GRADIENT_S, SLOW_GRADIENT_S, Setting, Variation, expe
 from load.paper.policies import MINIMUM_S, START_UP_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from load.paper.runner import Runner
@@ -118,23 +118,13 @@ def _line(name: str, case: Case) -> str:
 
 def _single(runner: Runner) -> Iterator[tuple[str, Case]]:
     """Rows A and B: the paper's job on machines of one pool, each lost by itself."""
-    jobs = {row: job_of(row) for row in SINGLE}
-    works = {
-        f"{row.name}: {row.case}": (
-            jobs[row],
-            runner.asked.scratch,
-            runner.asked.runs,
-            runner.asked.seed,
-        )
-        for row in SINGLE
-    }
-    found = runner.map("one pool", simulated, works)
-    for row in SINGLE:
-        costs, met = found[f"{row.name}: {row.case}"]
-        least = least_share(jobs[row])
-        yield row.name, Case(row.case, costs, row.bar, met, runner.asked.runs, least)
+    jobs = {f"{row.name}: {row.case}": job_of(row) for row in SINGLE}
+    found = _simulated(runner, "one pool", jobs)
+    for row, job, one in zip(SINGLE, jobs.values(), found, strict=True):
+        of, least = runner.asked.runs, least_share(job)
+        yield row.name, Case(row.case, one.cost, row.bar, one.met, of, least)
         bar = 1 - DEADLINES
-        yield row.name, Case(f"{row.case}: deadlines missed", 1 - met / runner.asked.runs, bar)
+        yield row.name, Case(f"{row.case}: deadlines missed", 1 - one.met / of, bar)
 
 
 def job_of(row: Single) -> Experiment:
@@ -146,10 +136,31 @@ def job_of(row: Single) -> Experiment:
     return experiment(setting, "static", change).model_copy(update={"policy": policy})
 
 
-def simulated(work: tuple[Experiment, Path, int, int]) -> tuple[float, int]:
-    """Run an experiment: its mean cost share, and how many deadlines were met."""
+class Simulated(NamedTuple):
+    """What the runs of an experiment gave."""
+
+    cost: float  # mean share
+    met: int  # deadlines
+    lag_s: float  # the worst of all
+    mean_lag_s: float
+
+
+def simulated(work: tuple[Experiment, Path, int, int]) -> Simulated:
+    """Run an experiment."""
     runs = simulate(*work)
-    return fmean(run.cost_ratio for run in runs), sum(run.met for run in runs)
+    return Simulated(
+        fmean(run.cost_ratio for run in runs),
+        sum(run.met for run in runs),
+        max(run.worst_lag_s for run in runs),
+        fmean(run.mean_lag_s for run in runs),
+    )
+
+
+def _simulated(runner: Runner, title: str, jobs: Mapping[str, Experiment]) -> list[Simulated]:
+    """Run several, as was asked for."""
+    asked = runner.asked
+    works = {name: (job, asked.scratch, asked.runs, asked.seed) for name, job in jobs.items()}
+    return list(runner.map(title, simulated, works).values())
 
 
 def least_share(job: Experiment) -> float:
@@ -171,21 +182,14 @@ def least_share(job: Experiment) -> float:
 
 def _waiting(runner: Runner) -> Iterator[tuple[str, Case]]:
     """Row C: the same job where records wait for their machine, for so long at most."""
-    jobs = {most_s: waiting_job_of(most_s) for most_s in WAITING}
-    asked = runner.asked
-    works = {
-        f"{most_s:,.0f} s": (job, asked.scratch, asked.runs, asked.seed)
-        for most_s, job in jobs.items()
-    }
-    found = runner.map("records that wait", waited, works)
-    for (name, (costs, met, lag_s, _)), (most_s, bar) in zip(
-        found.items(), WAITING.items(), strict=True
-    ):
+    jobs = {f"{most_s:,.0f} s": waiting_job_of(most_s) for most_s in WAITING}
+    found, of = _simulated(runner, "records that wait", jobs), runner.asked.runs
+    for name, one, (most_s, bar) in zip(jobs, found, WAITING.items(), strict=True):
         job = f"pools, keep, (0.9, 1.05), max_lag_s {name}"
-        yield "C", Case(job, costs, bar, met, asked.runs, lag_s=lag_s)
-        yield "C", Case(f"{job}: deadlines missed", 1 - met / asked.runs, 0.0)
+        yield "C", Case(job, one.cost, bar, one.met, of, lag_s=one.lag_s)
+        yield "C", Case(f"{job}: deadlines missed", 1 - one.met / of, 0.0)
         if most_s < DAY_S:
-            yield "C", Case(f"{job}: worst lag / max_lag_s", lag_s / most_s, 1.0)
+            yield "C", Case(f"{job}: worst lag / max_lag_s", one.lag_s / most_s, 1.0)
 
 
 def waiting_job_of(max_lag_s: float) -> Experiment:
@@ -197,26 +201,15 @@ def waiting_job_of(max_lag_s: float) -> Experiment:
 
 def _moving(runner: Runner) -> Iterator[tuple[str, Case]]:
     """Row D: the same job where streams move to the survivors, so machines are for gradients."""
-    asked = runner.asked
-    works = {
-        f"{1e3 * gradient_s:g} ms": (
-            moving_job_of(gradient_s, TOLERATED_S),
-            asked.scratch,
-            asked.runs,
-            asked.seed,
-        )
-        for gradient_s in MOVING
-    }
-    found = runner.map("streams that move", waited, works)
-    for (name, (costs, met, lag_s, mean_s)), (gradient_s, bar) in zip(
-        found.items(), MOVING.items(), strict=True
-    ):
+    jobs = {f"{1e3 * each:g} ms": moving_job_of(each, TOLERATED_S) for each in MOVING}
+    found, of = _simulated(runner, "streams that move", jobs), runner.asked.runs
+    for name, one, (gradient_s, bar) in zip(jobs, found, MOVING.items(), strict=True):
         job = f"pools, reassign, (0.9, 1.05), {name}, max_lag_s {TOLERATED_S:g}"
         least = least_share(job_of(LIKE_A)) * least_busy(gradient_s)
-        yield "D", Case(job, costs, bar, met, asked.runs, least, lag_s)
-        yield "D", Case(f"{job}: deadlines missed", 1 - met / asked.runs, 1 - DEADLINES)
-        yield "D", Case(f"{job}: mean lag / 30 s", mean_s / MEAN_LAG_S, 1.0)
-        yield "D", Case(f"{job}: worst lag / max_lag_s", lag_s / TOLERATED_S, 1.0)
+        yield "D", Case(job, one.cost, bar, one.met, of, least, one.lag_s)
+        yield "D", Case(f"{job}: deadlines missed", 1 - one.met / of, 1 - DEADLINES)
+        yield "D", Case(f"{job}: mean lag / 30 s", one.mean_lag_s / MEAN_LAG_S, 1.0)
+        yield "D", Case(f"{job}: worst lag / max_lag_s", one.lag_s / TOLERATED_S, 1.0)
 
 
 def moving_job_of(gradient_s: float, max_lag_s: float | None) -> Experiment:
@@ -242,13 +235,6 @@ def least_busy(gradient_s: float) -> float:
     machine_s = float((machines * (rounds * gradient_s + ROUND_OVERHEAD_S)).min())
     rate_per_s = job.rates * job.workers if isinstance(job.rates, float) else 0.0
     return machine_s * rate_per_s / (job.group_size * job.batch_size) / job.workers
-
-
-def waited(work: tuple[Experiment, Path, int, int]) -> tuple[float, int, float, float]:
-    """Run an experiment: its mean cost share, deadlines met, the worst lag of all and the mean."""
-    runs = simulate(*work)
-    cost, mean_s = fmean(run.cost_ratio for run in runs), fmean(run.mean_lag_s for run in runs)
-    return cost, sum(run.met for run in runs), max(run.worst_lag_s for run in runs), mean_s
 
 
 def _recorded(data: Path | None, name: str) -> Path | None:

@@ -9,17 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.config.aggregation import AggregationSpec
 from common.core.history import History
 from common.embedded.services import Service, stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
-from common.jobs.spec import CheckpointSpec, HotSnapshotSpec
-from common.jobs.store import JobStore
 from common.kafka.names import updates_topic
 from common.kafka.read import read_decoded
 from common.ports.servers import NewTopic
-from common.runtime.connect import open_board, open_log
+from common.runtime.connect import open_board
 from common.storage.find import heads_on_board
 from common.wire.messages import decode_audit
 from load.harness.counting import Aggregation, aggregated
@@ -78,20 +75,18 @@ class Trained:
 
     def __init__(self, on: Servers, name: str, aggregation: Aggregation = "board") -> None:
         self.job = name
-        self._log = open_log(on.settings, "load")
+        self._on, self._log = on, on.log
         self.board = open_board(on.settings, name)
-        topic, among = f"{name}-records", aggregated(aggregation)
+        topic = f"{name}-records"
         self._log.create_topics([NewTopic(topic, 4)])
-        self._spec = _CASE.job(name, topic).model_copy(
-            update={
-                "batch_size": 32,
-                "hot_snapshot": HotSnapshotSpec(every_s=HOT_S),
-                "checkpoint": CheckpointSpec(every_s=5.0),
-                "aggregation": AggregationSpec.model_validate(among) if among else None,
-            }
+        self._spec = _CASE.job(
+            *(name, topic),
+            batch_size=32,
+            hot_snapshot={"every_s": HOT_S},
+            checkpoint={"every_s": 5.0},
+            aggregation=aggregated(aggregation),
         )
-        with closing(JobStore(self._log)) as book:
-            book.submit(self._spec)
+        on.submit(self._spec)
         self.seen = list[Seen]()
         self._ended = threading.Event()
         self._faults = list[BaseException]()
@@ -142,8 +137,7 @@ class Trained:
         self._ended.set()
         for thread in self._threads:
             thread.join()
-        with closing(JobStore(self._log)) as book:
-            book.want(self.job, "stopped", "measured")
+        self._on.stop_jobs(self.job)
         stop_all(self.services)
         self.board.close()
 

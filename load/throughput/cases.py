@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.data.readers import read_records
-from common.jobs.spec import JobSpec, job_from_json
-from doll.yaml_file import as_json
+from load.harness.counting import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from common.data.records import Records
+    from common.jobs.spec import JobSpec
 
 _RECORDS = 16_384  # in memory; speed does not depend on how many there are once no cache holds them
 _IMAGES = "mnist-train-00000-47999-images-idx3-ubyte.gz"
@@ -33,21 +33,15 @@ class Case:
     batch_size: int = 256  # b
     group_size: int = 4  # K
 
-    def job(self, name: str, topic: str) -> JobSpec:
-        """The job that trains it from a topic."""
-        return job_from_json(
-            as_json(
-                {
-                    "name": name,
-                    "streams": [topic],
-                    "records": {"codec": "tensor", "fields": dict(self.fields)},
-                    "task": {"name": self.task, "classes": self.options["classes"]},
-                    "batch_size": self.batch_size,
-                    "group_size": self.group_size,
-                    "optimizer": {"name": "adam", "learning_rate": self.learning_rate},
-                }
-            )
-        )
+    def job(self, name: str, topic: str, **more: object) -> JobSpec:
+        """The job that trains it from a topic; the rest is as in a job file."""
+        own = {
+            "task": {"name": self.task, "classes": self.options["classes"]},
+            "batch_size": self.batch_size,
+            "group_size": self.group_size,
+            "optimizer": {"name": "adam", "learning_rate": self.learning_rate},
+        }
+        return spec_of(dict(self.fields), name=name, streams=[topic], **own | more)
 
 
 CASES = {

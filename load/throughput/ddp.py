@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout
 from common.data.records import count
 from common.learning.tasks import build_model, make_task
 from load.throughput.learning import LOOK_EVERY, MOST_UPDATES, SETS, Judge
-from services.worker.memory import keep_freed_memory
+from load.throughput.ranks import as_rank
 
 
 def look_up(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -80,16 +80,9 @@ def train(name: str, rank: int, ranks: int) -> dict[str, float]:
 
 def main() -> int:
     """Train, and print what it took as JSON."""
-    keep_freed_memory()  # as the workers do
-    torch.set_num_threads(1)
-    name, rank, ranks, folder = sys.argv[1:]
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/ranks", rank=int(rank), world_size=int(ranks)
-    )
-    with patch("common.learning.sparse_tasks.look_up", look_up):
-        print(json.dumps(train(name, int(rank), int(ranks))))
-    distributed.barrier()  # nobody leaves while another still hears from it
-    distributed.destroy_process_group()
+    name, *place = sys.argv[1:]
+    with as_rank(*place), patch("common.learning.sparse_tasks.look_up", look_up):
+        print(json.dumps(train(name, int(place[0]), int(place[1]))))
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,32 +47,18 @@ class Seen(NamedTuple):
     loss: float  # mean per sample, before it
 
 
-class Manager(Protocol):
-    """Decides on the fleet."""
-
-    fleet: Fleet
-
-    def rate(self) -> float:
-        """Of the learning rate, which belongs to the fleet that there was first."""
-        ...
-
-    def see(self, seen: Seen) -> None:
-        """Take in an update, and change the fleet."""
-        ...
-
-
 class Static:
-    """The fleet stays what it is."""
+    """Decides on the fleet: it stays what it is."""
 
     def __init__(self, workers: int) -> None:
         self.fleet = Fleet(workers, workers)
 
     def rate(self) -> float:
-        """As it is."""
+        """Factor of the learning rate, which belongs to the first fleet: as it is."""
         return 1.0
 
     def see(self, seen: Seen) -> None:
-        """Change nothing."""
+        """Take in an update: change nothing."""
 
 
 class Tuned(Static):
@@ -161,7 +147,7 @@ def _curve(shape: Callable[..., _Array], losses: list[float]) -> Callable[[int],
     return lambda update: float(shape(np.array(update, float), *found))
 
 
-def cost(learning: Learning, manager: Manager) -> float:
+def cost(learning: Learning, manager: Static) -> float:
     """Worker-seconds until the target is reached; infinite where it is not."""
     task = make_task(learning.task, learning.options)
     split = learning.data()

@@ -15,13 +15,12 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
 
 from common.testing.counting import CountingTask
-from services.worker.memory import keep_freed_memory
+from load.throughput.ranks import as_rank
 
 _FIRST = 3  # updates that are not counted: buckets are made, memory is taken
 _IDS = 8  # of a batch
@@ -46,15 +45,9 @@ def train(weights: int, seconds: float, updates: int) -> float:
 
 def main() -> int:
     """Train, and print what it took as JSON."""
-    keep_freed_memory()  # as the workers do
-    torch.set_num_threads(1)
-    weights, seconds, updates, rank, ranks, folder = sys.argv[1:]
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/ranks", rank=int(rank), world_size=int(ranks)
-    )
-    print(json.dumps(train(int(weights), float(seconds), int(updates))))
-    distributed.barrier()  # nobody leaves while another still hears from it
-    distributed.destroy_process_group()
+    weights, seconds, updates, *place = sys.argv[1:]
+    with as_rank(*place):
+        print(json.dumps({"update_s": train(int(weights), float(seconds), int(updates))}))
     return 0
 
 

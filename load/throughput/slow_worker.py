@@ -11,10 +11,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from common.embedded.services import stop_all
-from common.jobs.store import JobStore
-from common.runtime.connect import open_board, open_log
+from common.runtime.connect import open_board
 from common.testing.costless import CostlessTask
-from load.harness.counting import spec_of
+from load.harness.counting import costless_spec
 from load.harness.stack import Servers, servers
 from load.harness.updates import UpdatesMeter
 from load.throughput.backlog import check_left, produce
@@ -67,10 +66,8 @@ def gain(kafka: str, pairs: int) -> float:
     with servers(kafka, tasks=(ENTRYPOINT,), forks=True) as on:
         slow = on.logs / "slow"
         slow.touch()
-        with closing(open_log(on.settings, "load")) as log:
-            produce(log, _TOPIC, _WORKERS, [bytes(4)], _RECORDS)
-        coordinator = on.start("coordinator", "coordinator")
-        workers = [on.start("worker", f"worker-{number}") for number in range(_WORKERS)]
+        produce(on.log, _TOPIC, _WORKERS, [bytes(4)], _RECORDS)
+        coordinator, *workers = on.start_all(_WORKERS)
         pids = [str(worker.pid) for worker in workers]
         try:
             for pair in range(pairs):
@@ -87,27 +84,13 @@ def gain(kafka: str, pairs: int) -> float:
 
 
 def _batches_per_s(on: Servers, name: str, mode: str, slow: Path, workers: set[str]) -> float:
-    spec = spec_of(
-        {"x": {"dtype": "float32"}},
-        name=name,
-        streams=[_TOPIC],
-        task={
-            "entrypoint": ENTRYPOINT,
-            "weights": 100,
-            "seconds": _GRADIENT_S,
-            "slow": str(slow),
-        },
-        optimizer={"name": "sgd", "learning_rate": 1e-6},
-        synchronisation={"mode": mode},
-        batch_size=1,
-        group_size=_WORKERS,
-    )
-    with closing(open_log(on.settings, "load")) as log, closing(JobStore(log)) as book:
-        book.submit(spec)
-        with closing(UpdatesMeter(log, name)) as meter:
-            meter.await_workers(workers, 0, _JOIN_S)
-            pace = meter.measure(_MEASURED_S)
-        with closing(open_board(on.settings, name)) as board:
-            check_left(board, _RECORDS)
-        book.want(name, "stopped", "measured")
+    task = {"entrypoint": ENTRYPOINT, "weights": 100, "seconds": _GRADIENT_S, "slow": str(slow)}
+    sizes = {"batch_size": 1, "group_size": _WORKERS}
+    on.submit(costless_spec(name, _TOPIC, task=task, synchronisation={"mode": mode}, **sizes))
+    with closing(UpdatesMeter(on.log, name)) as meter:
+        meter.await_workers(workers, 0, _JOIN_S)
+        pace = meter.measure(_MEASURED_S)
+    with closing(open_board(on.settings, name)) as board:
+        check_left(board, _RECORDS)
+    on.stop_jobs(name)
     return pace.samples_per_s

@@ -13,16 +13,16 @@ import pytest
 
 from common.telemetry.metrics import catalogue
 from deploy.grafana.__main__ import DASHBOARDS
-from load.monitoring.prometheus import filled, finite
-from load.monitoring.watched import watched_demo
 from tests.changes import once_changed
 from tests.integration.cluster import await_condition
+from tests.prometheus import filled, finite
 from tests.servers import lacking
+from tests.watched import watched_demo
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from load.monitoring.prometheus import Prometheus
+    from tests.prometheus import Prometheus
 
 RECORDS_PER_S = 400.0
 PATIENCE_S = 120.0
@@ -43,8 +43,8 @@ def queries() -> dict[str, str]:
 
 
 @once_changed(
-    *("deploy/grafana/", "deploy/prometheus/", "common/telemetry/", "load/monitoring/"),
-    "tests/integration/test_dashboards.py",
+    *("deploy/grafana/", "deploy/prometheus/", "common/telemetry/"),
+    *("tests/prometheus.py", "tests/watched.py", "tests/integration/test_dashboards.py"),
 )
 def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged(
     tmp_path: Path,

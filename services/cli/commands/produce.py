@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from itertools import chain, islice
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -19,9 +19,8 @@ from services.cli.system.outside import outside_of
 if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.ports.servers import Log, Writer
-    from services.cli.commands.bounded_topic import BoundedTopic
     from services.cli.commands.parquet import OnceWriter, Rows
-    from services.cli.commands.producing import RetryingWriter, Schedule
+    from services.cli.commands.producing import Schedule
 
 _FLUSH_S = 30.0
 _PROPOSED = "doll topic describe {}: proposes how a job reads them"
@@ -142,9 +141,10 @@ def produce(  # noqa: PLR0913 -- the options of a command
             if way.written:
                 say(f"{way.written:,} of {here:,} rows were sent before")
             rest = min(records or here, here - way.written)
-            say(_send(table.stream(way.written), way, way, sending._replace(total=rest)))
+            rows_left = table.stream(way.written)
+            say(_send(rows_left, way, way.send, sending._replace(total=rest)))
         return
-    say(_sent(stream, outside, log, sending))
+    say(_sent(stream, outside, log, sending, max_lag))
 
 
 class _Sending(NamedTuple):
@@ -158,39 +158,32 @@ class _Sending(NamedTuple):
     say: Callable[[str], None]
 
 
-def _sent(stream: Iterator[bytes], outside: Outside, log: Log, sending: _Sending) -> str:
-    """Send records at least once, in the way of the broker; says how many and how fast."""
-    from common.embedded.kafka import KEPT_BYTES
-    from common.jobs.store import JobStore
-    from services.cli.commands.bounded_topic import BoundedTopic
-    from services.cli.commands.producing import RetryingWriter
+def _sent(
+    stream: Iterator[bytes], outside: Outside, log: Log, sending: _Sending, max_lag: int
+) -> str:
+    """Send records at least once, in the way of the broker; says how many and how fast.
+
+    Raises:
+        UserError: If the broker is the built-in one and would drop records that nobody has read.
+    """
+    from services.cli.commands.producing import RetryingWriter, fitting
 
     topic, say = sending.topic, sending.say
     if not outside.settings.embedded_kafka:
         with closing(log.writer(waits=False)) as writer:
             way = RetryingWriter(writer, topic, time.monotonic, time.sleep, say)
-            return _send(stream, writer, way, sending)
+            return _send(stream, writer, way.send, sending)
+    turns = cycle(range(len(log.partitions(topic))))
+    stream = fitting(stream, log, topic, sending.total, max_lag)
     with closing(log.writer()) as writer:
-        bounded = BoundedTopic(
-            *(log, writer, topic),
-            keeps_bytes=KEPT_BYTES,
-            book=JobStore(log),
-            open_board=outside.open_board,
-            wait=time.sleep,
-            say=say,
-        )
-        if sending.total is not None and (one := next(stream, None)) is not None:
-            bounded.check(sending.total, len(one))
-            stream = chain([one], stream)
-        told = _send(stream, writer, bounded, sending)
-        bounded.verify()
-    return told
+        append = partial(writer.append, topic)
+        return _send(stream, writer, lambda value: append(value, partition=next(turns)), sending)
 
 
 def _send(
     stream: Iterator[bytes],
     writer: Writer | OnceWriter,
-    way: BoundedTopic | RetryingWriter | OnceWriter,
+    append: Callable[[bytes], None],
     sending: _Sending,
 ) -> str:
     """Send so many records, and say how many and how fast."""
@@ -209,7 +202,7 @@ def _send(
 
     def send(value: bytes) -> None:
         nonlocal sent
-        way.send(value)
+        append(value)
         sent += 1
 
     with Progress(

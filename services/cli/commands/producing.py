@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.errors import UnavailableError
+from common.embedded.kafka import KEPT_BYTES
+from common.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 _BURST = 1000  # records between two reports, so that a bar moves and Ctrl-C is heard
 _LONGEST_WAIT_S = 0.05  # likewise
 _CHUNK = 4096  # due times drawn at once: a draw costs little, a call much
-SILENCE_S = 5.0  # that a command stands still before it says why: an election takes less
+_SILENCE_S = 5.0  # that a command stands still before it says why: an election takes less
+# Most bytes that Kafka's format adds to a record: 61 for its batch and 16 for itself.
+_FORMAT_BYTES = 80
 
 
 class Schedule:
@@ -138,6 +141,44 @@ class Backlog:
         return self._limit - (end - below)
 
 
+def fitting(
+    records: Iterator[bytes], log: Log, topic: str, count: int | None, max_lag: int
+) -> Iterator[bytes]:
+    """Return the same records, if the built-in Kafka can keep them beside those that are there.
+
+    Args:
+        records: Values to send, in the order of the partitions, which take turns.
+        log: The built-in Kafka.
+        topic: Topic that is written to.
+        count: Number of records to send; None if the stream has no end.
+        max_lag: Number of records that a job may be behind, perhaps all in one partition; 0 if the
+            producer waits for no job.
+
+    Raises:
+        UserError: If the oldest records would be dropped.
+    """
+    places, taken, used = log.partitions(topic), list[bytes](), 0
+    starts, ends = log.starts(places), log.ends(places)
+    fullest = max(ends[place] - starts[place] for place in places)
+    most = min((each for each in (max_lag or None, count) if each is not None), default=None)
+    fits = most is not None
+    for record in itertools.islice(records, most) if fits else ():
+        taken.append(record)
+        used += len(record) + _FORMAT_BYTES
+        kept = len(taken) if max_lag else fullest - (-len(taken) // len(places))
+        fits = kept * used <= KEPT_BYTES * len(taken)
+        if not fits:
+            break
+    if not fits:
+        raise UserError(
+            f"{topic}: these records do not fit into the built-in Kafka, which keeps"
+            f" {KEPT_BYTES >> 20} MB of each partition; send fewer with --records, use a topic with"
+            " more partitions, name a job with --job and a lower --max-lag, or start a real Kafka"
+            " with `doll up --kafka-real`"
+        )
+    return itertools.chain(taken, records)
+
+
 class RetryingWriter:
     """Writes to one topic, and says once why nothing goes on while Kafka takes nothing.
 
@@ -168,7 +209,7 @@ class RetryingWriter:
             DeliveryError: If an earlier record can not be delivered.
             UnknownTopicError: If the topic is not there any more.
         """
-        due_s = self._clock() + SILENCE_S
+        due_s = self._clock() + _SILENCE_S
         while True:
             try:
                 self._writer.append(self._topic, value, partition=None)

@@ -232,3 +232,33 @@ def test_a_file_has_no_part_that_is_held_out(world: World) -> None:
     arguments = ("produce", "market.csv", "--topic", "a", "--held-out")
     result = world.run(*arguments, code=exits.REFUSED)
     assert "--held-out: only the digits are split" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        (("--create-partitions", "1"), None),  # 600 records of 10 KB, and it keeps 5 MB
+        (("--create-partitions", "2"), [300, 300]),
+        (("--create-partitions", "1", "--records", "400"), [400]),
+        (("--create-partitions", "4", "--repeat"), None),  # endless
+    ],
+)
+def test_what_the_built_in_kafka_would_drop_is_refused_before_anything_is_sent(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    sent: list[int] | None,
+) -> None:
+    monkeypatch.setenv("DOLL_KAFKA", "embedded:nowhere")
+    path = tmp_path / "images.npz"
+    np.savez(path, image=np.zeros((600, 100, 100), np.uint8), label=np.zeros(600, np.int64))
+    command = ("produce", str(path), "--topic", "a", *options)
+    code = exits.OK if sent else exits.REFUSED
+    told = world.run(*command, code=code).stderr
+    assert ("do not fit into the built-in Kafka, which keeps 5 MB" in told) == (sent is None)
+    ends = [world.log.bounds(place).end for place in world.log.partitions("a")]
+    assert ends == (sent or [0] * len(ends))
+    if sent:  # what is there already takes its part
+        world.run(*command, code=exits.REFUSED)
+        assert [world.log.bounds(place).end for place in world.log.partitions("a")] == sent

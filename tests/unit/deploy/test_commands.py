@@ -13,7 +13,6 @@ COMMANDS = (
     (sys.executable, "-m", "common.telemetry.metrics"),
     (sys.executable, "-m", "common.runtime.healthcheck"),
     (sys.executable, "-m", "deploy.grafana"),
-    (sys.executable, "-m", "load.monitoring.dashboards"),
     ("deploy/compose/make-secrets",),
 )
 

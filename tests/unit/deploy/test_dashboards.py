@@ -10,7 +10,7 @@ import pytest
 
 from deploy.grafana.__main__ import DASHBOARDS, written
 from deploy.grafana.panel import Dashboard, laid_out
-from load.monitoring.prometheus import filled
+from tests.prometheus import filled
 from tests.unit.deploy.promql import faults, grouped
 from tests.unit.deploy.promtool import promtool
 

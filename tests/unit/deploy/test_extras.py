@@ -44,7 +44,7 @@ OPENED = {  # what a service loads only when it needs it
 }
 COMMANDS = (
     *("__main__", "local", "options", "system.direct", "render.plots"),
-    *("commands.bounded_topic", "commands.producing", "commands.sources"),
+    *("commands.producing", "commands.sources"),
     *("demo.judge", "demo.plan", "demo.run", "demo.screen", "demo.summary", "demo.tested_model"),
 )
 WITHOUT_TORCH = ("provisioner", "admin", "cli")

@@ -1,4 +1,4 @@
-"""Requests on a schedule: latency counts from when a request was due, streams are counted."""
+"""Requests on a schedule: latency counts from when a request was due."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import asyncio
 from itertools import count
 from time import sleep
 
-from load.harness.asking import Address, on_schedule, open_streams
+from load.harness.asking import Address, on_schedule
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-EVENTS = b"HTTP/1.1 200 OK\r\n\r\nevent: job\ndata: {}\n\nevent: update\ndata: {}\n\nevent: upd"
 
 
 async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while request := await reader.readuntil(b"\r\n\r\n"):
-        writer.write(EVENTS if b"/events" in request else ANSWER)
+    while await reader.readuntil(b"\r\n\r\n"):
+        writer.write(ANSWER)
 
 
 async def listening() -> tuple[asyncio.Server, Address]:
@@ -47,18 +46,6 @@ def test_a_stall_is_charged_to_all_who_were_due_meanwhile() -> None:
 
         asked = await on_schedule(address, address.request("GET", "/"), 200, 0.1, stall)
         assert sum(asked.seconds) > 10 * 0.1
-        server.close()
-
-    asyncio.run(ask())
-
-
-def test_streams_count_whole_events() -> None:
-    async def ask() -> None:
-        server, address = await listening()
-        links = await open_streams(address, "/events", 3)
-        assert [link.updates for link in links] == [1, 1, 1]
-        for link in links:
-            link.close()
         server.close()
 
     asyncio.run(ask())

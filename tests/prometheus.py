@@ -96,23 +96,6 @@ class Prometheus:
         """
         return _lines(self._ask("query", query=expression))
 
-    def over_time(
-        self, expression: str, first_s: float, last_s: float, step_s: float
-    ) -> list[Line]:
-        """What a query gives along time.
-
-        Args:
-            expression: The query.
-            first_s: Seconds since 1970.
-            last_s: Likewise.
-            step_s: Between points.
-
-        Raises:
-            OSError: If it makes no sense to Prometheus, or there is no answer.
-        """
-        times = {"start": first_s, "end": last_s, "step": step_s}
-        return _lines(self._ask("query_range", query=expression, **times))
-
     def alerts(self) -> list[Rule]:
         """All rules."""
         rules = [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
@@ -165,9 +148,6 @@ def finite(lines: Sequence[Line]) -> bool:
 
 def _lines(answer: Mapping[str, Any]) -> list[Line]:
     return [
-        Line(
-            series["metric"],
-            [(at_s, float(value)) for at_s, value in series.get("values") or [series["value"]]],
-        )
+        Line(series["metric"], [(at_s, float(value)) for at_s, value in (series["value"],)])
         for series in answer["result"]
     ]

@@ -27,9 +27,9 @@ from common.jobs.store import JobStore
 from common.ports.servers import Log, NewTopic
 from common.runtime.connect import open_log
 from doll.yaml_file import as_json, load_text
-from load.monitoring.prometheus import Prometheus
+from tests.prometheus import Prometheus
 
-ALERTS = Path(__file__).parents[2] / "deploy/prometheus/alerts.yml"
+ALERTS = Path(__file__).parents[1] / "deploy/prometheus/alerts.yml"
 
 _JOB = """
 name: digits
@@ -70,7 +70,7 @@ class Demo(NamedTuple):
 
 @contextmanager
 def watched_demo(
-    program: str, folder: Path, records_per_s: float, coordinators: int = 2
+    program: str, folder: Path, records_per_s: float, coordinators: int
 ) -> Iterator[Demo]:
     """Start it all, and end it.
 
