@@ -132,7 +132,7 @@ class Leader:
         requeued = {o: batch for o, batch in history.requeued.items() if o not in self._used}
         # Their claims may lie above the snapshot's control position and be replayed only now. What
         # this leader publishes before that must name them: its successor's history begins later.
-        self._quarantined = snapshot.left_out
+        self._quarantined = {batch.offset: batch for batch in snapshot.quarantined}
         self._quarantined |= {o: record.batch for o, record in history.quarantined.items()}
         for offset in requeued:
             self._quarantined.pop(offset, None)
@@ -831,8 +831,7 @@ class Leader:
 
     def _is_quarantined(self, batch: Batch) -> bool:
         """Whether an earlier leader quarantined exactly this batch."""
-        known = self._quarantined
-        return batch.offset in known and known[batch.offset] in (None, batch)
+        return self._quarantined.get(batch.offset) == batch
 
     def _check_quarantine(self, offset: int, batch: Batch | None) -> None:
         """Forget a quarantine if the control topic says something else at its batch's offset.
@@ -901,7 +900,7 @@ class Leader:
             samples=self._samples,
             losses=self._goal.losses,
             quarantined=tuple(
-                offset if batch is None else batch
+                batch
                 for offset, batch in sorted(self._quarantined.items(), key=itemgetter(0))
                 if offset >= self._ledger.position
             ),

@@ -119,7 +119,7 @@ class Skipped(NamedTuple):
         return 1 + len(self.gaps)
 
 
-class BatchReady(msgspec.Struct, frozen=True, gc=False, tag="batch"):
+class BatchReady(msgspec.Struct, frozen=True, gc=False, tag="batch-ready"):
     """Worker *n* holds a batch: the batch indicator S_B;j,n (Algorithm 1, line 8)."""
 
     worker: WorkerId
@@ -130,7 +130,7 @@ class BatchReady(msgspec.Struct, frozen=True, gc=False, tag="batch"):
     last_arrival_s: float = 0.0
 
 
-class SpanExpired(msgspec.Struct, frozen=True, gc=False, tag="expired"):
+class SpanExpired(msgspec.Struct, frozen=True, gc=False, tag="span-expired"):
     """Retention deleted these records unread: claimed all the same, so that the rest goes on."""
 
     worker: WorkerId
@@ -239,7 +239,7 @@ class Traffic(NamedTuple):
     total: int  # bytes, which never get fewer: a message that is lost, late or doubled loses none
 
 
-class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update"):
+class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied"):
     """One model update and exactly the batches that made it (Algorithm 4, line 11)."""
 
     epoch: int
@@ -355,7 +355,7 @@ class Drifted(msgspec.Struct, frozen=True, gc=False, tag="drifted"):
     after: float  # of the window that is left
 
 
-class CheckpointStored(msgspec.Struct, frozen=True, gc=False, tag="stored"):
+class CheckpointStored(msgspec.Struct, frozen=True, gc=False, tag="checkpoint-stored"):
     """A checkpoint was written to object storage, and its leader has read it back complete.
 
     Counts if its leader is in force and the version is in force. A Lead with an older base takes
@@ -402,10 +402,10 @@ class LeaderStatus(msgspec.Struct, frozen=True, gc=False):
 
     epoch: int
     # Every control record below this offset has been decided.
-    control_position: int = msgspec.field(name="cpos")
+    control_position: int
     claimed: Positions  # below it, every record is of one accepted batch, or has expired
     # Control offset of the oldest unsettled batch; `control_position` when none is.
-    oldest_unsettled: int = msgspec.field(name="horizon")
+    oldest_unsettled: int
     waiting: int  # batches not yet settled
     live: int  # workers that the leader sees
     settled: Positions  # the frontier that a checkpoint covers, for lag tools
@@ -538,7 +538,6 @@ class UpdateTrigger(msgspec.Struct, frozen=True, gc=False):
     # Whoever has the model `since` overwrites these of its numbers, sparse as the wire writes them.
     since: ModelId | UnsetType = UNSET
     changes: bytes | UnsetType = UNSET
-    sparse: bool | UnsetType = UNSET  # whether its leader reads sparse gradients; else by the task
     group: GroupOrders | UnsetType = UNSET  # where members hold the weights
     # Digest of the layout of the leader's model: names, shapes, types and order of its tensors. A
     # worker whose model has another one computes nothing. Unset where members hold the weights.
@@ -584,7 +583,7 @@ class Gradient(msgspec.Struct, frozen=True, gc=False, tag="gradient"):
     traffic: Traffic | UnsetType = UNSET  # of its worker, before this message
 
 
-class GradientReady(msgspec.Struct, frozen=True, gc=False, tag="ready"):
+class GradientReady(msgspec.Struct, frozen=True, gc=False, tag="gradient-ready"):
     """The gradient of one order, which stays where it was computed: `Gradient` without vector."""
 
     worker: WorkerId
@@ -630,7 +629,7 @@ class Broken(msgspec.Struct, frozen=True, gc=False, tag="broken"):
     unreachable: tuple[Member, ...] = ()  # whom it could not reach
 
 
-class StateReport(msgspec.Struct, frozen=True, gc=False, tag="state"):
+class StateReport(msgspec.Struct, frozen=True, gc=False, tag="state-report"):
     """What a member holds, whole; an older word never undoes a newer."""
 
     worker: WorkerId
@@ -680,7 +679,7 @@ class Failed(msgspec.Struct, frozen=True, gc=False, tag="failed"):
     traceback: str = ""  # of the exception, at most `MOST_TRACEBACK` characters
 
 
-class WorkerLeaving(msgspec.Struct, frozen=True, gc=False, tag="farewell"):
+class WorkerLeaving(msgspec.Struct, frozen=True, gc=False, tag="worker-leaving"):
     """The worker leaves: it begins no further gradient, and others may have its batches at once."""
 
     worker: WorkerId

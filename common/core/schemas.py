@@ -24,7 +24,7 @@ class Schema(msgspec.Struct, frozen=True):
     references: tuple[Reference, ...] = ()  # each behind those that it uses
 
 
-class SchemaFound(msgspec.Struct, frozen=True, tag="schema"):
+class SchemaFound(msgspec.Struct, frozen=True, tag="schema-found"):
     """What a registry had under an id when a worker of a job met it; of two, the first counts."""
 
     id: int

@@ -125,7 +125,7 @@ class SnapshotSchedule:
             waiting = (*copied.waiting, batch)
             copied = msgspec.structs.replace(copied, waiting=tuple(sorted(waiting, key=_age)))
         else:  # its claim is replayed after a takeover, and then it must not be left out
-            rest = tuple(q for q in copied.quarantined if q not in (batch, batch.offset))
+            rest = tuple(q for q in copied.quarantined if q != batch)
             copied = msgspec.structs.replace(copied, quarantined=rest)
         self._pending = _Pending(copied, pending.checkpoint, pending.after)
 

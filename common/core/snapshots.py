@@ -39,13 +39,12 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     waiting: tuple[Batch, ...] = ()  # accepted, and in no update that its weights contain
     strikes: dict[int, int] = {}
     returned: tuple[int, ...] = ()  # batches put back once by `on_missing: proceed`
-    # By earlier leaders, above `control_position`: see `Leader`. Older programs name offsets alone.
-    quarantined: tuple[Batch | int, ...] = ()
+    # By earlier leaders, above `control_position`: see `Leader`.
+    quarantined: tuple[Batch, ...] = ()
     samples: int = 0  # trained since the job began
     losses: tuple[float, ...] = ()  # of the last updates, mean per sample each, oldest first
-    # Quarantined batches that an operator may still take back. None: an older program wrote this
-    # snapshot, and only the updates topic knows.
-    poison: tuple[Batch, ...] | None = None
+    # Quarantined batches that an operator may still take back.
+    poison: tuple[Batch, ...] = ()
     number: int = 0  # of its leader's newest record below `updates_position`
     opened: Openings = {}  # of the ledger, below `control_position`
     known: LogPositions = {}  # likewise
@@ -56,7 +55,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     control_topic_id: str = ""
     control_epoch: int = -1
     synchrony: Synchrony | None = None  # of the last update, where that names one
-    # Updates of the job's own K that it has come to. None: as many as J, as all older programs say.
+    # Updates of the job's own K that it has come to. None: as many as J.
     equivalent: float | None = None
     # Where members hold the weights, this may be of any age: see `roll_forward`. The attempt that
     # made the last update, and what updates used at or above `control_position`.
@@ -104,19 +103,6 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         return LogPosition(self.control_position, self.control_topic_id, self.control_epoch)
 
     @property
-    def reads_from(self) -> LogPosition:
-        """Where in the updates topic a reader begins who begins with this snapshot."""
-        return LogPosition(0, self.updates_topic_id) if self.poison is None else self.updates
-
-    @property
-    def left_out(self) -> dict[int, Batch | None]:
-        """What is `quarantined`, by control offset; None: whatever was claimed there."""
-        return {
-            each if isinstance(each, int) else each.offset: None if isinstance(each, int) else each
-            for each in self.quarantined
-        }
-
-    @property
     def loss(self) -> float | None:
         """Mean prequential loss of the last updates, None before the first."""
         return sum(self.losses) / len(self.losses) if self.losses else None
@@ -144,7 +130,7 @@ def genesis(first: Positions, known: Mapping[Partition, LogPosition] | None = No
         for partition, at in known.items()
         if at.topic_id
     }
-    return Snapshot(-1, GENESIS, 0, 0, dict(first), poison=(), opened=opened, known=known)
+    return Snapshot(-1, GENESIS, 0, 0, dict(first), opened=opened, known=known)
 
 
 def choose(
@@ -154,25 +140,22 @@ def choose(
 
     Args:
         snapshots: Some that could be read.
-        updates: The updates topic, offsets ascending, from their lowest `reads_from` on.
+        updates: The updates topic, offsets ascending, from their lowest `updates_position` on.
 
     Returns:
         None if not even one holds; the genesis always does.
     """
     for snapshot in sorted(snapshots, key=lambda s: s.rank, reverse=True):
-        begin, poison = snapshot.updates_position, snapshot.poison
-        if poison is None:
-            poison = _read(History(), [each for each in updates if each[0] < begin]).poison
         history = History(
             snapshot.by,
             snapshot.made,
             snapshot.updates,
-            poison,
+            snapshot.poison,
             snapshot.number,
             snapshot.after_loss,
             snapshot.slices,
         )
-        _read(history, [each for each in updates if each[0] >= begin])
+        _read(history, [each for each in updates if each[0] >= snapshot.updates_position])
         # A Lead may have counted whose base is not in the topic any more: then version 0 alone can
         # be proven, and the next Lead takes back all that came since.
         if not history.base_lost or snapshot.by < 0:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.spot.policies.policy import former_notes
-
 if TYPE_CHECKING:
     from common.config.synchronisation import ModeSpec
     from common.jobs.spec import JobSpec
@@ -16,11 +14,6 @@ FRESH = 2  # s up to which staleness was seen to cost few records, at most rates
 def notes_on(spec: JobSpec) -> tuple[str, ...]:
     """What is to be known when a job is submitted or changed."""
     notes = list[str]()
-    if "sync" in spec.model_fields_set:
-        notes.append(
-            "sync: {mode: k-sync} was read as `synchronisation: {mode: synchronous}`, the default;"
-            " the next version refuses it: leave it out"
-        )
     if spec.grouped:
         notes.append(
             "aggregation.mode: workers add up among themselves over connections that are neither"
@@ -34,8 +27,6 @@ def notes_on(spec: JobSpec) -> tuple[str, ...]:
             " first"
         )
     asked = spec.provisioning
-    if asked is not None and asked.policy is not None:
-        notes += [f"provisioning.{note}" for note in former_notes([asked.policy])]
     if asked is not None and (note := window_note(spec, asked.workers)):
         notes.append(note)
     return tuple(notes)

@@ -44,7 +44,7 @@ from common.errors import GivenError, UnknownTopicError, UserError
 from common.jobs.names import check_name
 from common.kafka import names as topics
 from common.learning.task_options import options_of
-from common.spot.policies.policy import GivenPolicyName, PolicyName, policy_named
+from common.spot.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from doll.yaml_file import as_json, load_text, shown
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _one_of(value: object, offered: Sequence[str]) -> object:
     raise ValueError(f"must be one of {', '.join(offered)}, got {value!r}")
 
 
-_Later = Field(exclude_if=lambda value: value is None)  # earlier programs may read a job without it
+_Later = Field(exclude_if=lambda value: value is None)  # left out of the job's record
 _Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 _Numbers = Annotated[_Number | tuple[_Number, ...] | None, _Later]
 _Symbol = str | Annotated[int, Field(ge=-(2**53), le=2**53)] | _Number | bool
@@ -107,7 +107,7 @@ class FieldSpec(Part):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it says beside dtype and shape: what older programs do not know."""
+        """Everything that it says beside dtype and shape."""
         return self.model_dump(exclude={"dtype", "shape"})
 
     @property
@@ -302,23 +302,6 @@ class TaskSpec(Part):
         if (self.name is None) == (self.entrypoint is None):
             raise ValueError("needs a name or an entrypoint, one of them")
         return self
-
-
-class SyncSpec(Part):
-    """What `synchronisation` was called while it had one mode; read in this version still."""
-
-    mode: str = Field(default="k-sync", json_schema_extra={"enum": ["k-sync"]})
-    """`synchronous`."""
-
-    @field_validator("mode")
-    @classmethod
-    def _only(cls, value: str) -> str:
-        if value != "k-sync":
-            raise ValueError(
-                f"was k-sync alone, got {shown(value)}: write `synchronisation: {{mode: ...}}` with"
-                " synchronous, stale, asynchronous or averaging"
-            )
-        return value
 
 
 class CompressionSpec(Part):
@@ -533,20 +516,16 @@ class ProvisioningSpec(Part):
     """N_tot: how many, one for each stream."""
     instance_type: str = ""
     """Of the market's, for all pools; empty: what each pool says."""
-    policy: GivenPolicyName | None = None
+    policy: PolicyName | None = None
     """Who decides what to rent; by default `adaptive`, the paper's, where streams wait for a worker
-    to return (`on_preemption: hold`), and `pools` where they move to others. For one more version
-    `backfill` is taken as `pools` with `spot_up_to: 1.0`, and `reassign` as `pools`."""
+    to return (`on_preemption: hold`), and `pools` where they move to others."""
     probability: float = Field(default=0.95, gt=0.5, lt=1)
     """Of meeting the deadline; for `chance`."""
     review_s: Positive | None = None
     """How often the policy is asked; by default as often as it likes."""
     bidbrain: BidBrainSpec | None = None
     """Of `policy: bidbrain`, which bids for machines that work off a backlog."""
-    max_lag_s: Positive | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,  # programs that do not know it may have such a job
-    )
+    max_lag_s: Positive | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of `policy: pools`: how long records may wait, at least the start-up of a machine on demand.
     Where spot machines are lost, one on demand is started in time. By default streams are served as
     steadily as the deadline asks (`on_preemption: hold`), or updates keep up with arrivals on
@@ -560,11 +539,6 @@ class ProvisioningSpec(Part):
     """Megabytes that a machine sends and receives for an update, where its traffic is paid for
     (`transfer_usd_per_gb` of the market file); by default what workers have counted, and before the
     first count what the weights of a built-in task take both ways, 0 for a task of your own."""
-
-    @property
-    def spot_limit(self) -> float:
-        """`spot_up_to`; of `backfill` each slot had one spot machine."""
-        return 1.0 if self.policy == "backfill" else self.spot_up_to
 
 
 class EvaluationSpec(Part):
@@ -632,7 +606,6 @@ BUILT_IN_TASKS: dict[str, dict[str, Needed]] = {
     "lda": {"index": _INDEX, "value": _VALUE},
 }
 _JOINING = ("logistic-regression", "tabular-mlp")  # take any fields as their features
-_SPARSE_TASKS = ("sparse-logistic", "matrix-factorisation")  # programs before them know no sparse
 
 
 _Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{topics.STREAM.pattern}$"})]
@@ -654,16 +627,13 @@ class JobSpec(Part):
     group_size: Count
     """K: batches of an update."""
     synchronisation: SynchronisationSpec | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,  # programs that do not know it may have such a job
+        default=None, exclude_if=lambda value: value is None
     )
     """When workers wait for each other; by default `synchronous`."""
     aggregation: AggregationSpec | None = Field(
         default=None, exclude_if=lambda value: value is None
     )
     """Who adds gradients up and holds the weights; by default the coordinator."""
-    sync: SyncSpec = Field(default=SyncSpec(), exclude=True)
-    """Was `synchronisation`, with one mode."""
     optimizer: OptimizerSpec
     """The rule that turns a gradient into a step."""
     compression: CompressionSpec | None = Field(
@@ -790,21 +760,12 @@ class JobSpec(Part):
         if self.provisioning is None:
             return None
         fitting: PolicyName = "adaptive" if self.on_preemption == "hold" else "pools"
-        given = self.provisioning.policy
-        return fitting if given is None else policy_named(given)
+        return self.provisioning.policy or fitting
 
     @property
     def start_s(self) -> float | None:
         """The time of `start_at` in seconds since 1970, or None where it is a word."""
         return None if self.start_at in _START_WORDS else _instant(self.start_at)
-
-    @property
-    def sparse_messages(self) -> bool:
-        """Whether every program that knows the job's task reads sparse gradients, too.
-
-        Of others a leader says whether it does.
-        """
-        return self.task.name in _SPARSE_TASKS
 
     @property
     def grouped(self) -> bool:
@@ -829,14 +790,6 @@ class JobSpec(Part):
             return every
         backup = self.aggregation.backup.every_updates
         return backup if every is None else min(every, backup)
-
-    @property
-    def format(self) -> int:
-        """Of its record: 2 where older programs would read over what it says, and must not."""
-        later = (self.synchronisation, self.aggregation, self.compression, self.tuner)
-        known = not any(field.options for field in self.records.fields.values())
-        known = known and self._inputs == ("features",) and self.records.codec in {"tensor", "json"}
-        return 1 if known and all(part is None for part in later) else 2
 
     @property
     def task_options(self) -> dict[str, Any]:
@@ -1025,17 +978,14 @@ class JobSpec(Part):
         asked = self.provisioning
         if asked is None:
             return
-        if asked.policy == "reassign" and self.on_preemption == "hold":
-            raise ValueError(
-                "provisioning.policy: reassign was for streams that move, and is now pools: add"
-                " `on_preemption: reassign`, or take pools"
-            )
         for name in ("max_lag_s", "spot_up_to", "reliable"):
             given = getattr(asked, name)
             if given == ProvisioningSpec.model_fields[name].default:
                 continue
-            if (policy := asked.policy or self.policy) != "pools":
-                raise ValueError(f"provisioning.{name}: is for policy: pools, and this is {policy}")
+            if self.policy != "pools":
+                raise ValueError(
+                    f"provisioning.{name}: is for policy: pools, and this is {self.policy}"
+                )
             if name == "spot_up_to" and self.on_preemption != "hold":
                 raise ValueError(
                     "provisioning.spot_up_to: is for on_preemption: hold; where streams move to the"

@@ -113,7 +113,6 @@ class FreeName(msgspec.Struct, frozen=True):
     next_incarnation: Annotated[int, Meta(ge=1)]
     # Who made and deleted the jobs of the name, newest last.
     changes: tuple[Change, ...] = ()
-    format: int = 3
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
@@ -140,10 +139,6 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     read_from: ReadFrom = ""
     seal: str = ""
     format: int = 1
-
-
-# Of the records in the jobs topic; see `JobSpec.format`. 3: the job is not the first of its name.
-FORMAT = 3
 
 
 class _Head(msgspec.Struct):
@@ -811,21 +806,9 @@ def encode_job(record: JobRecord) -> bytes:
         first=first,
         topic_ids={topic: topic_id for topic, topic_id in topic_ids.items() if topic_id},
         epochs=epochs if max(epochs, default=-1) >= 0 else [],
-        format=_format(record),
         **{name: getattr(record, name) for name in _AS_IT_IS},
     )
     return msgspec.json.encode(stored)
-
-
-def _format(record: JobRecord) -> int:
-    """That of its specification; 2 also while its changes tell of a block that was taken away.
-
-    3 if it is not the first of its name: an older program would take it for that.
-    """
-    if record.incarnation > 1:
-        return FORMAT
-    told = (value for change in record.changes for value in change.changed.values())
-    return max(record.spec.format, 2 if any(isinstance(value, dict) for value in told) else 1)
 
 
 def _decode(key: bytes | None, value: bytes) -> JobRecord | FreeName:
@@ -836,7 +819,7 @@ def _decode(key: bytes | None, value: bytes) -> JobRecord | FreeName:
     """
     try:
         head = _HEAD.decode(value)
-        if head.next_incarnation and head.format <= FORMAT:
+        if head.next_incarnation and head.format == 1:
             return _FREE_NAME.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"job record: {error}") from error
@@ -851,8 +834,8 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
     """
     try:
         stored = _STORED.decode(value)
-        if stored.format > FORMAT:  # nothing else in it need make sense here
-            raise WireError(f"job record: of format {stored.format}, expected at most {FORMAT}")
+        if stored.format > 1:  # nothing else in it need make sense here
+            raise WireError(f"job record: of format {stored.format}, expected at most 1")
         spec = job_from_json(bytes(stored.spec))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UserError) as error:
         raise WireError(f"job record: {error}") from error

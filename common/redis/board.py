@@ -8,7 +8,7 @@ slot:
     doll:{job}:offered                    name and weights of one model, for evaluators
     doll:{job}:triggers                   stream with ids <epoch>-<number>
     doll:{job}:triggers:<stream>          another one, where something stood in the way there
-    doll:{job}:standing
+    doll:{job}:leader-status
     doll:{job}:unable:<process>           why, expires         doll:{job}:unable      their names
     doll:{job}:alive:<worker>             status and digest of the model's layout, expires
                                                                doll:{job}:workers     their names
@@ -224,7 +224,7 @@ class RedisBoard:
 
     def putting_leader_status(self, leader_status: LeaderStatus) -> Steps[bool]:
         """`put_leader_status`, in steps."""
-        key, last = self._keys + "standing", self._leader_status
+        key, last = self._keys + "leader-status", self._leader_status
         if last is None or last[1] != leader_status:
             last = self._leader_status = wire.encode_leader_status(leader_status), leader_status
         elif time.monotonic() < self._put_at + _PUT_AGAIN_S:
@@ -237,7 +237,9 @@ class RedisBoard:
 
     def get_leader_status(self) -> LeaderStatus | None:
         """Read the leader's status, or None where there is none."""
-        return self._parsed_leader_status(self._server.ask(("GET", self._keys + "standing"))[0])
+        return self._parsed_leader_status(
+            self._server.ask(("GET", self._keys + "leader-status"))[0]
+        )
 
     def _parsed_leader_status(self, data: bytes | None) -> LeaderStatus | None:
         if data is None:
@@ -245,7 +247,7 @@ class RedisBoard:
         last = self._leader_status
         if last is not None and last[0] == data:
             return last[1]
-        leader_status = self._rejections.parse("standing", wire.decode_leader_status, data)
+        leader_status = self._rejections.parse("leader status", wire.decode_leader_status, data)
         self._leader_status = (data, leader_status) if leader_status is not None else None
         return leader_status
 
@@ -411,7 +413,7 @@ class RedisBoard:
         """`is_leased`, `get_leader_status`, `alive` and `unable`, in steps."""
         leased, data, members = yield (
             ("EXISTS", self._keys + "lease"),
-            ("GET", self._keys + "standing"),
+            ("GET", self._keys + "leader-status"),
             ("SMEMBERS", self._keys + "unable"),
         )
         heartbeats = yield from self.looking_for_workers()

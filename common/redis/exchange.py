@@ -246,7 +246,7 @@ class RedisExchange:
         """Write the leader's status; told whether one was there."""
         self._ask(
             job,
-            "standing",
+            "leader status",
             lambda board: board.putting_leader_status(leader_status),
             tell,
             soon=soon,

@@ -293,7 +293,7 @@ class MemoryBoard:
             data = self._notices().leader_status
         if data is None:
             return None
-        return self._rejections.parse("standing", wire.decode_leader_status, data)
+        return self._rejections.parse("leader status", wire.decode_leader_status, data)
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
         """Say that a worker lives, for `ttl_s`, and what `Heartbeat` has."""

@@ -16,12 +16,10 @@ from common.errors import WireError
 from common.spot.provisioning.records import (
     EstimateRecord,
     LaunchRequested,
-    Left,
     Planned,
     PlanRecord,
     Priced,
     Reviewed,
-    Seated,
     Started,
 )
 from common.wire.messages import Codec
@@ -114,36 +112,6 @@ def check_plan(record: PlanRecord) -> None:
             _check_believed(record.believed)
 
 
-_TAGS = (
-    *("taken", "priced", "planned", "ordered", "started", "ended", "reviewed", "replan"),
-    *("settled", "seated", "left"),
-)
-FORMAT = 5  # the latest that this program knows; no record was ever of 2 or 3
-
-
-def format_of(record: PlanRecord) -> int:
-    """The oldest format of which a program must be to read a record.
-
-    Format 4 tells prices of single types and zones, and what each machine is: a bill without them
-    would be wrong. Format 5 counts machines, which no slot has until it is seated on one.
-    """
-    match record:
-        case Seated() | Left() | LaunchRequested(slot=None) | Planned(places=()):
-            return 5
-        case LaunchRequested(machine_type=kind, zone=zone, bid_usd_per_hour=bid) if (
-            kind or zone or bid is not None
-        ):
-            return 5
-        case Priced(offers=offers) if offers:
-            return 4
-        case Started(machine_type=kind, zone=zone, usd_per_hour=usd) if (
-            kind or zone or usd is not None
-        ):
-            return 4
-        case _:
-            return 1
-
-
-_PLAN = Codec("plan", msgspec.json.Decoder(PlanRecord), check_plan, _TAGS, (FORMAT, format_of))
+_PLAN = Codec("plan", msgspec.json.Decoder(PlanRecord), check_plan)
 
 encode_plan, decode_plan = _PLAN.encode, _PLAN.decode

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from common.core.messages import Batch, ModelId
+from common.core.messages import ModelId
 from common.core.snapshots import Snapshot
 from common.errors import CorruptError, FutureFormatError, UnavailableError, WireError
 from common.storage.manifest import told
@@ -24,7 +24,7 @@ from common.wire.messages import frame, unframe
 if TYPE_CHECKING:
     from common.storage.store import Checkpoint, CheckpointStore
 
-FORMAT = 3  # of the protocol's part: the latest that this program knows
+FORMAT = 1  # of the protocol's part: the latest that this program knows
 _PROTOCOL, _TRAINER = "protocol.msgpack", "trainer.safetensors"
 HEAD_BYTES = 1 << 14  # of a hot snapshot: its protocol's part is in them, unless that is very long
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -196,19 +196,8 @@ def in_hand(saved: SnapshotFile) -> FoundSnapshot:
     return FoundSnapshot(title, saved.snapshot, trainer, has_weights=has_weights)
 
 
-def _format_of(snapshot: Snapshot) -> int:
-    """The oldest format of which a program must be.
-
-    2 names bad records together by reason; 3 quarantined batches by value, and says of spans and
-    partitions what the logs were.
-    """
-    spans = snapshot.waiting or snapshot.poison
-    by_value = any(isinstance(each, Batch) for each in snapshot.quarantined)
-    return 3 if spans or by_value or snapshot.opened or snapshot.known else 1
-
-
 def _encode(snapshot: Snapshot, key: str = "") -> bytes:
-    protocol = _Protocol(_format_of(snapshot), msgspec.Raw(msgspec.msgpack.encode(snapshot)))
+    protocol = _Protocol(FORMAT, msgspec.Raw(msgspec.msgpack.encode(snapshot)))
     protocol.seal = _seal(protocol, key) if key else b""
     return msgspec.msgpack.encode(protocol)
 

@@ -4,8 +4,9 @@ Kafka carries JSON, which any Kafka tool shows; Redis carries msgpack; a gradien
 behind its header as raw little-endian float32, or sparse (`common.wire.vectors`). Both directions
 check that a message makes sense: a nonsense record in the audit trail would be there for ever.
 
-What is decided stays in Kafka for programs yet to be written. Fields that older programs may ignore
-are simply added; a record that they must not ignore, or would misread, carries a later `"format"`.
+What is decided stays in Kafka for programs yet to be written. Such a program may add fields that
+this one may ignore. A record that this program must not ignore, or would misread, carries a
+`"format"` above 1, and is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import reprlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import Generic, NoReturn, TypeAlias, TypeVar
+from typing import Generic, NoReturn, TypeAlias, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -573,51 +574,21 @@ class _Tagged(msgspec.Struct):
 _TAGGED_JSON = msgspec.json.Decoder(_Tagged)
 _TAGGED_MSGPACK = msgspec.msgpack.Decoder(_Tagged)
 
-FORMAT, AUDIT_FORMAT = 3, 4  # of records in Kafka, of the updates topic: the latest known here
-
-
-def format_of(message: object) -> int:
-    """The oldest format of which a program must be to read a record in Kafka.
-
-    Format 2 names bad records together by reason, and updates leave them to the claims; it takes
-    batches out of quarantine, or makes it final. Format 3 numbers epochs, and the updates and
-    quarantines of each leader; it says of spans what the log was when they were read, and opens
-    partitions. Format 4 is of leads that count for the newest update alone.
-    """
-    match message:
-        case Lead(exact=True):
-            return 4
-        case Lead(epoch=epoch) if epoch >= 0:
-            return 3
-        case BatchReady() | SpanExpired() | Opened():
-            return 3
-        case UpdateApplied() | Quarantined() | Requeued() | Replayed() | CheckpointStored():
-            return 3
-        case _:
-            return 1
-
 
 class Codec(Generic[T]):
-    """One kind of message: its decoder knows the types, its check what they cannot say.
-
-    `formats` are the latest that is known, and that which a message needs at least.
-    """
+    """One kind of message: its decoder knows the types, its check what they cannot say."""
 
     def __init__(
         self,
         kind: str,
         decoder: _Decoder[T],
         check: Callable[[T], None],
-        tags: tuple[str, ...] = (),
-        formats: tuple[int, Callable[[T], int]] = (FORMAT, format_of),
     ) -> None:
         self._json = json = isinstance(decoder, msgspec.json.Decoder)
         self._kind = kind
         self._check = check
-        self._tags = tags
-        self._latest, self._format_of = formats
-        # As `encode` writes it. The last of a record's own keys, it is what a decoder would find.
-        self._known_ends = tuple(b',"format":%d}' % n for n in range(1, self._latest + 1))
+        # Of a union, what tells its messages apart.
+        self._tags = tuple(each.__struct_config__.tag for each in get_args(decoder.type))
         self._encoder: _Encoder = msgspec.json.Encoder() if json else msgspec.msgpack.Encoder()
         self._decoder = decoder
         self._tagged: _Decoder[_Tagged] = _TAGGED_JSON if json else _TAGGED_MSGPACK
@@ -630,12 +601,9 @@ class Codec(Generic[T]):
         """
         self._examine(message)
         try:
-            data = self._encoder.encode(message)
+            return self._encoder.encode(message)
         except UnicodeEncodeError as error:
             raise WireError(f"{self._kind}: a text is not Unicode: {error}") from error
-        if self._json and (needed := self._format_of(message)) > 1:
-            return data[:-1] + b',"format":%d}' % needed
-        return data
 
     def decode(self, data: bytes | memoryview) -> T:
         """Read a message.
@@ -644,10 +612,8 @@ class Codec(Generic[T]):
             WireError: If the bytes are not such a message, or it makes no sense.
             FutureFormatError: If a newer program wrote it.
         """
-        if self._json:
-            text = bytes(data)
-            if not text.endswith(self._known_ends) and b'"format"' in text:
-                self._check_format(data)
+        if self._json and b'"format"' in bytes(data):
+            self._check_format(data)
         try:
             message = self._decoder.decode(data)
         except _MALFORMED as error:
@@ -666,10 +632,10 @@ class Codec(Generic[T]):
             found = self._tagged.decode(data)
         except _MALFORMED:
             return  # it will not be read as a message either
-        if found.format > self._latest:
+        if found.format > 1:
             raise FutureFormatError(
                 f"{self._kind}: {reprlib.repr(found.type)} of format {found.format},"
-                f" expected at most {self._latest}"
+                " expected at most 1"
             )
 
     def _unknown_tag(self, data: bytes | memoryview) -> str:
@@ -683,25 +649,12 @@ class Codec(Generic[T]):
         return f"type is {reprlib.repr(tag)}, expected {known}"
 
 
-_CONTROL = Codec(
-    "claim", msgspec.json.Decoder(ControlRecord), check_control, ("batch", "expired", "opened")
-)
-_AUDIT = Codec(
-    "audit",
-    msgspec.json.Decoder(AuditRecord),
-    check_audit,
-    ("lead", "update", "quarantined", "requeued", "replayed", "stored", "evaluated", "drifted"),
-    (AUDIT_FORMAT, format_of),
-)
-_SCHEMA = Codec("schema", msgspec.json.Decoder(SchemaFound), check_schema, formats=(1, lambda _: 1))
-_LEADER_STATUS = Codec("standing", msgspec.msgpack.Decoder(LeaderStatus), check_leader_status)
+_CONTROL = Codec("claim", msgspec.json.Decoder(ControlRecord), check_control)
+_AUDIT = Codec("audit", msgspec.json.Decoder(AuditRecord), check_audit)
+_SCHEMA = Codec("schema", msgspec.json.Decoder(SchemaFound), check_schema)
+_LEADER_STATUS = Codec("leader status", msgspec.msgpack.Decoder(LeaderStatus), check_leader_status)
 _TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)
-_REPLY = Codec(
-    "reply",
-    msgspec.msgpack.Decoder(Reply),
-    check_reply,
-    *(("gradient", "failed", "farewell", "ready", "reduced", "broken", "state", "stored"),),
-)
+_REPLY = Codec("reply", msgspec.msgpack.Decoder(Reply), check_reply)
 _DEMAND = Codec("job demand", msgspec.msgpack.Decoder(JobDemand), check_demand)
 _PLACEMENT = Codec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement), check_placement)
 
@@ -719,7 +672,7 @@ class _Addressed(msgspec.Struct, frozen=True, array_like=True):
 
     job: str
     reply: msgspec.Raw
-    sparse: bool = False  # only written where it is: others stay as every program reads them
+    sparse: bool = False  # written only if true
 
 
 _ADDRESSED = msgspec.msgpack.Decoder(_Addressed)

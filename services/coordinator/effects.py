@@ -384,7 +384,6 @@ class Effects:
             weights=weights,
             reply_to=self._replica.name,
             digest=UNSET if self._members else self.trainer.digest,
-            sparse=True if self._spec.format > 1 else UNSET,
         )
         if self._view is not None:
             self._follow(self._view, trigger.model)

@@ -476,8 +476,8 @@ def _begin(source: events.Source, snapshots: Collection[Snapshot]) -> LogPositio
     others' time is not read again.
     """
     if source == "hot" and snapshots:
-        return max(snapshots, key=_rank).reads_from
-    return min((snapshot.reads_from for snapshot in snapshots), default=None)
+        return max(snapshots, key=_rank).updates
+    return min((snapshot.updates for snapshot in snapshots), default=None)
 
 
 def _what_happened(reached: int, end: int, *, anew: bool) -> str:

@@ -142,7 +142,7 @@ class _Watched:
         known = _places(leader_status)
         own = found.keys() & {place.topic for place in self.first}
         for topic in sorted(own - {place.topic for place, at in known.items() if at.topic_id}):
-            # Of a job that an older program took in only this process knows what its topics were.
+            # Where Kafka named no id at submission, only this process knows what the topics were.
             topic_id = found[topic].topic_id
             if topic_id and self._ids.setdefault(topic, topic_id) != topic_id:
                 self.lost(

@@ -55,7 +55,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         review_s=asked.review_s,
         bidding=_bidding(asked),
         max_lag_s=asked.max_lag_s,
-        spot_up_to=asked.spot_limit,
+        spot_up_to=asked.spot_up_to,
         reliable=asked.reliable,
         told_update_mb=asked.update_mb,
         update_mb=_update_mb(spec),

@@ -45,7 +45,6 @@ class GradientLoop:
         worker: This worker's name.
         compute: Computes them.
         shell: What surrounds it.
-        sparse: Whether gradients may be sent sparse to any leader; see `JobSpec.sparse_messages`.
         digest: Digest of the model's layout: triggers of another model are not for this worker.
     """
 
@@ -55,7 +54,6 @@ class GradientLoop:
         compute: OrderComputer,
         shell: Shell,
         *,
-        sparse: bool,
         digest: str = "",
     ) -> None:
         self._digest = digest
@@ -64,7 +62,6 @@ class GradientLoop:
         self._measures, self._traces = shell.measures, shell.traces
         self._watchdog, self._wait = shell.watchdog, shell.wait
         self._round_began, self._stream = shell.round_began, shell.stream
-        self._sparse = self._may_be_sparse = sparse
         self._orders = Assignments(worker)
         self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
@@ -84,7 +81,7 @@ class GradientLoop:
             compute = self._orders.next()
         if compute is not None:
             load = partial(self._load, compute)
-            reply = self._compute.answer(compute, load, sparse=self._may_be_sparse)
+            reply = self._compute.answer(compute, load, sparse=True)
             if isinstance(reply, Gradient) and reply.seconds > SLOW_S:
                 self._listen(0.0)  # who asked for it again meanwhile has it now
             sent = self._send(reply, compute.reply_to)
@@ -112,7 +109,6 @@ class GradientLoop:
                         self._catch_up(trigger.model)
                 with self._lock:
                     self._orders.hear(triggers)
-                self._may_be_sparse = self._sparse or triggers[-1].sparse is True
                 self._round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
         except UnavailableError as error:
             self._board_outage.met(error)

@@ -189,8 +189,7 @@ class JobWorker:
         self._slices = slices
         if slices is UNSET:
             compute = self._computer_of()
-            sparse, digest = spec.sparse_messages, self._digest
-            return GradientLoop(worker, compute, shell, sparse=sparse, digest=digest)
+            return GradientLoop(worker, compute, shell, digest=self._digest)
         states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
         runs_on: tuple[Tier, float, int] | None = None
         if slices:

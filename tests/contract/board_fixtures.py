@@ -96,7 +96,7 @@ class _InRedis:
 
     def litter(self, garbage: bytes) -> None:
         with redis.Redis.from_url(self.redis.url) as client:
-            client.set(f"doll:{{{self.job}}}:standing", garbage)
+            client.set(f"doll:{{{self.job}}}:leader-status", garbage)
             client.rpush(f"doll:{{{REPLICA}}}:replies", garbage)
             client.xadd(f"doll:{{{self.job}}}:triggers", {"trigger": garbage}, f"{2**60}-1")
             client.sadd(f"doll:{{{self.job}}}:workers", WORKER, garbage)

@@ -669,7 +669,7 @@ def test_the_first_of_a_kind_is_logged_and_the_others_counted(
         board.get_leader_status()
     assert board.rejected == 5
     assert len(caplog.records) == 1
-    assert "kind=standing" in caplog.text
+    assert "kind=leader status" in caplog.text
 
 
 def test_a_trigger_under_a_false_id_is_left_out(embedded_redis: EmbeddedRedis) -> None:

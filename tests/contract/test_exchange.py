@@ -277,7 +277,7 @@ def test_what_is_strange_in_one_job_is_nothing_to_the_others(
 ) -> None:
     with redis.Redis.from_url(embedded_redis.url) as client:
         client.rpush("doll:{strange}:workers", "of another type")
-        client.rpush("doll:{strange}:standing", "likewise")
+        client.rpush("doll:{strange}:leader-status", "likewise")
         client.sadd("doll:{other}:workers", b"\xff")
     shared = RedisBoards(embedded_redis.url)
     exchange = shared.exchange()

@@ -197,14 +197,14 @@ def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(m
     cluster.produce(500)
     await_condition(lambda: cluster.version() >= 3, "three updates")
     writer = cluster.log.writer()
-    writer.append(control_topic(cluster.job), b'{"type":"merged","format":4}')
+    writer.append(control_topic(cluster.job), b'{"type":"merged","format":2}')
     assert writer.flush(30.0)
     writer.close()
     await_condition(lambda: cluster.wanted() == "paused", "the job is held")
 
     reason = cluster.record().reason
     assert control_topic(cluster.job) in reason
-    assert "'merged' of format 4, expected at most 3" in reason
+    assert "'merged' of format 2, expected at most 1" in reason
     assert "run a newer coordinator" in reason
     held = lambda: any("job_held" in cluster.said(name) for name in ("c1", "c2"))  # noqa: E731 -- short
     await_condition(held, "it is logged")

@@ -131,8 +131,8 @@ def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Re
     until = time.monotonic() + FORGED_S
     while time.monotonic() < until:
         for each in forged:
-            admin.set(keys + "standing", wire.encode_leader_status(each))
-    goes_on(cluster, "standings that somebody forged")
+            admin.set(keys + "leader-status", wire.encode_leader_status(each))
+    goes_on(cluster, "leader statuses that somebody forged")
 
     admin.set(keys + "lease", "somebody who never gives it back")
     goes_on(cluster, "a lease that does not run out")

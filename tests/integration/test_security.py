@@ -170,9 +170,9 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     for epoch in range(5):
         board.put_snapshot(epoch, b"snapshot", "c1")
     assert len(board.snapshots()) == 3
-    safe_redis.admin.lpush("doll:{job}:standing:", b"")
-    safe_redis.admin.delete("doll:{job}:standing")
-    safe_redis.admin.lpush("doll:{job}:standing", b"garbage of another type")
+    safe_redis.admin.lpush("doll:{job}:leader-status:", b"")
+    safe_redis.admin.delete("doll:{job}:leader-status")
+    safe_redis.admin.lpush("doll:{job}:leader-status", b"garbage of another type")
     assert board.get_leader_status() is None
     board.wipe()
     board.close()

@@ -135,11 +135,11 @@ def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
 def _policy(experiment: Experiment) -> Policy:
     spec = experiment.policy
     pools = Pools(experiment.on_preemption, spec.spot_up_to, spec.max_lag_s)
-    return policy_of(spec.policy, spec.probability, spec.spot, pools)
+    return policy_of(spec.name, spec.probability, spec.spot, pools)
 
 
 def _beliefs(draws: Draws) -> Priors | None:
-    if draws.experiment.policy.policy not in LEARNS:
+    if draws.experiment.policy.name not in LEARNS:
         return None
     mean_per_s = float(draws.givens.rates_per_s.mean())
     return Priors(RatePrior(mean_per_s * KNOWN_S, KNOWN_S))

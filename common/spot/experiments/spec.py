@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.spot.market.billing_rules import BillingRules, BillingSpec
-from common.spot.policies.policy import GivenPolicyName, PolicyName, policy_named
+from common.spot.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.spot.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -136,7 +136,7 @@ class BidBrainSpec(Part):
 class PolicySpec(Part):
     """Who decides what runs where."""
 
-    name: GivenPolicyName = Field(default="static", description="The policy.")
+    name: PolicyName = Field(default="static", description="The policy.")
     probability: float = Field(
         default=0.95, gt=0.5, lt=1, description="chance: to meet the deadline."
     )
@@ -157,11 +157,6 @@ class PolicySpec(Part):
     bidbrain: BidBrainSpec = Field(
         default=BidBrainSpec(), description="bidbrain: what changes of its machines cost."
     )
-
-    @property
-    def policy(self) -> PolicyName:
-        """The policy that is meant by its name."""
-        return policy_named(self.name)
 
 
 class LearningSpec(Part):
@@ -248,11 +243,6 @@ class Experiment(Part):
         for name, given in (("rates", self.rates), ("speeds", self.speeds)):
             if isinstance(given, tuple) and len(given) != self.workers:
                 raise ValueError(f"{name} has {len(given)} entries for {self.workers} workers")
-        if self.policy.name == "reassign" and self.on_preemption != "reassign":
-            raise ValueError(
-                "policy reassign was for streams that move, and is now pools: add `on_preemption:"
-                " reassign`, or take pools"
-            )
         self._works_off_a_backlog()
         for name in ("speeds", "link_s", "synchronisation", "learning"):
             given, default = getattr(self, name), type(self).model_fields[name].default

@@ -25,13 +25,13 @@ from common.spot.experiments.results import (
     Summary,
     Throughput,
 )
-from common.spot.policies.policy import GivenPolicyName, former_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from common.spot.experiments.spec import Experiment
+    from common.spot.policies.policy import PolicyName
 
 
 class Result(NamedTuple):
@@ -41,20 +41,12 @@ class Result(NamedTuple):
     curves: tuple[tuple[Point, ...], ...] = ()  # one per run, where something was learned
 
 
-def with_policies(
-    experiment: Experiment, names: Sequence[GivenPolicyName]
-) -> dict[str, Experiment]:
-    """Give an experiment each of these policies; its own where none is named.
-
-    The former policy `reassign` made sense only where streams move to the survivors: it changes
-    that, too.
-    """
+def with_policies(experiment: Experiment, names: Sequence[PolicyName]) -> dict[str, Experiment]:
+    """Give an experiment each of these policies; its own where none is named."""
     variants = dict[str, "Experiment"]()
     for name in names or [experiment.policy.name]:
         policy = experiment.policy.model_copy(update={"name": name})
-        waits = "reassign" if name == "reassign" else experiment.on_preemption
-        update = {"policy": policy, "on_preemption": waits}
-        variants[name] = experiment.model_copy(update=update)
+        variants[name] = experiment.model_copy(update={"policy": policy})
     return variants
 
 
@@ -122,8 +114,6 @@ def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) ->
             name: [[asdict(point) for point in curve] for curve in it.curves]
             for name, it in results.items()
         }
-    if notes := former_notes(results):
-        data["notes"] = notes
     return data
 
 

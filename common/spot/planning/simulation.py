@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.errors import GivenError
 from common.spot.experiments.spec import LIVE_STREAMS, Experiment
-from common.spot.policies.policy import GivenPolicyName  # noqa: TC001 -- pydantic reads both when run
+from common.spot.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads both when run
 from common.spot.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class SimulateRequest(BaseModel):
         int, Field(ge=0, lt=2**63, description="Of rates, arrivals, prices and preemptions.")
     ] = 0
     policies: Annotated[
-        tuple[GivenPolicyName, ...],
+        tuple[PolicyName, ...],
         Field(max_length=16, description="To compare, instead of the experiment's own."),
     ] = ()
 

@@ -18,7 +18,7 @@ that very object.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
@@ -41,13 +41,6 @@ StreamPolicyName: TypeAlias = Literal[  # for streams that arrive as the job goe
 PolicyName: TypeAlias = Literal[StreamPolicyName, "bidbrain"]  # that bids for a backlog
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 STREAM_POLICIES: tuple[StreamPolicyName, ...] = get_args(StreamPolicyName)
-FormerPolicyName: TypeAlias = Literal["backfill", "reassign"]  # `pools` took their place
-GivenPolicyName: TypeAlias = Literal[PolicyName, FormerPolicyName]
-GIVEN_NAMES: tuple[GivenPolicyName, ...] = get_args(GivenPolicyName)
-FORMER: Mapping[str, str] = {  # with what `pools` does their work
-    "backfill": "spot_up_to: 1.0",
-    "reassign": "on_preemption: reassign",
-}
 
 ON_DEMAND = 0  # the first pool is never preempted
 # A machine that is given back takes a while to end, and its next hour would be paid.
@@ -56,24 +49,6 @@ NOWHERE = -1  # a slot without a machine
 
 Places: TypeAlias = npt.NDArray[np.int8]  # (N_tot,) index of the pool of each slot, or NOWHERE
 Flags: TypeAlias = npt.NDArray[np.bool_]  # (N_tot,) one per slot
-
-
-def policy_named(given: GivenPolicyName) -> PolicyName:
-    """Give the policy that is meant: for one version the names of former ones are taken, too."""
-    match given:
-        case "backfill" | "reassign":
-            return "pools"
-        case _:
-            return given
-
-
-def former_notes(given: Iterable[str]) -> tuple[str, ...]:
-    """Say of each former policy what is taken for it."""
-    return tuple(
-        f"policy: {name} is now pools with {FORMER[name]}; this name is taken for one more version"
-        for name in dict.fromkeys(given)
-        if name in FORMER
-    )
 
 
 class Hour(NamedTuple):

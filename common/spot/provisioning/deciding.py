@@ -112,7 +112,7 @@ class PolicyRunner:
         if record is None:
             return
         try:
-            if record.policy == self._policy.name:  # of a former version it may be another
+            if record.policy == self._policy.name:
                 self._last = restored(record, self.situation(now_s), self._settings.submitted_s)
         except ParameterError as error:
             self.trouble = str(error)

@@ -22,7 +22,7 @@ import msgspec
 from common.spot.machines import Offer
 
 
-class Lead(msgspec.Struct, frozen=True, tag="taken"):
+class Lead(msgspec.Struct, frozen=True, tag="lead"):
     """A candidate wants to provision: counts only if `after` is what the topic last came to.
 
     After a `Settled` that is its offset: who has not read that the job is over cannot begin anew.
@@ -121,7 +121,7 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
         return self.spent_usd + self.expected_cost_usd - self.transfer_usd
 
 
-class LaunchRequested(msgspec.Struct, frozen=True, tag="ordered", omit_defaults=True):
+class LaunchRequested(msgspec.Struct, frozen=True, tag="launch-requested", omit_defaults=True):
     """A machine is to be launched; the order that comes first with this number counts."""
 
     term: int
@@ -204,7 +204,7 @@ class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):
     warning: str = ""
 
 
-class ReplanAsked(msgspec.Struct, frozen=True, tag="replan"):
+class ReplanAsked(msgspec.Struct, frozen=True, tag="replan-asked"):
     """A person wants the policy to be asked anew; of no term, since anybody may ask."""
 
     at_s: float

@@ -63,7 +63,6 @@ def simulate(
     from common.spot.experiments.experiment import load_experiment
     from common.spot.planning.compare import as_data
     from common.spot.planning.simulation import SimulateRequest
-    from common.spot.policies.policy import former_notes
     from services.cli.options import complaints_by
     from services.cli.render import plots
 
@@ -73,8 +72,6 @@ def simulate(
     given = {"experiment": experiment, "runs": runs, "seed": seed, "policies": policy or []}
     with complaints_by(_option_of):
         request = SimulateRequest.model_validate(given)
-    for note in former_notes(request.policies or [experiment.policy.name]):
-        typer.echo(f"note: {note}", err=True)
     with Progress(
         TextColumn("[bold]{task.description}[/]"),
         BarColumn(),

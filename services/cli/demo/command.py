@@ -89,7 +89,6 @@ def demo(  # noqa: PLR0913 -- the options of a command
     # What the processes need takes longer to load than all else until they are at work.
     prepare("coordinator", *(["provisioner", "admin"] if provision else ["worker"]))
     from common.embedded.stack import EmbeddedStack
-    from common.spot.policies.policy import former_notes
     from services.cli.demo.plan import Plan, policy_named
     from services.cli.demo.summary import draw
     from services.cli.local import made, with_market
@@ -108,8 +107,6 @@ def demo(  # noqa: PLR0913 -- the options of a command
         provision=provision,
         policy=policy_named(policy),
     )
-    for note in former_notes([plan.policy] if plan.policy else []):
-        typer.echo(f"note: {note}", err=True)
     if not provision and not kafka and plan.records > _MOST_EMBEDDED:
         raise UserError(
             f"{plan.records:,} records: the embedded Kafka keeps the proof of {_MOST_EMBEDDED:,};"

@@ -17,7 +17,7 @@ import msgspec
 
 from common.errors import UserError
 from common.jobs.spec import JobSpec, parse_job
-from common.spot.policies.policy import GIVEN_NAMES, POLICY_NAMES, GivenPolicyName
+from common.spot.policies.policy import POLICY_NAMES, PolicyName
 
 # Two topics of 8x8 images. 128 records per update and this rate reach 0.98 to 0.99 on held-out
 # digits within 60,000 warped records (0.97 to 0.98 at half the learning rate). A checkpoint every
@@ -69,7 +69,7 @@ class Plan:
     seed: int
     away_s: float = 0.0  # without a market: how long the worker that is killed is gone
     provision: bool = False
-    policy: GivenPolicyName | None = None  # with a market; None: the one that fits
+    policy: PolicyName | None = None  # with a market; None: the one that fits
 
     @property
     def partitions(self) -> int:
@@ -123,7 +123,7 @@ class Plan:
         return msgspec.json.encode(market)
 
 
-def policy_named(name: str) -> GivenPolicyName | None:
+def policy_named(name: str) -> PolicyName | None:
     """The policy of this name; None for no name.
 
     Raises:
@@ -131,7 +131,7 @@ def policy_named(name: str) -> GivenPolicyName | None:
     """
     if not name:
         return None
-    for known in GIVEN_NAMES:
+    for known in POLICY_NAMES:
         if name == known:
             return known
     raise UserError(f"--policy: must be one of {', '.join(POLICY_NAMES)}, got {name!r}")

@@ -185,10 +185,10 @@ def test_records_that_do_not_parse_are_passed_over(world: World) -> None:
 
 def test_records_of_a_later_format_are_not_passed_over(world: World) -> None:
     submitted(world)
-    world.write("doll.digits.control", b'{"type":"merged","format":4}')
+    world.write("doll.digits.control", b'{"type":"merged","format":2}')
     world.write("doll.digits.updates", encode_audit(LEAD))
     said = world.run("audit", "digits", code=exits.FAILED).stderr
-    assert "doll.digits.control, offset 0: claim: 'merged' of format 4, expected at most 3" in said
+    assert "doll.digits.control, offset 0: claim: 'merged' of format 2, expected at most 1" in said
     assert "run a newer doll" in said
 
 

@@ -184,29 +184,6 @@ def test_an_experiments_synchronisation_is_refused_by_field(world: World, file: 
     assert 'unknown field "synchronisation.stalness" (did you mean "staleness"?)' in said
 
 
-def test_a_policy_of_before_is_simulated_as_pools_with_a_word(world: World, file: str) -> None:
-    ran = world.run("simulate", file, "--runs", "2", "--policy", "backfill", "--json")
-    told = "policy: backfill is now pools with spot_up_to: 1.0"
-    assert ran.stderr.count(told) == 1
-    data = json.loads(ran.stdout)
-    (note,) = data["notes"]
-    assert note.startswith(told)
-    pools = world.run("simulate", file, "--runs", "2", "--policy", "pools", "--json")
-    assert "note:" not in pools.stderr
-    plain = json.loads(pools.stdout)
-    assert "notes" not in plain
-    assert data["summary"]["backfill"] == plain["summary"]["pools"]
-
-
-def test_only_the_policy_that_needs_it_changes_what_becomes_of_streams(file: str) -> None:
-    variants = with_policies(load_experiment(Path(file)), ["reassign", "static"])
-    assert {name: it.on_preemption for name, it in variants.items()} == {
-        "reassign": "reassign",
-        "static": "hold",
-    }
-    assert [it.policy.name for it in variants.values()] == ["reassign", "static"]
-
-
 def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
     results = {"static": Result((run(4.0, 6700.0), run(6.0, 6800.0)))}
     text = shown(draw(load_experiment(PAPER), results))

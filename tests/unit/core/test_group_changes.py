@@ -160,9 +160,7 @@ def test_a_candidate_leads_as_its_job_says_once_that_can_have_the_newest_update(
 ) -> None:
     topic: Topic = [Lead(-1, GENESIS, "c0", 0, slices=in_force), update(0, 1, 0, 1)]
     bench = Bench(settings, updates=topic)
-    snapshot = Snapshot(
-        *(0, MADE, 2, 2, {P: 20}), poison=(), stored=stored or UNSET, slices=in_force
-    )
+    snapshot = Snapshot(*(0, MADE, 2, 2, {P: 20}), stored=stored or UNSET, slices=in_force)
     bench.stand(snapshot)
     assert isinstance(lead := bench.updates[-1], Lead)
     assert (lead.base, lead.slices) == (MADE, leads)
@@ -172,7 +170,7 @@ def test_a_candidate_leads_as_its_job_says_once_that_can_have_the_newest_update(
 def test_an_update_of_members_in_between_makes_the_lead_of_the_board_void() -> None:
     topic: Topic = [Lead(-1, GENESIS, "c0", 0, slices=0), update(0, 1, 0, 1)]
     bench = Bench(BOARD, updates=topic)
-    stored = Snapshot(0, MADE, 2, 2, {P: 20}, poison=(), stored=(MADE,), slices=0)
+    stored = Snapshot(0, MADE, 2, 2, {P: 20}, stored=(MADE,), slices=0)
     bench.stand(stored)
     bench.updates.insert(2, update(0, 2, 2, 3))
     assert the(bench.read_updates(), do.FindSnapshots).source == "hot"
@@ -195,7 +193,7 @@ def test_where_the_coordinator_led_last_no_snapshot_will_do_of_which_members_hav
         Lead(0, MADE, "c1", 5, exact=True),
     ]
     bench = Bench(changed(QUIET, revision=2), updates=topic)
-    members = Snapshot(0, MADE, 2, 2, {P: 20}, poison=(), slices=0)
+    members = Snapshot(0, MADE, 2, 2, {P: 20}, slices=0)
     bench.stand(members)
     assert isinstance(lead := bench.updates[-1], Lead)
     assert (lead.base, lead.slices) == (GENESIS, UNSET)

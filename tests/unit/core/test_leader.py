@@ -90,7 +90,7 @@ def test_a_leader_begins_with_its_model_its_leader_status_and_a_look_at_the_work
     assert leader_status == do.PutLeaderStatus(LeaderStatus(0, 0, FIRST, 0, 0, 0, FIRST))
     assert look == do.ReadHeartbeats()
     assert copy == do.CopyWeights()
-    first = Snapshot(0, GENESIS, 1, 0, FIRST, poison=())
+    first = Snapshot(0, GENESIS, 1, 0, FIRST)
     assert publish == do.PublishSnapshot(first, checkpoint=False)
 
 

@@ -19,16 +19,16 @@ from common.core.messages import (
     Replayed,
     Requeued,
 )
-from common.core.snapshots import Snapshot, choose
+from common.core.snapshots import Snapshot
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import FIRST, A, B, C, P, batch, gradient, ready, span, the
-from tests.unit.core.leaders import Topic, update
 from tests.unit.core.test_leader import asked, leading
 from tests.unit.core.test_leader_trouble import fail
 
 if TYPE_CHECKING:
-    from common.core.messages import Batch, ControlRecord
+    from common.core.messages import ControlRecord
     from common.core.settings import CoordinatorSettings
+    from tests.unit.core.leaders import Topic
 
 LAX = replace(QUIET, strikes=0, poison_in_a_row=100, poison_share=1.0)
 FIRST_LEAD = Lead(-1, GENESIS, "c0#1")
@@ -169,20 +169,14 @@ def test_a_new_leader_hears_of_a_requeue_of_what_an_earlier_one_quarantined(
     assert bench.leader_status.waiting == 2
 
 
-NAMED = pytest.mark.parametrize("named", [1, batch(1, B)], ids=["by offset", "by value"])
-
-
-@NAMED
 @pytest.mark.parametrize("heard", ["before it leads", "before its claim", "after its claim"])
-def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(
-    heard: str, named: Batch | int
-) -> None:
+def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(heard: str) -> None:
     # The snapshot knows that b1 is quarantined, but its control position is below b1's claim.
     snapshot = with_(
         BEHIND,
         control_position=1,
         claimed=FIRST | {P: 10},
-        quarantined=(named,),
+        quarantined=(batch(1, B),),
         waiting=(batch(0, A),),
     )
     before = [REQUEUED] if heard == "before it leads" else []
@@ -278,18 +272,3 @@ def test_a_requeue_is_no_own_record_that_a_copy_waits_for() -> None:
 
     bench.read_updates()
     assert bench.published[0].made == ModelId(0, 1)
-
-
-# --- snapshots of older programs -----------------------------------------------------------------
-
-
-def test_from_an_older_programs_snapshot_the_topic_is_read_from_its_beginning() -> None:
-    older = with_(BEHIND, poison=None)
-    assert (older.reads_from.offset, BEHIND.reads_from.offset) == (0, 2)
-
-    topic: Topic = [FIRST_LEAD, POISON, update(0, 1), REQUEUED]
-    choice = choose([older], list(enumerate(topic)))
-
-    assert choice is not None
-    assert choice[1].requeued == {1: batch(1, B)}
-    assert successor(older, POISON, REQUEUED).leader_status.waiting == 2

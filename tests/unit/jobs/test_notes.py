@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 
 from common.jobs.notes import notes_on, window_note
-from common.jobs.spec import JobSpec, job_from_json, parse_job
+from common.jobs.spec import JobSpec, parse_job
 from tests.unit.jobs.test_spec import TEXT
 
 STALE = "synchronisation: {mode: stale, staleness: 2}\n"  # K is 20, so that 80 batches are needed
 
 
 PLAIN = "".join(
-    line
-    for line in TEXT.splitlines(keepends=True)
-    if not line.startswith(("sync:", "provisioning:"))
+    line for line in TEXT.splitlines(keepends=True) if not line.startswith("provisioning:")
 )
 
 
@@ -25,28 +23,6 @@ def job(options: str = "") -> JobSpec:
 def test_of_most_jobs_there_is_nothing_to_know() -> None:
     assert notes_on(job()) == notes_on(job(STALE)) == ()
     assert window_note(job(STALE), 1) == window_note(job("waiting_batches: 20\n"), 1) == ""
-
-
-def test_the_block_of_before_is_read_with_a_word_until_it_is_stored() -> None:
-    old = job("sync: {mode: k-sync}\n")
-    [note] = notes_on(old)
-    assert "`synchronisation: {mode: synchronous}`" in note
-    assert notes_on(JobSpec.model_validate_json(old.model_dump_json())) == ()
-
-
-@pytest.mark.parametrize(
-    ("policy", "replaced"),
-    [("backfill", "spot_up_to: 1.0"), ("reassign", "on_preemption: reassign")],
-)
-def test_of_a_policy_that_is_gone_it_is_told_what_does_its_work(policy: str, replaced: str) -> None:
-    old = job(f"provisioning: {{workers: 2, policy: {policy}}}\n")
-    [note] = notes_on(old)
-    assert note == (
-        f"provisioning.policy: {policy} is now pools with {replaced};"
-        " this name is taken for one more version"
-    )
-    assert old.policy == "pools"
-    assert notes_on(job_from_json(old.model_dump_json())) == (note,)  # as stored
 
 
 def test_workers_that_add_up_among_themselves_are_told_to_have_a_network_of_their_own() -> None:

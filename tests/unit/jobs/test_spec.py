@@ -28,7 +28,6 @@ records:
 task: {name: image-classifier, classes: 10}
 batch_size: 256                        # b
 group_size: 20                         # K
-sync: {mode: k-sync}
 optimizer: {name: adam, learning_rate: 1.0e-3}
 stop: {updates: 10000, loss: 0.35, deadline_s: 6720}
 checkpoint: {every_updates: 200, keep: 3}
@@ -162,7 +161,7 @@ def test_workers_may_add_up_among_themselves() -> None:
 
 def test_the_board_may_be_named() -> None:
     named = parse_job(yaml.safe_dump(yaml.safe_load(TEXT) | {"aggregation": {"mode": "board"}}))
-    assert named.format == 2  # programs that do not know the block say so
+    assert not named.grouped
     assert "aggregation" not in parse_job(TEXT).model_dump()
 
 
@@ -249,7 +248,7 @@ def with_tuner(tuner: object, **fields: object) -> str:
 def test_a_tuner_may_choose_k_and_how_many_machines_work() -> None:
     spec = parse_job(with_tuner({"group_size": [2, 24], "workers": "balanced"}, **RENTED))
     assert spec.group_sizes == (2, 24)
-    assert (spec.waiting_bound, spec.largest_group, spec.format) == (48, 24, 2)
+    assert (spec.waiting_bound, spec.largest_group) == (48, 24)
     assert job_from_json(spec.model_dump_json()) == spec
     assert parse_job(with_tuner({"workers": "balanced"}, **RENTED)).group_sizes is None
 
@@ -289,15 +288,11 @@ def test_a_tuner_that_makes_no_sense_is_refused(
     assert message in told, told
 
 
-def test_a_job_without_the_blocks_is_written_as_programs_that_do_not_know_them_read_it() -> None:
+def test_a_job_is_written_without_blocks_that_it_does_not_have() -> None:
     written = parse_job(TEXT).model_dump_json()
     assert "synchronisation" not in written
     assert "clip_norm" not in written
     assert "tuner" not in written
-
-
-def test_what_was_called_sync_is_read_still() -> None:
-    assert parse_job(TEXT) == parse_job(changed("sync", None))
 
 
 def test_yaml_and_json_give_the_same_job() -> None:
@@ -318,7 +313,6 @@ def test_yaml_and_json_give_the_same_job() -> None:
         ("streams", ["a", "a"], "job file: streams: 'a' is named twice"),
         ("streams", ["a b"], "job file: streams: 'a b' cannot be a Kafka topic"),
         ("streams", ["doll.x.control"], "job file: streams: 'doll.x.control': names with doll."),
-        ("sync.mode", "ssp", 'job file: sync.mode: was k-sync alone, got "ssp": write `synchronis'),
         ("synchronisation", {"mode": "ssp"}, "job file: synchronisation.mode: must be 'synchronou"),
         (
             "synchronisation",

@@ -566,7 +566,7 @@ def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
     assert record == JobStore(log).get("digits")
     assert record.changes[-1].changed == {"synchronisation": stale, "compression": exact}
     assert (record.spec.mode, record.spec.synchronised.fixed_staleness) == ("stale", 2)
-    assert (record.spec.format, record.spec.waiting_bound) == (2, 80)
+    assert record.spec.waiting_bound == 80
     tuner = {"group_size": [10, 40]}
     record = book.change("digits", {"tuner": tuner}, "")
     assert record.changes[-1].changed == {"tuner": tuner}
@@ -577,16 +577,6 @@ def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
     record = book.change("digits", {"synchronisation": None, "compression": None}, "all are fast")
     assert record.spec == parse_job(TEXT)
     assert record.changes[-1].changed == {"synchronisation": None, "compression": None}
-
-
-def test_programs_without_blocks_read_no_record_that_tells_of_one(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
-    assert b'"format"' not in encode_job(book.change("digits", {"group_size": 4}, ""))
-    for block in ({"mode": "stale"}, None):  # its changes go on to tell of it
-        record = book.change("digits", {"synchronisation": block}, "")
-        assert encode_job(record).endswith(b',"format":2}')
-    assert record.spec.format == 1
 
 
 def test_a_job_goes_on_as_it_was_where_a_newer_program_gave_it_a_block(log: MemoryLog) -> None:
@@ -681,7 +671,6 @@ def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: 
     book = JobStore(log)
     first = book.submit(parse_job(TEXT))
     assert (first.id, book.id_of("digits")) == ("digits", "digits")
-    assert b"incarnation" not in encode_job(first), "an older program reads it"
     with pytest.raises(ConflictError, match="is running: stop it first"):
         book.free("digits")
     book.want("digits", "stopped", "enough")
@@ -693,7 +682,6 @@ def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: 
     assert not second.is_same_job(first)
     log.partitions("doll.digits.I2.control")
     assert decode_job(b"digits", encode_job(second)) == second
-    assert encode_job(second).endswith(b',"format":3}'), "an older program leaves it alone"
 
 
 def test_a_name_stays_taken_by_the_history_of_a_deleted_job_until_it_is_free(
@@ -822,19 +810,10 @@ def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
         decode_job(b"digits", encode_job(record))
 
 
-@pytest.mark.parametrize(
-    "block",
-    ["synchronisation: {mode: stale}", "compression: {changes: 1}", "tuner: {group_size: [2, 99]}"],
-)
-def test_a_job_that_older_programs_would_misread_is_left_alone_by_them(block: str) -> None:
-    spec = parse_job(f"{TEXT}\n{block}\n")
-    record = JobRecord(spec, "running", {A: 0, B: 0}, "", 0.0)
-    written = encode_job(record)
-    assert written.endswith(b',"format":2}')
-    assert decode_job(b"digits", written) == record
-    assert b'"format"' not in encode_job(record._replace(spec=parse_job(TEXT)))
-    later = written.replace(b'"format":2}', b'"format":4}').replace(b'"streams"', b'"sources"')
-    with pytest.raises(WireError, match="of format 4, expected at most 3"):
+def test_a_job_record_of_a_later_format_is_refused_by_its_format() -> None:
+    written = encode_job(JobRecord(parse_job(TEXT), "running", {A: 0, B: 0}, "", 0.0))
+    later = (written[:-1] + b',"format":2}').replace(b'"streams"', b'"sources"')
+    with pytest.raises(WireError, match="of format 2, expected at most 1"):
         decode_job(b"digits", later)
 
 

@@ -229,16 +229,10 @@ optimizer: {learning_rate: 0.1}
 """
 
 
-def test_a_job_names_the_features_its_records_give_the_entries_and_its_gradients_are_sparse() -> (
-    None
-):
+def test_a_job_names_the_features_and_its_records_give_the_entries() -> None:
     spec = parse_job(JOB)
     assert spec.task_options == {"features": 1000, "entries": 39}
     assert len(trainer_of(spec, (), 1)().weights()) == 4 * 1001
-    assert spec.sparse_messages
-    dense = JOB.replace("index: {dtype: int32", "features: {dtype: float32")
-    dense = dense.replace("sparse-logistic, features: 1000", "logistic-regression, classes: 2")
-    assert not parse_job(dense).sparse_messages
 
 
 def test_a_job_names_the_hash_of_its_features_and_how_many_there_are() -> None:
@@ -248,7 +242,7 @@ def test_a_job_names_the_hash_of_its_features_and_how_many_there_are() -> None:
     assert '"hashed":{"function":"crc32-1","buckets":500}' in spec.model_dump_json()
     decoded = codec_of(spec).decode([b'{"label": 1, "city": "Pune"}'])
     assert decoded.records["index"][0, 0] == bucket_of("city", "Pune", 500)
-    assert "hashed" not in parse_job(JOB).model_dump_json()  # older programs know no such field
+    assert "hashed" not in parse_job(JOB).model_dump_json()
     with pytest.raises(UserError, match=r"task.features: the records have 500, got 1000"):
         parse_job(hashed)
 

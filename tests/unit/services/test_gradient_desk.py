@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from common.core.messages import (
     MOST_TRACEBACK,
@@ -105,8 +105,6 @@ def make_world(
     poison: int = -1,
     computer: type[GradientComputer] = GradientComputer,
     task: CountingTask | None = None,
-    *,
-    sparse: bool = False,
 ) -> World:
     log = MemoryLog()
     log.create_topics([NewTopic("s")])
@@ -145,7 +143,6 @@ def make_world(
             round_began=lambda _epoch, _unsettled: None,
             stream=lambda: TriggerStream(stream[-1]),
         ),
-        sparse=sparse,
         digest=DIGEST,
     )
     return World(log, board, boards, cache, desk, codec, metrics, tracer, stream)
@@ -169,7 +166,9 @@ def publish(world: World) -> None:
 
 def used(reply: Reply) -> list[int]:
     assert isinstance(reply, Gradient)
-    return np.flatnonzero(reply.vector).tolist()
+    whole = np.zeros(RECORDS, np.float32)
+    add_to(whole, reply.vector)
+    return np.flatnonzero(whole).tolist()
 
 
 def failure(reply: Reply) -> tuple[str, tuple[int, ...]]:
@@ -304,38 +303,6 @@ def test_all_batches_of_an_order_are_one_message(world: World) -> None:
     assert used(reply) == [0, 1, 7, 8]
     assert isinstance(reply, Gradient)
     assert reply.batches == (5, 6)
-
-
-def test_a_gradient_is_sent_sparse_only_where_every_program_reads_it() -> None:
-    found = list[Gradient]()
-    for sparse in (False, True):
-        world = make_world(sparse=sparse)
-        publish(world)
-        reply = world.order(batch(0, 2))
-        assert isinstance(reply, Gradient)
-        found.append(reply)
-    dense, sparse_one = (reply.vector for reply in found)
-    assert isinstance(dense, np.ndarray)
-    assert isinstance(sparse_one, SparseVector)
-    again = np.zeros_like(dense)
-    add_to(again, sparse_one)
-    assert again.tobytes() == dense.tobytes()
-
-
-def test_a_gradient_is_sent_sparse_while_the_leader_says_that_it_reads_it(world: World) -> None:
-    order = (Assignment(W, (batch(0, 2),)),)
-    found = list[type]()
-    said: tuple[bool | UnsetType, ...] = (UNSET, True, UNSET)
-    for number, sparse in enumerate(said, 1):
-        trigger = UpdateTrigger(
-            TriggerId(3, number), MODEL, order, bytes(4 * RECORDS), REPLICA, sparse=sparse
-        )
-        world.board.post_trigger(trigger)
-        world.desk.turn()
-        [reply] = world.replies()
-        assert isinstance(reply, Gradient)
-        found.append(type(reply.vector))
-    assert found == [np.ndarray, SparseVector, np.ndarray]
 
 
 def test_a_gradient_says_how_large_it_is_where_its_order_asks(world: World) -> None:
@@ -571,14 +538,17 @@ def test_weights_and_gradients_are_counted_and_each_message_says_what_was_before
     replies = (first, again, inside)
     counts = [reply.traffic for reply in replies if isinstance(reply, Gradient) and reply.traffic]
     size = 4 * RECORDS
-    assert [count.total for count in counts] == [size, 2 * size, 4 * size]
+    assert isinstance(first, Gradient)
+    assert isinstance(first.vector, SparseVector)
+    sent = len(encode_sparse(first.vector))
+    assert [count.total for count in counts] == [size, size + sent, 2 * (size + sent)]
     assert len({count.life for count in counts}) == 1
-    assert world.told("doll_worker_moved_bytes_total", direction="sent") == 3 * size
+    assert world.told("doll_worker_moved_bytes_total", direction="sent") == 3 * sent
     assert world.told("doll_worker_moved_bytes_total", direction="received") == 2 * size
 
 
 def test_of_a_sparse_gradient_what_is_sent_counts() -> None:
-    world = make_world(sparse=True)
+    world = make_world()
     publish(world)
     reply = world.order(batch(0, 1))
     assert isinstance(reply, Gradient)

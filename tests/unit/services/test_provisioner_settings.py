@@ -60,23 +60,6 @@ def test_the_policy_fits_what_becomes_of_a_preempted_workers_streams(
     assert (settings.updates, settings.loss, settings.deadline_at_s) == (100, 0.2, 1060.0)
 
 
-def test_a_policy_of_before_is_taken_for_pools_with_what_does_its_work() -> None:
-    asked = f"{JOB}on_preemption: hold\nprovisioning: {{workers: 3, policy: backfill}}\n"
-    filled = provisioner_settings(record(asked), MARKET)
-    moving = provisioner_settings(
-        record(f"{JOB}provisioning: {{workers: 3, policy: reassign}}\n"), MARKET
-    )
-
-    assert (filled.policy, filled.spot_up_to, filled.on_preemption) == ("pools", 1.0, "hold")
-    assert (moving.policy, moving.on_preemption) == ("pools", "reassign")
-
-
-def test_reassign_is_refused_where_streams_wait_for_their_worker() -> None:
-    asked = f"{JOB}on_preemption: hold\nprovisioning: {{workers: 3, policy: reassign}}\n"
-    with pytest.raises(UserError, match="add `on_preemption: reassign`"):
-        parse_job(asked)
-
-
 def test_what_a_machine_moves_is_taken_for_twice_the_model_unless_the_job_says() -> None:
     asked = f"{JOB}provisioning: {{workers: 3}}\n"
     measured = f"{JOB}provisioning: {{workers: 3, update_mb: 0.5}}\n"
@@ -98,8 +81,8 @@ def test_what_a_job_says_to_pools_is_what_the_policy_goes_by() -> None:
 
 @pytest.mark.parametrize("field", ["max_lag_s: 300", "spot_up_to: 2", "reliable: 1"])
 def test_what_only_pools_understands_is_refused_elsewhere(field: str) -> None:
-    asked = f"{JOB}on_preemption: hold\nprovisioning: {{workers: 3, policy: backfill, {field}}}\n"
-    with pytest.raises(UserError, match="is for policy: pools, and this is backfill"):
+    asked = f"{JOB}on_preemption: hold\nprovisioning: {{workers: 3, policy: chance, {field}}}\n"
+    with pytest.raises(UserError, match="is for policy: pools, and this is chance"):
         parse_job(asked)
 
 

@@ -22,7 +22,6 @@ from common.kafka.memory import MemoryLog
 from common.ports.servers import NewRecord
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.spot.provisioning.records import Ended, LaunchRequested, Lead, Started
-from common.wire.messages import AUDIT_FORMAT
 from services.admin.live.follower import JobFollower, Sources
 from services.admin.live.followers import Followers
 from tests.unit.admin.live.helpers import JOB, SPEC, Topics, eventually, job, lead, update
@@ -347,7 +346,7 @@ def test_garbage_is_passed_over(rig: Rig) -> None:
 
 def test_what_a_newer_program_wrote_is_said(rig: Rig) -> None:
     with rig.log.anyway():
-        later = b'{"type":"update","format":%d}' % (AUDIT_FORMAT + 1)
+        later = b'{"type":"update-applied","format":2}'
         rig.log.append(NewRecord(UPDATES.topic, later, partition=0))
     eventually(lambda: rig.follower.ended_s is not None)
     with pytest.raises(UnavailableError, match="run a newer doll"):

@@ -83,19 +83,6 @@ def test_on_demand_machines_alone_take_theta_0_whatever_spot_does(tmp_path: Path
     assert [run.cost_ratio for run in runs] == pytest.approx([1.0] * 20, abs=0.02)
 
 
-@pytest.mark.parametrize(("former", "waits"), [("backfill", "hold"), ("reassign", "reassign")])
-def test_a_policy_of_before_comes_to_what_pools_comes_to(
-    former: str, waits: str, tmp_path: Path
-) -> None:
-    asked = {"on_preemption": waits, "updates": 200}
-    old, new = (
-        simulate(an_experiment(policy={"name": name}, **asked), tmp_path, 2, 0)
-        for name in (former, "pools")
-    )
-
-    assert [run.as_dict() for run in old] == [run.as_dict() for run in new]
-
-
 def test_all_policies_are_shown_the_same_world(tmp_path: Path) -> None:
     rates = {
         name: draws_of(
@@ -300,7 +287,6 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
             "learning.optimizer: what workers came to is averaged with sgd",
         ),
         ({"arrivals": {"process": "trace"}}, "trace"),
-        ({"policy": {"name": "reassign"}}, "add `on_preemption: reassign`"),
         ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "two spot pools have one name"),
     ],
 )

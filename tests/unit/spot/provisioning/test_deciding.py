@@ -6,11 +6,9 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-import msgspec
 import pytest
 
 from common.core.messages import GENESIS, Lead, UpdateApplied
-from common.spot.plans import encode_plan
 from common.spot.policies.policy import POLICY_NAMES
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
@@ -327,22 +325,13 @@ def test_where_all_records_wait_already_gradients_take_their_time_all_the_same(
     assert len(others) <= 2  # what waits is no news, that machines are there longer is
 
 
-@pytest.mark.parametrize(
-    ("former", "on_preemption"), [("backfill", "hold"), ("reassign", "reassign")]
-)
-def test_a_job_whose_policy_is_gone_goes_on_with_its_machines_under_pools(
-    street: Street, former: str, on_preemption: Literal["hold", "reassign"]
+@pytest.mark.parametrize("on_preemption", ["hold", "reassign"])
+def test_a_job_planned_by_another_policy_goes_on_with_its_machines(
+    street: Street, on_preemption: Literal["hold", "reassign"]
 ) -> None:
     before = replace(with_policy("adaptive"), on_preemption=on_preemption)
     at_work(street, before).run(20)
     run = {machine.launch for machine in street.fleet.rented}
-    # As an earlier version wrote it down.
-    street.log[:] = [
-        encode_plan(
-            msgspec.structs.replace(each, policy=former) if isinstance(each, Planned) else each
-        )
-        for each in street.records
-    ]
     after = replace(before, policy="pools", spot_up_to=1.0)
     successor = ProviderThread(street, after, "p2")
     successor.run(30)
