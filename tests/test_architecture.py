@@ -22,8 +22,9 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
     ("common.ports", "common.data", "common.spot.theory", "common.spot.machines"),
+    ("common.config",),
     ("common.learning", "common.spot.policies", "common.spot.traces"),
-    ("common.config", "common.spot.provisioning"),
+    ("common.spot.provisioning",),
     ("common.wire", "common.telemetry", "common.http", "common.simulation", "common.spot.market"),
     ("common.spot.experiments", "common.spot.plans"),
     ("common.kafka", "common.redis", "common.adapters", "common.testing", "common.spot.fleets"),
@@ -39,18 +40,15 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("tests",),
 )
 THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import it
-    # What of a job's file says how its machines are rented.
-    *("common.jobs.notes", "common.jobs.spec"),
     # A spare machine's worker reads from the plans which slot it has.
     "services.worker.seat",
     "common.telemetry.metrics.provisioner",
-    "common.testing.policies",
     # Routes, views and commands about machines, plans and simulations.
     *("services.admin.live.answers", "services.admin.live.follower", "services.admin.live.view"),
     *("services.admin.pricing", "services.admin.routes.jobs", "services.admin.routes.provisioning"),
     *("services.admin.service", "services.admin.simulating"),
     *("services.cli.commands.plan", "services.cli.commands.simulate", "services.cli.commands.up"),
-    *("services.cli.demo.command", "services.cli.demo.plan", "services.cli.demo.run"),
+    "services.cli.demo.run",
     *("services.cli.render.plots", "services.cli.system.api", "services.cli.system.direct"),
     "services.cli.system.system",
 )

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 from pydantic_core import to_json
 
 from common.config.aggregation import AggregationSpec  # noqa: TC001 -- pydantic reads it when run
+from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.config.synchronisation import (
     MOST,
     PROPORTIONAL,
@@ -44,7 +45,6 @@ from common.errors import GivenError, UnknownTopicError, UserError
 from common.jobs.names import check_name
 from common.kafka import names as topics
 from common.learning.task_options import options_of
-from common.spot.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from doll.yaml_file import as_json, load_text, shown
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from load.paper.job import HIGH, PAIRS, Setting
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.spot.policies.policy import StreamPolicyName
+    from common.config.policy_names import StreamPolicyName
     from load.paper.runner import Asked, Runner
 
 IMAGES = "mnist-train-00000-47999-images-idx3-ubyte.gz"

@@ -13,7 +13,7 @@ from load.paper.job import HIGH, LOW, PAIRS, RATES, WORKERS, Case, Rates, Settin
 from load.paper.runner import FEW, Runner
 
 if TYPE_CHECKING:
-    from common.spot.policies.policy import StreamPolicyName
+    from common.config.policy_names import StreamPolicyName
 
 POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive")
 

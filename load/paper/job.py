@@ -22,7 +22,7 @@ from common.spot.theory.work import Market, Work, market
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.spot.policies.policy import StreamPolicyName
+    from common.config.policy_names import StreamPolicyName
     from common.spot.traces.spec import TraceSpec
 
 Rates: TypeAlias = Literal["equal", "drawn"]

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from load.paper.job import HIGH, Setting
 
 if TYPE_CHECKING:
+    from common.config.policy_names import StreamPolicyName
     from common.spot.experiments.results import Point, Run, Spread, Summary
-    from common.spot.policies.policy import StreamPolicyName
 
 Pair = tuple[float, float]
 _SHARE = "cost, % of on-demand machines alone"

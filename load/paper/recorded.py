@@ -15,8 +15,8 @@ from load.paper.runner import FEW, Asked, Runner
 from load.paper.series import SPEED, Found, Series, find
 
 if TYPE_CHECKING:
+    from common.config.policy_names import StreamPolicyName
     from common.spot.experiments.results import Summary
-    from common.spot.policies.policy import StreamPolicyName
 
 POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "pools")
 

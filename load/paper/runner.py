@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from common.config.policy_names import StreamPolicyName
     from common.spot.experiments.spec import Experiment
-    from common.spot.policies.policy import StreamPolicyName
 
 FEW = 12  # runs of each setting in the paper
 

@@ -20,13 +20,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
 
+from common.config.policy_names import POLICY_NAMES
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
 from common.errors import UnavailableError
 from common.spot.fleets.memory import Chain, MemoryFleet, MemoryPrices
 from common.spot.machines import Offer
 from common.spot.plans import decode_plan, encode_plan
-from common.spot.policies.policy import ON_DEMAND, POLICY_NAMES
+from common.spot.policies.policy import ON_DEMAND
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import deciding, events
 from common.spot.provisioning import records as plans

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from common.config.policy_names import PolicyName
     from common.spot.experiments.spec import Experiment
-    from common.spot.policies.policy import PolicyName
 
 
 class Result(NamedTuple):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads both when run
 from common.errors import GivenError
 from common.spot.experiments.spec import LIVE_STREAMS, Experiment
-from common.spot.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads both when run
 from common.spot.traces.spec import TraceSpec
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +30,6 @@ from common.spot.machines import Offer
 if TYPE_CHECKING:
     from common.spot.theory.provisioning import Plan
     from common.spot.theory.work import Pool, Work
-
-StreamPolicyName: TypeAlias = Literal[  # for streams that arrive as the job goes
-    "on-demand",  # section V's yardstick
-    "static",  # Theorems 4 and 5, once
-    "adaptive",  # section V-C
-    "chance",  # the deadline with a probability
-    "pools",  # machines are counted, over several kinds of spot ones
-]
-PolicyName: TypeAlias = Literal[StreamPolicyName, "bidbrain"]  # that bids for a backlog
-POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
-STREAM_POLICIES: tuple[StreamPolicyName, ...] = get_args(StreamPolicyName)
 
 ON_DEMAND = 0  # the first pool is never preempted
 # A machine that is given back takes a while to end, and its next hour would be paid.

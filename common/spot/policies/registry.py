@@ -11,7 +11,8 @@ from common.spot.policies.fixed import OnDemandOnly, Static
 from common.spot.policies.pools import Pools
 
 if TYPE_CHECKING:
-    from common.spot.policies.policy import Policy, PolicyName
+    from common.config.policy_names import PolicyName
+    from common.spot.policies.policy import Policy
 
 
 def policy_of(

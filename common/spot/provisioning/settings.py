@@ -9,7 +9,7 @@ from common.spot.policies.bidding import BidSettings
 from common.spot.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
-    from common.spot.policies.policy import PolicyName
+    from common.config.policy_names import PolicyName
     from common.spot.theory.billing import Billing
     from common.spot.theory.work import Pool
 

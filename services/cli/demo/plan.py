@@ -15,9 +15,9 @@ from typing import Literal
 
 import msgspec
 
+from common.config.policy_names import POLICY_NAMES, PolicyName
 from common.errors import UserError
 from common.jobs.spec import JobSpec, parse_job
-from common.spot.policies.policy import POLICY_NAMES, PolicyName
 
 # Two topics of 8x8 images. 128 records per update and this rate reach 0.98 to 0.99 on held-out
 # digits within 60,000 warped records (0.97 to 0.98 at half the learning rate). A checkpoint every

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from common.config.policy_names import STREAM_POLICIES
 from common.spot.experiments.experiment import load_experiment
 from common.spot.experiments.results import Point, PoolUse, Run, Summary
 from common.spot.planning.compare import Result, as_data, compare, results_of, with_policies
-from common.spot.policies.policy import STREAM_POLICIES
 from services.cli import exits
 from services.cli.commands.simulate import draw, title
 

@@ -16,7 +16,7 @@ from load.paper.document import Section, interval, listed, percent, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.spot.policies.policy import StreamPolicyName
+    from common.config.policy_names import StreamPolicyName
 
 
 def section(title: str, words: str) -> Section:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.spot.policies.policy import STREAM_POLICIES
+from common.config.policy_names import STREAM_POLICIES
 from common.spot.theory.provisioning import cost_curve, cost_share_bound, plan
 from load.paper import stated
 from load.paper.explanations import most_updates, price_for, price_of_bound, updates_for

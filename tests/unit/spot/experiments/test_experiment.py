@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from common.config.policy_names import STREAM_POLICIES
 from common.errors import UserError
 from common.spot.experiments.draws import draws_of
 from common.spot.experiments.experiment import (
@@ -17,7 +18,6 @@ from common.spot.experiments.experiment import (
 )
 from common.spot.experiments.results import Summary, Throughput
 from common.spot.experiments.spec import Experiment
-from common.spot.policies.policy import STREAM_POLICIES
 from common.spot.theory.provisioning import plan
 from common.spot.theory.work import Work, market
 

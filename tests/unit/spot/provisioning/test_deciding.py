@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from common.config.policy_names import POLICY_NAMES
 from common.core.messages import GENESIS, Lead, UpdateApplied
-from common.spot.policies.policy import POLICY_NAMES
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
 from common.spot.provisioning.deciding import differences
@@ -19,7 +19,7 @@ from tests.unit.spot.provisioning.desk import ProviderThread, Street
 from tests.unit.spot.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, lead
 
 if TYPE_CHECKING:
-    from common.spot.policies.policy import PolicyName
+    from common.config.policy_names import PolicyName
     from common.spot.provisioning.settings import ProvisionerSettings
 
 
