@@ -21,7 +21,7 @@ SEVERITIES = ("critical", "warning", "info")
 class _Notes(msgspec.Struct, forbid_unknown_fields=True):
     summary: str
     description: str
-    runbook: str
+    runbook_url: str
 
 
 class _Alert(msgspec.Struct, forbid_unknown_fields=True, rename={"wait": "for", "name": "alert"}):
@@ -63,7 +63,7 @@ def test_an_alert_says_how_bad_it_is_what_is_so_and_where_it_is_written_what_to_
     assert re.fullmatch(r"\d+m", alert.wait)
     assert not alert.annotations.summary.endswith(".")
     assert alert.annotations.description.endswith(".")
-    assert alert.annotations.runbook == f"docs/howto/alerts.md#{alert.name.lower()}"
+    assert alert.annotations.runbook_url == f"docs/howto/alerts.md#{alert.name.lower()}"
 
 
 def test_the_guide_has_a_section_for_every_alert_and_for_no_other() -> None:
