@@ -20,13 +20,12 @@ from common.runtime.supervisor import HANGS_S, SLOW_S, THREADS, Supervisor
 from common.runtime.termination import end_with, on_termination
 from common.telemetry.logging import EventLogger, event_logger, set_up_logging
 from common.telemetry.metrics.serving import Watchdogs, serve
-from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from common.ports.servers import Boards, Log
     from common.runtime.jobs import MakePart
-    from common.telemetry.metrics.meters import Meters
+    from common.telemetry.metrics.registry import ProcessMetrics
 
 EXIT_OK = 0  # it was told to end: by a signal, or a worker by notice that its machine goes
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
@@ -59,14 +58,14 @@ class ServiceProcess(NamedTuple):
     logger: EventLogger
     open_servers: Callable[[Settings, str], tuple[Log, Boards]] = open_servers
 
-    def serve_metrics(self, meters: Meters) -> None:
+    def serve_metrics(self, metrics: ProcessMetrics) -> None:
         """Answer scrapes and questions for health, where the settings name a port.
 
         Raises:
             UserError: If the address cannot be had.
         """
         if self.settings.metrics_port:
-            serve(meters, self.watchdogs, self.settings.metrics_host, self.settings.metrics_port)
+            serve(metrics, self.watchdogs, self.settings.metrics_host, self.settings.metrics_port)
 
 
 def run(
@@ -127,7 +126,7 @@ Begins: TypeAlias = "Callable[[JobRecord, bool], bool]"
 
 def follow_jobs(  # noqa: PLR0913 -- all in which services differ
     process: ServiceProcess,
-    meters: Meters,
+    metrics: ProcessMetrics,
     make_parts: MakeParts,
     begins: Begins,
     *,
@@ -140,7 +139,7 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
 
     Args:
         process: Its metrics are served from now on.
-        meters: Of the process.
+        metrics: Of the process.
         make_parts: Gets the servers; what it returns makes a job's actor, see `Jobs`.
         begins: Whether to begin with a job, see `Jobs`.
         beside: Likewise of other actors, which share one thread of their own: they all wait for
@@ -152,7 +151,7 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
     Raises:
         UserError: If a setting makes no sense.
     """
-    process.serve_metrics(meters)
+    process.serve_metrics(metrics)
     outage = Outage(process.logger, "kafka")
     watchdog = process.watchdogs.begin("the loop of jobs")
     process.logger.info("service_started")
@@ -166,19 +165,19 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
             book = stack.enter_context(closing(JobStore(log)))
             book.read()  # all of it: by its first records alone, a stopped job seems to run
             jobs = list[Jobs]()
-            metrics: SupervisionMetrics | None = SupervisionMetrics(meters)
+            counted: ProcessMetrics | None = metrics
             both = (((make_parts, begins), THREADS), (beside, 1))
             for (make, begin), threads in [(each, n) for each, n in both if each is not None]:
                 make_part = make(Opened(log, book, boards, stack))
                 supervisor = Supervisor(
-                    *(metrics, process.watchdogs, process.logger),
+                    *(counted, process.watchdogs, process.logger),
                     threads=threads,
                     slow_s=slow_s,
                     hangs_s=hangs_s,
                 )
                 stack.callback(supervisor.close, END_S)
                 jobs.append(Jobs(supervisor, make_part, begin))
-                metrics = None  # a job is counted once
+                counted = None  # a job is counted once
             yield jobs, book
 
     with ExitStack() as stack:

@@ -27,7 +27,7 @@ from common.telemetry.outages import SETTLED_S
 
 if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.supervision import SupervisionMetrics
+    from common.telemetry.metrics.registry import ProcessMetrics
 
 THREADS = 8
 SLOW_S = 0.05  # of a turn; above it is counted: rounds of other jobs take a few milliseconds
@@ -162,7 +162,7 @@ class Supervisor:
 
     def __init__(  # noqa: PLR0913 -- the parts of a process, and figures that each differ
         self,
-        metrics: SupervisionMetrics | None,
+        metrics: ProcessMetrics | None,
         watchdogs: Watchdogs,
         logger: EventLogger,
         *,
@@ -211,7 +211,7 @@ class Supervisor:
                 job.ended.set()
             else:
                 if self._metrics is not None:
-                    self._metrics.follow(name)
+                    self._metrics.supervise(name)
                 self._schedule.add(job)
                 self._changed.notify()
         return job
@@ -306,9 +306,9 @@ class Supervisor:
             self._watchdogs.end(job.watchdog)
         took_s = self._clock() - began_at
         if self._metrics is not None and took_s >= self._slow_s:
-            self._metrics.slow_turn(job.name, took_s)
+            self._metrics.slow_turns.labels(job.name).inc()
         if self._metrics is not None and due is None:
-            self._metrics.forget(job.name)
+            self._metrics.unsupervise(job.name)
         return due
 
     def _after(self, job: Supervised, error: BaseException) -> float:
@@ -316,7 +316,8 @@ class Supervisor:
         now = self._clock()
         pause_s, news = job.failed(error, now, self._patience)
         if self._metrics is not None:
-            self._metrics.failed(job.name, "unavailable" if _of_the_world(error) else "fault")
+            kind = "unavailable" if _of_the_world(error) else "fault"
+            self._metrics.job_faults.labels(job.name, kind).inc()
         if _of_the_world(error):
             news = self._is_new(_told(error).replace(f"doll.{job.name}.", "doll."), now) and news
         if news:
@@ -345,7 +346,7 @@ class Supervisor:
                 self._log.debug("job_not_closed", job=job.name, reason=_told(error))
                 return
             if self._metrics is not None:
-                self._metrics.failed(job.name, "fault")
+                self._metrics.job_faults.labels(job.name, "fault").inc()
             self._log.error("job_not_closed", job=job.name, reason=_told(error), exc_info=error)
 
     def _notice_crowd(self, now: float) -> None:

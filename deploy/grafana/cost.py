@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from common.telemetry.metrics import catalogue as m
 from deploy.grafana.panel import Annotation, Dashboard, Panel, Query, Step
 from deploy.grafana.queries import lately, newest, selected
-
-
-def _estimate(quantity: str) -> str:
-    return newest(m.ESTIMATE, "bound", where=(f'quantity="{quantity}"',))
-
-
-_AVAILABILITY = newest(m.ESTIMATE, "quantity", "bound", where=('quantity=~"availability.*"',))
-
 
 _NOW = (
     Panel(
         "USD per hour",
         "Of all machines that run now. Normal: what the plan expects; `doll provisioning show`.",
         "currencyUSD",
-        (Query(newest(m.COST_PER_HOUR), "USD/h"),),
+        (Query(newest("doll_cost_usd_per_hour"), "USD/h"),),
         "stat",
     ),
     Panel(
         "Spent",
         "Since the job began, by the second and at the prices of the time.",
         "currencyUSD",
-        (Query(newest(m.SPENT), "spent"),),
+        (Query(newest("doll_spent_usd_total"), "spent"),),
         "stat",
     ),
     Panel(
@@ -34,7 +25,11 @@ _NOW = (
         "Spent over what the same updates would have cost on demand. Normal: 20 to 80 %. From 100 %"
         " on, spot machines do not pay: alert DollCostAboveOnDemand.",
         "percentunit",
-        (Query(f"{newest(m.SPENT)} / {newest(m.ON_DEMAND_ONLY)}", "share"),),
+        (
+            Query(
+                f"{newest('doll_spent_usd_total')} / {newest('doll_on_demand_only_usd')}", "share"
+            ),
+        ),
         "stat",
         (Step(None, "green"), Step(0.8, "orange"), Step(1.0, "red")),
     ),
@@ -42,7 +37,7 @@ _NOW = (
         "Per million records",
         "Spent over records in updates: to compare jobs. Falls after the start-up of machines.",
         "currencyUSD",
-        (Query(newest(m.COST_PER_MILLION), "USD"),),
+        (Query(newest("doll_cost_usd_per_million_records"), "USD"),),
         "stat",
     ),
     Panel(
@@ -50,7 +45,14 @@ _NOW = (
         "Until the deadline, less what the plan needs. Below 0 the deadline will be missed unless"
         " the plan changes: alert DollDeadlineAtRisk. Empty without a deadline.",
         "s",
-        (Query(f"{newest(m.DEADLINE_LEFT)} - {newest(m.PLANNED_LEFT)}", "to spare"),),
+        (
+            Query(
+                newest("doll_deadline_left_seconds")
+                + " - "
+                + newest("doll_planned_time_left_seconds"),
+                "to spare",
+            ),
+        ),
         "stat",
         (Step(None, "red"), Step(0, "green")),
     ),
@@ -59,7 +61,7 @@ _NOW = (
         "What machines can do over what arrives (Proposition 1). Normal: above 1. Below: they do"
         " not keep up; for a moment after a preemption that is as it must be.",
         "percentunit",
-        (Query(newest(m.CAPACITY), "capacity"),),
+        (Query(newest("doll_fleet_capacity_ratio"), "capacity"),),
         "stat",
         (Step(None, "red"), Step(1.0, "green")),
     ),
@@ -71,28 +73,28 @@ _COURSE = (
         "Normal: spent stays below. The distance is what was saved.",
         "currencyUSD",
         (
-            Query(newest(m.SPENT), "spent"),
-            Query(newest(m.ON_DEMAND_ONLY), "on demand alone"),
+            Query(newest("doll_spent_usd_total"), "spent"),
+            Query(newest("doll_on_demand_only_usd"), "on demand alone"),
         ),
     ),
     Panel(
         "Cost per hour",
         "Of all machines that run. Steps: machines come, go, or are preempted; slopes: prices.",
         "currencyUSD",
-        (Query(newest(m.COST_PER_HOUR), "USD/h"),),
+        (Query(newest("doll_cost_usd_per_hour"), "USD/h"),),
     ),
     Panel(
         "Cost per update",
         "Spent over updates made. Normal: falls at first, then is flat. Rises: machines run and"
         " little is trained.",
         "currencyUSD",
-        (Query(newest(m.COST_PER_UPDATE), "USD"),),
+        (Query(newest("doll_cost_usd_per_update"), "USD"),),
     ),
     Panel(
         "Prices by pool",
         "Of one machine and hour. A plan is made anew whenever one changes.",
         "currencyUSD",
-        (Query(newest(m.PRICE, "pool"), "{{pool}}"),),
+        (Query(newest("doll_price_usd_per_hour", "pool"), "{{pool}}"),),
     ),
     Panel(
         "Machines",
@@ -100,8 +102,8 @@ _COURSE = (
         " minutes after a preemption. Wanted for long and not there: pools refuse; see the log.",
         "none",
         (
-            Query(newest(m.MACHINES_RUNNING, "pool"), "{{pool}}"),
-            Query(newest(m.MACHINES_WANTED, "kind"), "wanted: {{kind}}"),
+            Query(newest("doll_machines_running", "pool"), "{{pool}}"),
+            Query(newest("doll_machines_wanted", "kind"), "wanted: {{kind}}"),
         ),
     ),
     Panel(
@@ -109,27 +111,31 @@ _COURSE = (
         "Normal: preempted as often as availability says, released by plans. failed, refused, lost:"
         " see the provisioner's log, and the machines'.",
         "none",
-        (Query(lately(m.MACHINES_ENDED, "cause", window="1h"), "{{cause}}"),),
+        (Query(lately("doll_machines_ended_total", "cause", window="1h"), "{{cause}}"),),
     ),
     Panel(
         "Availability of spot pools",
         "What is believed of alpha, and where it lies with 90 %. Narrows as machines are watched."
         " Falls: the plan buys more on demand.",
         "percentunit",
-        (Query(_AVAILABILITY, "{{quantity}} {{bound}}"),),
+        (
+            Query(
+                newest("doll_estimated_availability_ratio", "pool", "bound"), "{{pool}} {{bound}}"
+            ),
+        ),
     ),
     Panel(
         "Arrivals",
         "Records per second of all streams, as believed, and where they lie with 90 %. Wide at"
         " first: plans before are guesses.",
         "suffix: records/s",
-        (Query(_estimate("arrivals_per_s"), "{{bound}}"),),
+        (Query(newest("doll_estimated_arrival_records_per_second", "bound"), "{{bound}}"),),
     ),
     Panel(
         "A batch's gradient",
         "Seconds, as believed, and where they lie with 90 %. Rises: slower machines, or larger b.",
         "s",
-        (Query(_estimate("gradient_s"), "{{bound}}"),),
+        (Query(newest("doll_estimated_gradient_seconds", "bound"), "{{bound}}"),),
     ),
     Panel(
         "Time left",
@@ -137,8 +143,8 @@ _COURSE = (
         " stop.deadline_s.",
         "s",
         (
-            Query(newest(m.DEADLINE_LEFT), "until the deadline"),
-            Query(newest(m.PLANNED_LEFT), "by the plan"),
+            Query(newest("doll_deadline_left_seconds"), "until the deadline"),
+            Query(newest("doll_planned_time_left_seconds"), "by the plan"),
         ),
     ),
     Panel(
@@ -146,14 +152,14 @@ _COURSE = (
         "Normal: a few. feasible no: nothing meets the deadline; more workers, a later deadline or"
         " fewer updates (alert DollDeadlineAtRisk).",
         "none",
-        (Query(lately(m.PLANS, "feasible"), "feasible: {{feasible}}"),),
+        (Query(lately("doll_plans_total", "feasible"), "feasible: {{feasible}}"),),
     ),
     Panel(
         "Who rents",
         "Normal: one replica for a long time. None: machines run on and cost, and no plan changes"
         " (alert DollNoProvisioner).",
         "none",
-        (Query(f"max by (instance) ({selected(m.PROVISIONING)})", "{{instance}}"),),
+        (Query(f"max by (instance) ({selected('doll_provisioning')})", "{{instance}}"),),
         "states",
         (Step(None, "gray"), Step(1, "green")),
         ("stands by", "rents"),
@@ -165,5 +171,5 @@ COST = Dashboard(
     "DOLL: cost",
     "What machines a job has, what they cost against on-demand ones, and whether it is in time.",
     (*_NOW, *_COURSE),
-    (Annotation("Plans", f"{lately(m.PLANS, window='1m')} > 0", "a new plan", "blue"),),
+    (Annotation("Plans", f"{lately('doll_plans_total', window='1m')} > 0", "a new plan", "blue"),),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from common.telemetry.metrics import catalogue as m
 from deploy.grafana.panel import Annotation, Dashboard, Panel, Query, Step
 from deploy.grafana.queries import lately, newest, per_s, quantile
 
@@ -15,7 +14,7 @@ _NOW = (
         "Of the newest update, on records that the model had not seen. Normal: falls, then stays."
         " Rises for long: the data changed, or the learning rate is too high.",
         "none",
-        (Query(newest(m.LOSS), "loss"),),
+        (Query(newest("doll_loss"), "loss"),),
         "stat",
     ),
     Panel(
@@ -23,14 +22,14 @@ _NOW = (
         "What the evaluator measured last. Without a line: the job names no test set"
         " (evaluation.stream), or no evaluator runs.",
         "none",
-        (Query(newest(m.TEST_METRIC, "metric"), "{{metric}}"),),
+        (Query(newest("doll_test_metric", "metric"), "{{metric}}"),),
         "stat",
     ),
     Panel(
         "Version",
         "J, updates of the model. Normal: grows as long as records arrive.",
         "none",
-        (Query(newest(m.VERSION), "version"),),
+        (Query(newest("doll_model_version"), "version"),),
         "stat",
     ),
     Panel(
@@ -38,7 +37,7 @@ _NOW = (
         "How many updates the version evaluated last is behind. Normal: up to twice"
         " evaluation.every_updates. More: alert DollEvaluatorBehind.",
         "suffix: updates behind",
-        (Query(f"{newest(m.VERSION)} - {newest(m.EVALUATED_VERSION)}", "behind"),),
+        (Query(f"{newest('doll_model_version')} - {newest('doll_evaluated_version')}", "behind"),),
         "stat",
     ),
     Panel(
@@ -46,7 +45,7 @@ _NOW = (
         "Since the newest one in object storage was made. Normal: below checkpoint.every_s. Older:"
         " nothing new to keep, or it cannot be written (alert DollCheckpointFails).",
         "s",
-        (Query(newest(m.CHECKPOINT_AGE), "age"),),
+        (Query(newest("doll_checkpoint_age_seconds"), "age"),),
         "stat",
         (Step(None, "green"), Step(900, "orange"), Step(1800, "red")),
     ),
@@ -55,7 +54,7 @@ _NOW = (
         "Streams whose errors changed for the worse or the better, as ADWIN sees it. Normal: 0."
         " Else look at the metrics by stream below (alert DollDrift).",
         "none",
-        (Query(lately(m.DRIFTS, window="1h"), "drifts"),),
+        (Query(lately("doll_drifts_total", window="1h"), "drifts"),),
         "stat",
         (Step(None, "green"), Step(1, "orange")),
     ),
@@ -68,8 +67,8 @@ _COURSE = (
         " training: what arrives is unlike the test set, or the same records come again and again.",
         "none",
         (
-            Query(newest(m.LOSS), "training"),
-            Query(newest(m.TEST_METRIC, where=_LOSS), "test"),
+            Query(newest("doll_loss"), "training"),
+            Query(newest("doll_test_metric", where=_LOSS), "test"),
         ),
     ),
     Panel(
@@ -77,14 +76,14 @@ _COURSE = (
         "The task's own, of the newest update, before it was made. They jump from update to update;"
         " the trend counts.",
         "none",
-        (Query(newest(m.TRAINING_METRIC, "metric"), "{{metric}}"),),
+        (Query(newest("doll_training_metric", "metric"), "{{metric}}"),),
     ),
     Panel(
         "Metrics on the test set",
         "Of each version that was evaluated. Normal: rises, then stays. Falls while training does"
         " not: the streams have moved away from the test set.",
         "none",
-        (Query(newest(m.TEST_METRIC, "metric", where=_OTHERS), "{{metric}}"),),
+        (Query(newest("doll_test_metric", "metric", where=_OTHERS), "{{metric}}"),),
     ),
     Panel(
         "Metrics by stream, before learning (prequential)",
@@ -93,7 +92,7 @@ _COURSE = (
         "none",
         (
             Query(
-                newest(m.PREQUENTIAL, "stream", "metric", where=_OTHERS),
+                newest("doll_prequential_metric", "stream", "metric", where=_OTHERS),
                 "{{stream}} {{metric}}",
             ),
         ),
@@ -104,15 +103,15 @@ _COURSE = (
         " leader was lost, and the next one began at its last snapshot.",
         "suffix: updates",
         (
-            Query(newest(m.VERSION), "newest"),
-            Query(newest(m.EVALUATED_VERSION), "evaluated"),
+            Query(newest("doll_model_version"), "newest"),
+            Query(newest("doll_evaluated_version"), "evaluated"),
         ),
     ),
     Panel(
         "Updates per second",
         "How fast the model learns. Normal: steady while records arrive.",
         "suffix: updates/s",
-        (Query(per_s(m.UPDATES), "updates"),),
+        (Query(per_s("doll_updates_total"), "updates"),),
     ),
     Panel(
         "An evaluation",
@@ -120,8 +119,8 @@ _COURSE = (
         " are skipped.",
         "s",
         (
-            Query(quantile(0.5, m.EVALUATION_SECONDS), "p50"),
-            Query(quantile(0.95, m.EVALUATION_SECONDS), "p95"),
+            Query(quantile(0.5, "doll_evaluation_seconds"), "p50"),
+            Query(quantile(0.95, "doll_evaluation_seconds"), "p95"),
         ),
     ),
     Panel(
@@ -129,14 +128,14 @@ _COURSE = (
         "Normal: all done. skipped: a newer one came meanwhile, or a leader took the version back;"
         " where most are, ask for fewer (evaluation.every_updates) or for fewer test records.",
         "none",
-        (Query(lately(m.EVALUATIONS, "outcome"), "{{outcome}}"),),
+        (Query(lately("doll_evaluations_total", "outcome"), "{{outcome}}"),),
     ),
     Panel(
         "Checkpoints that failed in 5 minutes",
         "Normal: none. Training goes on without, but a leader that starts without Redis begins"
         " farther back (alert DollCheckpointFails).",
         "none",
-        (Query(lately(m.CHECKPOINT_FAILURES), "attempts"),),
+        (Query(lately("doll_checkpoint_failures_total"), "attempts"),),
     ),
 )
 
@@ -148,7 +147,7 @@ LEARNING = Dashboard(
     (
         Annotation(
             "Drifts",
-            f"{lately(m.DRIFTS, 'stream', window='1m')} > 0",
+            f"{lately('doll_drifts_total', 'stream', window='1m')} > 0",
             "{{stream}} drifts",
             "orange",
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from common.telemetry.metrics import catalogue as m
 from deploy.grafana.panel import Dashboard, Panel, Query, Step
 from deploy.grafana.queries import lately, newest, per_s, quantile, selected, total
 
@@ -15,7 +14,7 @@ _NOW = (
         "Normal: 1. At 0 nothing is trained: start a coordinator, or see why none leads (alert"
         " DollNoLeader). 2 for the moment of a takeover is harmless.",
         "none",
-        (Query(total(m.LEADING), "leaders"),),
+        (Query(total("doll_leading"), "leaders"),),
         "stat",
         (Step(None, "red"), Step(1, "green"), Step(2, "orange")),
     ),
@@ -25,8 +24,8 @@ _NOW = (
         " DollJobHeld). Rests: somebody paused it.",
         "none",
         (
-            Query(newest(m.JOB_HELD), "held"),
-            Query(newest(m.JOB_PAUSED), "rests"),
+            Query(newest("doll_job_held"), "held"),
+            Query(newest("doll_job_paused"), "rests"),
         ),
         "stat",
         _BAD_FROM_1,
@@ -37,7 +36,7 @@ _NOW = (
         "Normal: as many as were started. Fewer for long: machines are preempted and not replaced,"
         " or workers crash: see their logs.",
         "none",
-        (Query(newest(m.WORKERS_LIVE), "workers"),),
+        (Query(newest("doll_workers_live"), "workers"),),
         "stat",
         (Step(None, "red"), Step(1, "green")),
     ),
@@ -46,7 +45,7 @@ _NOW = (
         "Work that arrives over work that can be done (Proposition 1). Normal: below 1. Necessary"
         " from 1 on: the lag grows until there are more or faster workers, or a smaller K.",
         "percentunit",
-        (Query(newest(m.STABILITY, "bound"), "{{bound}}"),),
+        (Query(newest("doll_stability_ratio", "bound"), "{{bound}}"),),
         "stat",
         (Step(None, "green"), Step(0.8, "orange"), Step(1.0, "red")),
     ),
@@ -54,7 +53,7 @@ _NOW = (
         "Version",
         "J, updates of the model. Normal: grows as long as records arrive.",
         "none",
-        (Query(newest(m.VERSION), "version"),),
+        (Query(newest("doll_model_version"), "version"),),
         "stat",
     ),
     Panel(
@@ -62,7 +61,7 @@ _NOW = (
         "Normal: 0, and a few when coordinators are upgraded. Many: coordinators crash, or Redis or"
         " Kafka is unavailable again and again (alert DollLeaderChanges).",
         "none",
-        (Query(f"changes(({newest(m.EPOCH)})[1h:15s])", "changes"),),
+        (Query(f"changes(({newest('doll_epoch')})[1h:15s])", "changes"),),
         "stat",
         (Step(None, "green"), Step(3, "orange"), Step(6, "red")),
     ),
@@ -75,9 +74,9 @@ _FLOW = (
         " paused, or not scraped. Read, yet not in updates: batches wait.",
         "suffix: records/s",
         (
-            Query(newest(m.ARRIVAL_RATE), "arrive (a minute's mean)"),
-            Query(per_s(m.RECORDS_READ), "are read"),
-            Query(per_s(m.UPDATE_RECORDS), "in updates"),
+            Query(newest("doll_arrival_records_per_second"), "arrive (a minute's mean)"),
+            Query(per_s("doll_records_read_total"), "are read"),
+            Query(per_s("doll_update_records_total"), "in updates"),
         ),
     ),
     Panel(
@@ -86,9 +85,9 @@ _FLOW = (
         " Accepted above in updates: batches wait.",
         "suffix: batches/s",
         (
-            Query(per_s(m.BATCHES_ANNOUNCED), "announced"),
-            Query(per_s(m.CLAIMS_ACCEPTED), "accepted"),
-            Query(per_s(m.UPDATE_BATCHES), "in updates"),
+            Query(per_s("doll_batches_announced_total"), "announced"),
+            Query(per_s("doll_claims_accepted_total"), "accepted"),
+            Query(per_s("doll_update_batches_total"), "in updates"),
         ),
     ),
     Panel(
@@ -97,8 +96,8 @@ _FLOW = (
         " where streams run dry, or as batches went missing (on_missing: proceed).",
         "suffix: updates/s",
         (
-            Query(per_s(m.UPDATES), "all"),
-            Query(per_s(m.SHORT_UPDATES, "why"), "short: {{why}}"),
+            Query(per_s("doll_updates_total"), "all"),
+            Query(per_s("doll_short_updates_total", "why"), "short: {{why}}"),
         ),
     ),
     Panel(
@@ -106,7 +105,7 @@ _FLOW = (
         "Records in Kafka that no batch has claimed. Normal: less than a batch for each worker, or"
         " falling. Growing: alert DollLagGrows.",
         "suffix: records",
-        (Query(newest(m.STREAM_LAG, "stream"), "{{stream}}"),),
+        (Query(newest("doll_stream_lag_records", "stream"), "{{stream}}"),),
     ),
     Panel(
         "Batches waiting, workers reading",
@@ -114,8 +113,8 @@ _FLOW = (
         " Workers stop reading while enough of theirs wait; the rest waits in Kafka.",
         "none",
         (
-            Query(newest(m.BATCHES_WAITING), "batches waiting"),
-            Query(total(m.WORKER_READING), "workers reading"),
+            Query(newest("doll_batches_waiting"), "batches waiting"),
+            Query(total("doll_worker_reading"), "workers reading"),
         ),
     ),
     Panel(
@@ -124,8 +123,8 @@ _FLOW = (
         " gather, and a round. Grows with the lag.",
         "s",
         (
-            Query(quantile(0.5, m.RECORD_AGE), "p50"),
-            Query(quantile(0.95, m.RECORD_AGE), "p95"),
+            Query(quantile(0.5, "doll_record_age_seconds"), "p50"),
+            Query(quantile(0.95, "doll_record_age_seconds"), "p95"),
         ),
     ),
 )
@@ -137,8 +136,8 @@ _ROUNDS = (
         " worker; apply: milliseconds. gradients p95 far above p50: a slow or dying machine.",
         "s",
         (
-            Query(quantile(0.5, m.ROUND_STAGE, "stage"), "{{stage}} p50"),
-            Query(quantile(0.95, m.ROUND_STAGE, "stage"), "{{stage}} p95"),
+            Query(quantile(0.5, "doll_round_seconds", "stage"), "{{stage}} p50"),
+            Query(quantile(0.95, "doll_round_seconds", "stage"), "{{stage}} p95"),
         ),
     ),
     Panel(
@@ -146,7 +145,7 @@ _ROUNDS = (
         "Normal: gradient is by far the longest. Long fetch or push: Redis or the network, as"
         " weights and gradients go through it. Long indicator: Kafka.",
         "s",
-        (Query(quantile(0.95, m.WORKER_STAGE, "stage"), "{{stage}}"),),
+        (Query(quantile(0.95, "doll_worker_stage_seconds", "stage"), "{{stage}}"),),
     ),
     Panel(
         "Staleness of gradients (p95)",
@@ -154,8 +153,10 @@ _ROUNDS = (
         " staleness, 0 where it is synchronous. Others came too late and changed nothing.",
         "none",
         (
-            Query(quantile(0.95, m.STALENESS, "counted"), "counted: {{counted}}"),
-            Query(newest(m.UPDATE_STALENESS), "newest update"),
+            Query(
+                quantile(0.95, "doll_gradient_staleness_versions", "counted"),
+                "counted: {{counted}}",
+            ),
         ),
     ),
     Panel(
@@ -164,9 +165,9 @@ _ROUNDS = (
         " forth: a rule that undoes what it was for.",
         "none",
         (
-            Query(newest(m.SYNCHRONISATION, "mode"), "{{mode}}"),
-            Query(newest(m.GROUP_SIZE), "K"),
-            Query(lately(m.SWITCHES), "switches in 5 minutes"),
+            Query(newest("doll_synchronisation", "mode"), "{{mode}}"),
+            Query(newest("doll_group_size_batches"), "K"),
+            Query(lately("doll_synchronisation_switches_total"), "switches in 5 minutes"),
         ),
     ),
     Panel(
@@ -174,7 +175,7 @@ _ROUNDS = (
         "Share of their time that workers compute. Normal: near 1. Low: they wait for each other,"
         " for Redis or for the leader: more batches per update, another mode, or fewer workers.",
         "percentunit",
-        (Query(newest(m.WORKERS_BUSY), "busy"),),
+        (Query(newest("doll_workers_busy_ratio"), "busy"),),
     ),
     Panel(
         "Members of the group",
@@ -183,10 +184,10 @@ _ROUNDS = (
         " job's state names.",
         "none",
         (
-            Query(newest(m.MEMBERS), "members"),
-            Query(newest(m.LEFT_OUT), "left out"),
-            Query(lately(m.MEMBERSHIPS), "changes in 5 minutes"),
-            Query(lately(m.ATTEMPTS_BROKEN), "attempts broken in 5 minutes"),
+            Query(newest("doll_group_members"), "members"),
+            Query(newest("doll_group_left_out_workers"), "left out"),
+            Query(lately("doll_group_membership_changes_total"), "changes in 5 minutes"),
+            Query(lately("doll_group_attempts_broken_total"), "attempts broken in 5 minutes"),
         ),
     ),
     Panel(
@@ -195,8 +196,8 @@ _ROUNDS = (
         " member that dies, a fraction of a second.",
         "s",
         (
-            Query(quantile(0.95, m.COLLECTIVE), "collective"),
-            Query(quantile(0.95, m.REPAIR), "repair"),
+            Query(quantile(0.95, "doll_group_collective_seconds"), "collective"),
+            Query(quantile(0.95, "doll_group_repair_seconds"), "repair"),
         ),
     ),
     Panel(
@@ -204,20 +205,20 @@ _ROUNDS = (
         "What joins, or missed an update, takes over all that another holds. Normal: nothing while"
         " nobody comes or goes.",
         "Bps",
-        (Query(per_s(m.BYTES_COPIED), "bytes"),),
+        (Query(per_s("doll_group_copied_bytes_total"), "bytes"),),
     ),
     Panel(
         "Share of batches by worker",
         "Normal: alike for machines of a kind. Who is slower gets fewer, and holds nobody up.",
         "percentunit",
-        (Query(newest(m.WORKER_SHARE, "worker"), "{{worker}}"),),
+        (Query(newest("doll_worker_batches_ratio", "worker"), "{{worker}}"),),
     ),
     Panel(
         "Speed of workers",
         "Batches per second of computing. Normal: alike for machines of a kind. One far below the"
         " others: a slow machine, or a neighbour that takes its cores.",
         "suffix: batches/s",
-        (Query(newest(m.WORKER_SPEED, "worker"), "{{worker}}"),),
+        (Query(newest("doll_worker_batches_per_second", "worker"), "{{worker}}"),),
     ),
 )
 
@@ -228,8 +229,8 @@ _TROUBLE = (
         " and go. Steadily many: deadlines too short for the gradients (deadline_floor_s).",
         "none",
         (
-            Query(lately(m.CLAIMS_REFUSED), "claims"),
-            Query(lately(m.REPLIES_REFUSED, "kind"), "{{kind}}"),
+            Query(lately("doll_claims_refused_total"), "claims"),
+            Query(lately("doll_replies_refused_total", "kind"), "{{kind}}"),
         ),
     ),
     Panel(
@@ -238,8 +239,8 @@ _TROUBLE = (
         " each worker that leaves. Without any leaving: workers are late.",
         "none",
         (
-            Query(lately(m.REDISPATCHED), "asked of others"),
-            Query(lately(m.BATCHES_READ_BACK), "read back"),
+            Query(lately("doll_batches_redispatched_total"), "asked of others"),
+            Query(lately("doll_batches_read_back_total"), "read back"),
         ),
     ),
     Panel(
@@ -247,7 +248,7 @@ _TROUBLE = (
         "Normal: none. raised, not_finite: the task or its records; such batches end in quarantine."
         " model_missing: Redis lost it, it is put back. unreadable, expired: retention.",
         "none",
-        (Query(lately(m.GRADIENTS_FAILED, "reason"), "{{reason}}"),),
+        (Query(lately("doll_gradients_failed_total", "reason"), "{{reason}}"),),
     ),
     Panel(
         "Records that teach nothing, in 5 minutes",
@@ -255,9 +256,9 @@ _TROUBLE = (
         " DollDeadLetters). Expired ones are lost: longer retention (alert DollRecordsExpired).",
         "none",
         (
-            Query(lately(m.RECORDS_SKIPPED, "stream"), "skipped: {{stream}}"),
-            Query(lately(m.DEAD_LETTERS), "dead letters"),
-            Query(lately(m.RECORDS_EXPIRED, "stream"), "expired: {{stream}}"),
+            Query(lately("doll_records_skipped_total", "stream"), "skipped: {{stream}}"),
+            Query(lately("doll_dead_letters_total"), "dead letters"),
+            Query(lately("doll_records_expired_total", "stream"), "expired: {{stream}}"),
         ),
         steps=_STRANGE_FROM_1,
     ),
@@ -266,7 +267,7 @@ _TROUBLE = (
         "Normal: none. poison: workers died, raised or diverged on it alone (alert DollQuarantine)."
         " expired: retention deleted its records before its gradient was computed.",
         "none",
-        (Query(lately(m.QUARANTINED, "reason", window="1h"), "{{reason}}"),),
+        (Query(lately("doll_batches_quarantined_total", "reason", window="1h"), "{{reason}}"),),
         steps=_STRANGE_FROM_1,
     ),
     Panel(
@@ -274,7 +275,7 @@ _TROUBLE = (
         "Normal: one replica for a long time. Gaps are time without a leader; a takeover takes"
         " about a second.",
         "none",
-        (Query(f"max by (instance) ({selected(m.LEADING)})", "{{instance}}"),),
+        (Query(f"max by (instance) ({selected('doll_leading')})", "{{instance}}"),),
         "states",
         (Step(None, "gray"), Step(1, "green")),
         ("stands by", "leads"),
@@ -286,7 +287,7 @@ _TROUBLE = (
         "none",
         (
             Query(
-                f"sum by (service, version) ({m.BUILD.name})",
+                "sum by (service, version) (doll_build_info)",
                 "{{service}} {{version}}",
             ),
         ),

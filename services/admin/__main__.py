@@ -37,7 +37,7 @@ def _serve(process: ServiceProcess) -> int:
     service: Service = app.state.service
     listening = listen(settings)
     process.watchdogs.watch(service.watchdog)
-    process.serve_metrics(service.metrics.meters)
+    process.serve_metrics(service.metrics)
     server = Server(app)
     process.logger.info("admin_listening", url=url_of(listening, settings))
     threading.Thread(target=server.watch, name="watch", daemon=True).start()

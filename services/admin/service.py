@@ -144,7 +144,7 @@ class Service:
                 yield ShownJob(job, state.word)
             else:
                 counts = known.skipped, known.quarantined, known.expired, known.lost
-                yield ShownJob(job, state.word, known.lag, counts, open_transactions_s)
+                yield ShownJob(job, state.word, known.lag, *counts, open_transactions_s)
 
     def _billing(self) -> dict[str, Billing]:
         """How machines are paid for, by pool, as far as the market file says."""

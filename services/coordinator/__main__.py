@@ -19,7 +19,7 @@ from common.config.program import command_line
 from common.runtime.connect import open_blobs, open_tracer
 from common.runtime.service import END_S, follow_jobs, run
 from common.runtime.supervisor import Supervisor
-from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
 from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
 from services.coordinator.effects import Effects
@@ -52,16 +52,16 @@ def main(effects: type[Effects] = Effects) -> int:
 
 def _coordinate(effects: type[Effects], process: ServiceProcess) -> None:
     torch.set_num_threads(process.settings.threads or 1)
-    metrics = CoordinatorMetrics()
+    metrics = ProcessMetrics("coordinator")
     with closing(open_tracer(process.settings, process.service, process.name)) as tracer:
         parts = partial(_parts, effects, process, metrics, tracer)
-        follow_jobs(process, metrics.meters, parts, begins, repairs=True)
+        follow_jobs(process, metrics, parts, begins, repairs=True)
 
 
 def _parts(
     effects: type[Effects],
     process: ServiceProcess,
-    metrics: CoordinatorMetrics,
+    metrics: ProcessMetrics,
     tracer: Tracer,
     opened: Opened,
 ) -> MakePart:

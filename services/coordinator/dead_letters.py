@@ -38,7 +38,7 @@ from common.telemetry.outages import Outage
 if TYPE_CHECKING:
     from common.runtime.supervisor import Supervised, Supervisor
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.leading import JobMetrics
+    from common.telemetry.metrics.coordinator import CoordinatorMetrics
 
 _Refused: TypeAlias = "list[tuple[Letter, DeliveryError]]"
 
@@ -134,7 +134,7 @@ class DeadLetters:
         log: Log,
         spans: SpanReader,
         steps: Supervisor,
-        metrics: JobMetrics,
+        metrics: CoordinatorMetrics,
         logger: EventLogger,
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
@@ -222,7 +222,7 @@ class DeadLetters:
             if not self._make_topics(letters):
                 raise
             return False
-        self._metrics.dead_lettered(_count(letters))
+        self._metrics.dead_letters.inc(_count(letters))
         self._outage.over()
         return True
 

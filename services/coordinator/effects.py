@@ -152,7 +152,7 @@ class Effects:
             None if replica.blobs is None else CheckpointStore(replica.blobs, self._job),
             logger=logger,
             steps=replica.steps,
-            metrics=replica.metrics,
+            metrics=measuring.metrics,
             wake=wake,
             fail=self._fail,
             stored=self._hear_stored,

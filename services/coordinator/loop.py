@@ -15,6 +15,7 @@ from common.core.settings import CoordinatorSettings
 from common.errors import DeliveryError, OutsideError
 from common.jobs.notes import window_note
 from common.telemetry.logging import Changes
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from services.coordinator.effects import Effects
 from services.coordinator.metrics_observer import MetricsObserver
 
@@ -73,8 +74,8 @@ class JobCoordinator:
         self._wish = wish_of(first)
         self._stopping = False  # nobody begins to lead a job that is gone
         self._gave_up = False  # after faults in a row: whoever resumes it begins anew
-        followed = replica.metrics.follow(self.job, self._checkpoint_age_s)  # until `close`
-        self._measuring = MetricsObserver(first.spec, followed, replica.tracer)
+        metrics = CoordinatorMetrics(self._checkpoint_age_s)
+        self._measuring = MetricsObserver(first.spec, metrics, replica.tracer)
         self._effects = effects(
             replica,
             first,
@@ -86,6 +87,7 @@ class JobCoordinator:
         self._begun = False
         self._changes = Changes()
         self._fault = fault
+        replica.metrics.follow(self.job, metrics)  # until `close`
 
     def turn(self) -> float | None:
         """Take in what has happened, then do what is due."""
@@ -116,7 +118,7 @@ class JobCoordinator:
         try:
             self._effects.close()
         finally:
-            self._replica.metrics.forget(self.job)
+            self._replica.metrics.forget(self._measuring.metrics)
 
     def _begin(self) -> None:
         if self._begun:
@@ -135,9 +137,9 @@ class JobCoordinator:
 
     def _see_workers(self) -> None:
         """Tell how busy they are, and K; log it when they have become too few for the mode."""
-        leader, leading = self._machine.leader, self._measuring.metrics.leading
-        if leader is not None and leading is not None:
-            leading.busy, leading.group_size = leader.busy, leader.mode.group_size
+        leader = self._machine.leader
+        if leader is not None:
+            self._measuring.saw(busy=leader.busy, group_size=leader.mode.group_size)
         leader_status = self._measuring.leader_status
         live = None if leader_status is None else leader_status.live
         left_out = {} if leader_status is None else leader_status.left_out

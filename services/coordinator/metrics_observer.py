@@ -15,7 +15,7 @@ published by the trigger that says that its record was read back.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -39,7 +39,14 @@ from common.core.messages import (
     UpdateApplied,
     UpdateTrigger,
 )
-from common.telemetry.metrics.leading import JobMetrics, Leading, RecentGradient, StreamFigures
+from common.telemetry.metrics.coordinator import (
+    QUARANTINED,
+    SHORT,
+    CoordinatorMetrics,
+    LeaderFigures,
+    RecentGradient,
+    StreamFigures,
+)
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
@@ -79,7 +86,7 @@ class _Applying:
 class MetricsObserver:
     """Follows one job's coordinator; belongs to its deciding thread, but for what it says."""
 
-    def __init__(self, spec: JobSpec, metrics: JobMetrics, tracer: Tracer) -> None:
+    def __init__(self, spec: JobSpec, metrics: CoordinatorMetrics, tracer: Tracer) -> None:
         self.spec = spec  # as it is now
         self.leader_status: LeaderStatus | None = None  # the newest
         self.gradient_s: float | None = None  # mu_C, mean of recent updates
@@ -108,9 +115,8 @@ class MetricsObserver:
 
     def decided(self, ledger: Ledger) -> None:
         """What the leader's ledger has decided by now."""
-        self.metrics.claims_decided(
-            ledger.accepted - self._accepted, ledger.refused - self._refused
-        )
+        self.metrics.claims_accepted.inc(ledger.accepted - self._accepted)
+        self.metrics.claims_refused.inc(ledger.refused - self._refused)
         self._accepted, self._refused = ledger.accepted, ledger.refused
 
     def saw_streams(self, epoch: int, figures: StreamFigures | None) -> bool:
@@ -126,8 +132,14 @@ class MetricsObserver:
         leading = self.metrics.leading  # once: it may end meanwhile
         if leading is None or leading.epoch != epoch:
             return False
-        leading.streams = figures
+        self.metrics.streams = epoch, figures
         return True
+
+    def saw(self, *, busy: float, group_size: int) -> None:
+        """Note how busy workers are, and K of an update that would begin now."""
+        leading = self.metrics.leading
+        if leading is not None and (leading.busy, leading.group_size) != (busy, group_size):
+            self.metrics.leading = replace(leading, busy=busy, group_size=group_size)
 
     def done(self, command: CoordinatorCommand, begin_s: float, end_s: float) -> None:  # noqa: C901, PLR0912 -- one case per command
         """A command was carried out, or what it needed was away."""
@@ -142,8 +154,8 @@ class MetricsObserver:
             case _ if leading is None:
                 pass  # a candidate's
             case do.AddGradient(number, gradient):
-                self.metrics.gradient_came(_age(gradient, leading), counted=True)
-                leading.gradients.append(
+                self.metrics.staleness.labels("yes").observe(_age(gradient, leading))
+                self.metrics.gradients.append(
                     RecentGradient(gradient.worker, len(gradient.batches), gradient.seconds)
                 )
                 self._gradient_at[number] = begin_s
@@ -163,7 +175,9 @@ class MetricsObserver:
                 self._apply(next(iter(self._gradient_at), -1), update, begin_s)
             case do.AppendAudit(Quarantined(batch=batch, reason=reason)):
                 self._asked.pop(batch.offset, None)
-                self.metrics.quarantined(reason)
+                kind = reason.partition(":")[0]  # "expired", or "poison: ..." with what happened
+                known = kind if kind in QUARANTINED else "poison"
+                self.metrics.quarantined.labels(known).inc()
             case do.Drop(reply, reason):
                 self._dropped(reply, reason, leading)
             case do.DiscardSum(number):
@@ -178,10 +192,11 @@ class MetricsObserver:
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self._end()
         loss = snapshot.losses[-1] if snapshot.losses else None
-        self.metrics.begins_to_lead(epoch, snapshot.made.version, loss)
+        self.metrics.gradients.clear()
+        self.metrics.leading = LeaderFigures(epoch, snapshot.made.version, loss)
 
     def _end(self) -> None:
-        self.metrics.leads_no_longer()
+        self.metrics.leading = None
         self._claims.clear()
         self._gradients_s.clear()
         self._accepted = self._refused = 0
@@ -204,10 +219,8 @@ class MetricsObserver:
 
     def _stands(self, leader_status: LeaderStatus) -> None:
         self.leader_status = leader_status
-        self.metrics.stands(leader_status.waiting, leader_status.live)
-        if leader_status.group and self.metrics.leading is not None:
-            group, leading = leader_status.group, self.metrics.leading
-            leading.members, leading.left_out = len(group.members), len(group.left_out)
+        if self.metrics.leading is not None:
+            self.metrics.leading = replace(self.metrics.leading, status=leader_status)
         while self._claims and next(iter(self._claims)) < leader_status.oldest_unsettled:
             self._claims.popitem(last=False)
 
@@ -218,11 +231,11 @@ class MetricsObserver:
         if self._applying is not None and orders.made.version >= self._applying.update.version:
             self._applied(self._applying, now_s)
         members = orders.membership.members
-        self.metrics.membership_changed(self._members is not None and members != self._members)
+        self.metrics.memberships.inc(self._members is not None and members != self._members)
         self._members = members
         attempt = None if orders.reduce is None else orders.reduce.attempt
         if self._attempt is not None and attempt != self._attempt[0]:
-            self.metrics.attempt_broke()
+            self.metrics.attempts_broken.inc()
             self._broke_s, self._attempt = self._broke_s or now_s, None
         if attempt is not None and self._attempt is None:
             self._attempt = attempt, now_s
@@ -230,19 +243,19 @@ class MetricsObserver:
     def _added_up(self, now_s: float) -> None:
         """Members have the next update."""
         if self._attempt is not None:
-            repaired_s = None if self._broke_s is None else now_s - self._broke_s
-            self.metrics.added_up(now_s - self._attempt[1], repaired_s)
+            self.metrics.collective_s.observe(max(now_s - self._attempt[1], 0.0))
+            if self._broke_s is not None:
+                self.metrics.repair_s.observe(max(now_s - self._broke_s, 0.0))
         self._attempt = self._broke_s = None
 
     # --- a round -----------------------------------------------------------------------------
 
     def _triggered(self, trigger: UpdateTrigger, begin_s: float, end_s: float) -> None:
         if not self._asked and self._updated_s is not None:
-            self.metrics.stage_took("wait", max(begin_s - self._updated_s, 0.0))
+            self.metrics.stage_s.labels("wait").observe(max(begin_s - self._updated_s, 0.0))
         asked = [batch.offset for order in trigger.orders for batch in order.batches]
         again = self._asked.keys() & asked
-        if again:
-            self.metrics.redispatched(len(again))
+        self.metrics.redispatched.inc(len(again))
         for offset in asked:
             self._asked.setdefault(offset, end_s)
             claimed = self._claims.get(offset)
@@ -270,19 +283,40 @@ class MetricsObserver:
         """The new model is published."""
         self._applying, self._updated_s = None, end_s
         gradients_s = applying.gradient_s - applying.triggered_s
-        self.metrics.stage_took("gradients", max(gradients_s, 0.0))
-        self.metrics.stage_took("apply", max(end_s - applying.begin_s, 0.0))
-        update, ages_s = applying.update, list[float]()
+        self.metrics.stage_s.labels("gradients").observe(max(gradients_s, 0.0))
+        self.metrics.stage_s.labels("apply").observe(max(end_s - applying.begin_s, 0.0))
+        update = applying.update
         for batch in update.batches:
             claimed = self._claims.pop(batch.offset, None)
             if claimed is None:
                 continue  # accepted by an earlier leader
             if claimed.last_s > 0:
-                ages_s.append(max(end_s - claimed.last_s, 0.0))
+                self.metrics.record_age_s.observe(max(end_s - claimed.last_s, 0.0))
             if claimed.trace is not None:
                 self._trace(claimed, claimed.trace, batch, applying, end_s)
-        synchrony = update.synchrony or Synchrony(self.spec.group_size)
-        self.metrics.updated(update, synchrony, ages_s)
+        self.updated(update)
+
+    def updated(self, update: UpdateApplied) -> None:
+        """Count an update that was applied."""
+        metrics, leading = self.metrics, self.metrics.leading
+        metrics.updates.inc()
+        metrics.update_batches.inc(len(update.batches))
+        metrics.update_records.inc(update.samples)
+        if update.short in SHORT:
+            metrics.short_updates.labels(update.short).inc()
+        if leading is not None:
+            synchrony, before = (
+                update.synchrony or Synchrony(self.spec.group_size),
+                leading.synchrony,
+            )
+            metrics.switches.inc(before is not None and before.mode != synchrony.mode)
+            metrics.leading = replace(
+                leading,
+                version=update.version,
+                loss=update.loss,
+                update=update,
+                synchrony=synchrony,
+            )
 
     def _trace(
         self, claimed: _Claimed, trace: BatchTrace, batch: Batch, applying: _Applying, end_s: float
@@ -307,15 +341,16 @@ class MetricsObserver:
             version=version,
         )
 
-    def _dropped(self, reply: Reply, reason: str, leading: Leading) -> None:
+    def _dropped(self, reply: Reply, reason: str, leading: LeaderFigures) -> None:
         if isinstance(reply, Gradient | GradientReady):
-            self.metrics.refused("gradient")
+            self.metrics.replies_refused.labels("gradient").inc()
             if reply.model.epoch == leading.epoch:
-                self.metrics.gradient_came(_age(reply, leading), counted=False)
+                self.metrics.staleness.labels("no").observe(_age(reply, leading))
         elif reason == OVER:  # else it was heeded
-            self.metrics.refused("failed" if isinstance(reply, Failed) else "farewell")
+            kind = "failed" if isinstance(reply, Failed) else "farewell"
+            self.metrics.replies_refused.labels(kind).inc()
 
 
-def _age(gradient: Gradient | GradientReady, leading: Leading) -> int:
+def _age(gradient: Gradient | GradientReady, leading: LeaderFigures) -> int:
     """How many updates older than the model a gradient is."""
     return max(leading.version - gradient.model.version, 0)

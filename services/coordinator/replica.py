@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from common.ports.servers import Blobs, Boards, Exchange, Log
     from common.runtime.supervisor import Supervisor
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.coordinator import CoordinatorMetrics
+    from common.telemetry.metrics.registry import ProcessMetrics
     from common.telemetry.tracing import Tracer
     from services.coordinator.candidates import Candidates
     from services.coordinator.dead_letters import SharedSpans
@@ -30,7 +30,7 @@ class Replica:
     exchange: Exchange
     blobs: Blobs | None  # None without object storage
     book: JobStore
-    metrics: CoordinatorMetrics
+    metrics: ProcessMetrics
     tracer: Tracer
     logger: EventLogger  # bound to the replica
     steps: Supervisor  # of what takes its time

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from common.ports.servers import Replies
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.leading import JobMetrics
+    from common.telemetry.metrics.coordinator import CoordinatorMetrics
 
 AT_ONCE = 64  # replies that are taken at once
 WAIT_S = 0.5  # longest wait of one turn: how soon it notices that it is over
@@ -78,7 +78,7 @@ class SoundReplies:
         logger: Bound to the job.
     """
 
-    def __init__(self, length: int, metrics: JobMetrics, logger: EventLogger) -> None:
+    def __init__(self, length: int, metrics: CoordinatorMetrics, logger: EventLogger) -> None:
         self._length = length
         self._metrics = metrics
         self._log = logger
@@ -88,7 +88,7 @@ class SoundReplies:
         if not isinstance(reply, Gradient):
             return reply
         if reply.vector is None or reply.vector.shape != (self._length,):
-            self._metrics.refused("malformed")
+            self._metrics.replies_refused.labels("malformed").inc()
             found = None if reply.vector is None else reply.vector.shape
             self._log.warning(
                 "gradient_malformed",

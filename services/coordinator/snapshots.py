@@ -290,7 +290,7 @@ class SnapshotStore:
         except (
             DollError
         ) as error:  # storage is unavailable, or does not let us in: that may be mended
-            self._metrics.checkpoint_failed(self._record.spec.name)
+            self._metrics.checkpoint_failures.inc()
             self._outage.met(error)
             with self._lock:  # the same one later, unless a newer one has come by then
                 self._next, self._look = self._next or made, True

@@ -23,7 +23,7 @@ from common.core.spread import Sightings, elsewhere
 from common.core.stability import necessary_load, sufficient_load
 from common.errors import DollError, UnknownTopicError
 from common.kafka.names import control_topic
-from common.telemetry.metrics.leading import StreamFigures
+from common.telemetry.metrics.coordinator import StreamFigures
 from common.telemetry.outages import Outage
 from services.coordinator.needs import Arrivals, DemandMeter
 from services.coordinator.tails import missing

@@ -18,7 +18,7 @@ import torch
 from common.config.program import command_line
 from common.runtime.connect import open_blobs, open_tracking
 from common.runtime.service import Opened, ServiceProcess, follow_jobs, run
-from common.telemetry.metrics.evaluator import EvaluatorMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
 from services.evaluator.evaluation_runner import Process
 from services.evaluator.loop import JobEvaluator
 
@@ -44,7 +44,7 @@ def main() -> int:
 def _evaluate(job: str | None, process: ServiceProcess) -> None:
     os.nice(NICE)
     torch.set_num_threads(process.settings.threads or 1)
-    metrics = EvaluatorMetrics()
+    metrics = ProcessMetrics("evaluator")
 
     def parts(opened: Opened) -> MakePart:
         log, board = opened.log, opened.boards.board
@@ -52,7 +52,7 @@ def _evaluate(job: str | None, process: ServiceProcess) -> None:
         return partial(JobEvaluator, shared)
 
     follow_jobs(
-        *(process, metrics.meters, parts, partial(begins, job)),
+        *(process, metrics, parts, partial(begins, job)),
         beside=(lambda opened: partial(_tracker, process, metrics, opened), partial(tracks, job)),
         slow_s=SLOW_S,
         hangs_s=HANGS_S,
@@ -61,7 +61,7 @@ def _evaluate(job: str | None, process: ServiceProcess) -> None:
 
 def _tracker(
     process: ServiceProcess,
-    metrics: EvaluatorMetrics,
+    metrics: ProcessMetrics,
     opened: Opened,
     wanted: Wanted,
     wake: Callable[[], None],

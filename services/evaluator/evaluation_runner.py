@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import EvaluationSpec, JobSpec
     from common.ports.servers import Board, Log
     from common.telemetry.metrics.evaluator import EvaluatorMetrics
+    from common.telemetry.metrics.registry import ProcessMetrics
 
 
 class Pace(NamedTuple):
@@ -43,7 +44,7 @@ class Process(NamedTuple):
     settings: Settings
     log: Log
     board: Callable[[str], Board]  # by job
-    metrics: EvaluatorMetrics
+    metrics: ProcessMetrics
     logger: EventLogger
     pace: Pace = Pace()  # how patient it is
 
@@ -78,14 +79,14 @@ class EvaluationRunner:
         job: str,
         evaluation: EvaluationSpec,
         process: Process,
+        metrics: EvaluatorMetrics,
         tell: Callable[[Evaluated | Drifted], None],
         logger: EventLogger,
     ) -> None:
-        self._job = spec.name
         self._most = evaluation.sample
         self._pace = process.pace
         self._tell = tell
-        self._metrics = process.metrics
+        self._metrics = metrics
         self._log = logger
         self._model_evaluator = ModelEvaluator(spec, process.settings)
         registry = open_registry(process.settings)
@@ -118,7 +119,8 @@ class EvaluationRunner:
         self._model_evaluator.load(weights)
         awaited = set(self._watches) if predicts else set[str]()
         self._open = opened = _Open(name, time(), monotonic(), awaited)
-        self._metrics.judged(self._job, name.version)
+        self._metrics.version = name.version
+        self._metrics.evaluations.labels("done").inc()
         if records is not None:
             started = monotonic()
             try:
@@ -127,7 +129,9 @@ class EvaluationRunner:
                 self._complain("test set", str(error))
                 return
             opened.records, opened.test = judged.records, self._finite("test", judged.means)
-            self._metrics.tested(self._job, opened.test, monotonic() - started)
+            self._metrics.test_s.observe(monotonic() - started)
+            for metric, mean in opened.test.items():
+                self._metrics.test_means.labels(metric).set(mean)
 
     def go_on(self, after: Mapping[str, tuple[Batch, ...]], *, last: bool) -> None:
         """The version in hand predicts what was learned from next, and what is known is told.
@@ -196,7 +200,8 @@ class EvaluationRunner:
         if judged.scores is not None:  # of some hundred records alone they say little
             judged.means.update(self._scores[stream].add(judged.scores, monotonic()))
         means = self._finite(stream, judged.means)
-        self._metrics.predicted(self._job, stream, means)
+        for metric, mean in means.items():
+            self._metrics.prequential_means.labels(stream, metric).set(mean)
         self._watch(name, stream, judged.errors)
         return means
 
@@ -211,7 +216,7 @@ class EvaluationRunner:
             before=rise.before,
             after=rise.after,
         )
-        self._metrics.drifted(self._job, stream)
+        self._metrics.drifts.labels(stream).inc()
         self._tell(Drifted(name, time(), stream, rise.before, rise.after))
 
     def _finite(self, what: str, means: dict[str, float]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.errors import CorruptError, NotFoundError, UnavailableError
+from common.telemetry.metrics.evaluator import EvaluatorMetrics
 from common.telemetry.outages import Outage
 from common.wire.messages import encode_audit
 from services.evaluator.evaluation_runner import EvaluationRunner, Process
@@ -65,7 +66,7 @@ class JobEvaluator:
         self._evaluation = evaluation
         self._process = process
         self._board = process.board(record.id)
-        self._metrics = process.metrics
+        self._metrics = EvaluatorMetrics(record.spec.streams)
         self._log = process.logger.bind(job=self._job)
         self._outage = Outage(self._log, "kafka")
         self._updates = UpdatesReader(process.log, record.id, self._read_from, self._log)
@@ -76,7 +77,7 @@ class JobEvaluator:
         self._look_at = 0.0  # when to look at the board again
         self._writer: Writer | None = None  # until there is something to tell
         self._runner: EvaluationRunner | None = None
-        self._metrics.follow(self._job, record.spec.streams)
+        process.metrics.follow(self._job, self._metrics)
 
     def turn(self) -> float | None:
         """Look at everything once; the job is over where there is nothing left to judge.
@@ -99,7 +100,7 @@ class JobEvaluator:
 
     def close(self) -> None:
         """Let go of everything; what was told is delivered."""
-        self._metrics.forget(self._job)
+        self._process.metrics.forget(self._metrics)
         if self._runner is not None:
             self._runner.close()
         self._updates.close()
@@ -174,7 +175,7 @@ class JobEvaluator:
             return
         else:
             self._log.info("offer_taken_back", epoch=model.epoch, version=model.version)
-            self._metrics.skipped(self._job, 1)
+            self._metrics.evaluations.labels("skipped").inc()
         self._offer = None
 
     def _begin(self, name: ModelId, weights: bytes, *, over: bool) -> None:
@@ -187,18 +188,19 @@ class JobEvaluator:
         if self._runner is None:  # no sooner: there may be many jobs that are over
             spec, process = self._record.spec, self._process
             self._runner = EvaluationRunner(
-                spec, self._record.id, self._evaluation, process, self._tell, self._log
+                *(spec, self._record.id, self._evaluation, process),
+                *(self._metrics, self._tell, self._log),
             )
         self._go_on(last=True)
         try:
             self._runner.begin(name, weights, tests=tests, predicts=predicts)
         except CorruptError as error:
             self._log.warning("offer_unreadable", version=name.version, reason=str(error))
-            self._metrics.skipped(self._job, 1)
+            self._metrics.evaluations.labels("skipped").inc()
             return
         if self._last is not None:
             between = self._versions.offered_between(self._last.version, name.version)
-            self._metrics.skipped(self._job, between)
+            self._metrics.evaluations.labels("skipped").inc(between)
         self._last = name
 
     def _go_on(self, *, last: bool) -> None:

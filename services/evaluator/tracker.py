@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.liveness import EVALUATOR
 from common.errors import DollError, NotFoundError, UserError
 from common.ports.tracking import Metric, Run, RunStatus, Tracking
+from common.telemetry.metrics.evaluator import TrackerMetrics
 from common.telemetry.outages import Outage
 from services.evaluator.registered_checkpoints import RegisteredCheckpoints
 from services.evaluator.tracked_metrics import TrackedMetrics
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from common.ports.servers import Blobs, Board, Log
     from common.runtime.supervisor import Fault
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.evaluator import EvaluatorMetrics
+    from common.telemetry.metrics.registry import ProcessMetrics
 
 UNABLE_S = 30.0  # that a reason outlives the pause before the next attempt
 FETCH_S = 0.25  # between looks while Kafka is asked
@@ -57,7 +58,7 @@ class TrackerProcess(NamedTuple):
     board: Callable[[str], Board]  # by job
     open_tracking: Callable[[], Tracking | None]
     open_blobs: Callable[[], Blobs]
-    metrics: EvaluatorMetrics
+    metrics: ProcessMetrics
     logger: EventLogger
     pace: TrackingPace = TrackingPace()
 
@@ -92,7 +93,7 @@ class JobTracker:
         self._pace = process.pace
         self._board = process.board(record.id)
         self._opened = process.open_tracking()
-        self._metrics = process.metrics
+        self._metrics = TrackerMetrics()
         logger = process.logger.bind(job=self._job)
         self._outage = Outage(logger, "tracking")
         self._updates = UpdatesReader(process.log, record.id, self._read_from, logger)
@@ -109,7 +110,7 @@ class JobTracker:
         self._history = TrackedMetrics(spec.every_updates)
         self._checkpoints: RegisteredCheckpoints | None = None
         self._quiet_since = monotonic()
-        self._metrics.track(self._job)
+        process.metrics.follow(self._job, self._metrics)
 
     def turn(self) -> float | None:
         """Read on and send; the job is over where it has stopped and all is sent."""
@@ -122,7 +123,7 @@ class JobTracker:
             again_s = self._go_on()
         except DollError as error:
             self._outage.met(error)
-            self._metrics.not_sent(self._job)
+            self._metrics.failures.inc()
             self._run = None if isinstance(error, UserError) else self._run  # it may be deleted
             if self._opened is None:
                 self._report_unable(str(error))
@@ -133,7 +134,7 @@ class JobTracker:
 
     def close(self) -> None:
         """Let go of everything; what is not sent waits in Kafka."""
-        self._metrics.untrack(self._job)
+        self._process.metrics.forget(self._metrics)
         self._updates.close()
         self._board.close()
         if self._opened is not None:
@@ -167,7 +168,7 @@ class JobTracker:
         # Asked before the topic is read: a leader gives the lease back when all is written.
         over = self._record.wanted == "stopped" and not self._board.is_leased()
         end = self._process.log.bounds(self._updates.partition).end
-        self._metrics.waiting(self._job, max(end - self._sent, 0))
+        self._metrics.waiting = max(end - self._sent, 0)
         run = self._begun(end)
         if over and self._status != "RUNNING" and self._sent >= end:
             return None  # it was told already
@@ -175,7 +176,7 @@ class JobTracker:
         if self._pending or position - self._tagged >= READ_RECORDS:
             self._send(run.id, position)
         self._sent = max(self._sent, position)
-        self._metrics.waiting(self._job, max(end - self._sent, 0))
+        self._metrics.waiting = max(end - self._sent, 0)
         if read:
             self._quiet_since = monotonic()
         if position < end:
@@ -221,7 +222,7 @@ class JobTracker:
         """Send what was read up to this position; it is settled only once it is there."""
         position = max(position, self._sent)
         self._tracking.log(run, self._pending, {POSITION: str(position)})
-        self._metrics.sent(self._job, len(self._pending))
+        self._metrics.sent.inc(len(self._pending))
         self._pending, self._tagged = [], position
 
     def _register(self, run: str, *, last: bool) -> None:

@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.runtime.service import follow_jobs, run
 from common.spot.connect import open_fleet, open_prices
 from common.spot.market.market_file import load_market
-from common.telemetry.metrics.provisioner import ProvisionerMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
 from services.provisioner.loop import JobProvisioner, Replica
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _provision(process: ServiceProcess) -> None:
     if not settings.market:
         raise UserError("DOLL_MARKET: must name the file of the machines that can be rented")
     market = load_market(Path(settings.market))
-    metrics = ProvisionerMetrics()
+    metrics = ProcessMetrics("provisioner")
 
     def parts(opened: Opened) -> MakePart:
         replica = Replica(
@@ -56,7 +56,7 @@ def _provision(process: ServiceProcess) -> None:
         )
         return partial(JobProvisioner, replica)
 
-    follow_jobs(process, metrics.meters, parts, begins)
+    follow_jobs(process, metrics, parts, begins)
 
 
 def openers(settings: Settings, market: Market, job: str) -> Openers:

@@ -27,6 +27,7 @@ from common.spot.provisioning.records import (
     Settled,
     Started,
 )
+from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from common.telemetry.outages import Outage
 from services.provisioner.provider_thread import ProviderThread
 from services.provisioner.settings import provisioner_settings
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.events import ProvisionerEvent
     from common.spot.provisioning.records import PlanRecord
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.provisioner import ProvisionerMetrics
+    from common.telemetry.metrics.registry import ProcessMetrics
 
     Openers: TypeAlias = tuple[Callable[[], Fleet], Callable[[], Prices]]
 
@@ -73,7 +74,7 @@ class Replica(NamedTuple):
     log: Log
     board: Callable[[str], Board]  # by name; for leases of provisioning alone
     openers: Callable[[Market, str], Openers]  # of a job's fleet and of the prices
-    metrics: ProvisionerMetrics
+    metrics: ProcessMetrics
     logger: EventLogger
 
 
@@ -112,7 +113,8 @@ class JobProvisioner:
         self._board = replica.board(provisioning_board(self._job))
         self._workers = replica.board(self._job)
         self._log = replica.logger.bind(job=self._called)
-        self._metrics = replica.metrics
+        self._metrics = ProvisionerMetrics()
+        self._exposed = replica.metrics
         self._wake = wake
         self._reported_at = float("-inf")
         self._heard = SimpleQueue[events.ProvisionerEvent]()
@@ -122,12 +124,12 @@ class JobProvisioner:
         self._topics: JobTopics | None = None
         self._kafka_outage = Outage(self._log, "kafka")
         self._board_outage = Outage(self._log, "redis")
-        self._metrics.tell(self._called, None)
         self._writer = replica.log.writer(on_ready=wake)
         asked = record.spec.provisioning
         rented = market.of_type(asked.instance_type) if asked is not None else market
         openers = replica.openers(rented, self._job)
         self._provider = ProviderThread(*openers, self._hear, logger=self._log, fail=self._fail)
+        self._exposed.follow(self._called, self._metrics)
 
     def turn(self) -> float | None:
         """Take in what has happened, decide what is due.
@@ -152,7 +154,7 @@ class JobProvisioner:
 
     def close(self) -> None:
         """Let go of everything; the machines stay, another replica goes on."""
-        self._metrics.forget(self._called)
+        self._exposed.forget(self._metrics)
         self._provider.close()
         self._release_lease()
         self._board.close()
@@ -203,7 +205,7 @@ class JobProvisioner:
         due = monotonic() >= self._reported_at + REPORT_S
         if due or not self._machine.is_leader:  # who steps down is silent at once
             self._reported_at = monotonic()
-            self._metrics.tell(self._called, self._machine.report(time()))
+            self._metrics.report = self._machine.report(time())
 
     def _hear(self, event: ProvisionerEvent) -> None:
         self._heard.put(event)

@@ -27,6 +27,7 @@ from common.runtime.http_server import HttpServer
 from common.runtime.listen import listen, url_of
 from common.runtime.service import keep_imports, run
 from common.storage.find import wish_of
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.outages import Outage
 from services.serve.app import ModelServer, refusal
@@ -83,7 +84,8 @@ def _open(
     logger = process.logger.bind(job=job)
     record = _awaited(process, lambda: JobStore(outside.open_log()).get(job))
     models = [ServedModel(record.spec, settings, wish) for wish in wishes]
-    model, metrics = models[0], ServeMetrics(job, models[0])
+    model = models[0]
+    metrics = ServeMetrics(lambda: model.number, model.behind_s)
     schemas = JobSchemas(outside.open_log(), record.id, open_registry(settings))
     inputs = inputs_of(record.spec, model, schemas)
     writer: PredictionWriter | None = None
@@ -112,7 +114,9 @@ def _open(
         ended=process.stopping.set,
     )
     stack.callback(batches.close)
-    process.serve_metrics(metrics.meters)
+    exposed = ProcessMetrics("serve")
+    exposed.follow(job, metrics)
+    process.serve_metrics(exposed)
     keep_imports()
     app: ASGIApp = ModelServer(job, model, inputs, batches, metrics, settings).app()
     followers = [

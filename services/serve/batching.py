@@ -153,7 +153,7 @@ class Batches:
             else:
                 _tell(batch, [error])
             return
-        self._metrics.computed(len(found.outputs))
+        self._metrics.batch_records.observe(len(found.outputs))
         answers = _split(found, batch)
         _tell(batch, answers)
         shadows: Sequence[Predicted | None] = [None] * len(batch)
@@ -164,7 +164,7 @@ class Batches:
                 pass  # it has no version yet
             else:
                 difference = float(np.abs(found.outputs - shadow.outputs).mean())
-                self._metrics.shadowed(difference)
+                self._metrics.shadow_difference.set(difference)
                 shadows = _split(shadow, batch)
         if self._note is not None:
             told = zip(batch, answers, shadows, strict=True)

@@ -41,7 +41,7 @@ class PredictionWriter:
             rows = len(each.answer.outputs)
 
             def lost(_: DeliveryError, rows: int = rows) -> None:
-                self._metrics.not_written(rows)
+                self._metrics.not_written.inc(rows)
 
             told = {"id": each.name, "job": self._job, "at_s": time(), **as_data(each.answer)}
             if each.shadow is not None:
@@ -50,7 +50,7 @@ class PredictionWriter:
                 value = msgspec.json.encode(told)
                 self._writer.append(self._topic, value, partition=None, on_failed=lost)
             except OutsideError:
-                self._metrics.not_written(rows)
+                self._metrics.not_written.inc(rows)
         try:
             self._writer.poll()
         except OutsideError:  # each record has been told to `lost`

@@ -34,7 +34,7 @@ from common.runtime.connect import (
 )
 from common.runtime.service import keep_imports, run
 from common.storage.store import CheckpointStore
-from common.telemetry.metrics.worker import WorkerMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.outages import Outage
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
@@ -73,8 +73,8 @@ def _work(only: str, process: ServiceProcess) -> None:
     notices = open_notices(settings)
     if notices is not None:  # a notice that stands already keeps the worker from joining
         NoticeWatch(notices, process.stopping, settings.on_rebalance, process.logger).start()
-    metrics, watchdog = WorkerMetrics(), process.watchdogs.begin("the main loop")
-    process.serve_metrics(metrics.meters)
+    metrics, watchdog = ProcessMetrics("worker"), process.watchdogs.begin("the main loop")
+    process.serve_metrics(metrics)
     with closing(open_tracer(settings, process.service, process.name)) as tracer:
         if settings.device:  # one that is not here makes no sense for any job
             from common.learning.gradients import resolve_device  # noqa: PLC0415 -- see above

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from common.ports.servers import Board, Fetched, Log
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.serving import Watchdog
-    from common.telemetry.metrics.worker import JobMeasures
+    from common.telemetry.metrics.worker import WorkerMetrics
     from services.worker.rows import BatchCache
     from services.worker.schemas import SchemaFinder
     from services.worker.traces import BatchTraces
@@ -44,7 +44,7 @@ class Shell(NamedTuple):
 
     board: Board  # the job's
     logger: EventLogger  # bound to job and worker
-    measures: JobMeasures  # of the job
+    measures: WorkerMetrics  # of the job
     traces: BatchTraces  # of its batches
     watchdog: Watchdog  # of the thread
     # Waits so many seconds, less if the job ends; for when the board is unavailable.
@@ -92,7 +92,7 @@ class OrderComputer:
         cache: BatchCache,
         log: Log,
         logger: EventLogger,
-        measures: JobMeasures,
+        measures: WorkerMetrics,
         watchdog: Watchdog,
         topic_id: Callable[[Span], str],
     ) -> None:
@@ -130,7 +130,7 @@ class OrderComputer:
             load()
             return self._gradient(compute, rows, sparse=sparse)
         except NoGradientError as error:
-            self._measures.gradient_failed(error.reason)
+            self._measures.gradients_failed.labels(error.reason).inc()
             cause = error.__cause__
             if not isinstance(cause, TaskError) or self._is_new(cause.origin):
                 self._log.warning(
@@ -167,7 +167,7 @@ class OrderComputer:
             raise NoGradientError(reason, blamed, error.summary, error.traceback) from error
         except UserError as error:  # the module replaces its buffers
             raise NoGradientError("task", compute.batches, str(error)) from error
-        self._measures.took("gradient", self.times.add("gradient", started))
+        self._measures.stage_s.labels("gradient").observe(self.times.add("gradient", started))
         vector = smallest(result.sparse) if sparse else result.vector
         square: float | UnsetType = UNSET
         if compute.squared:
@@ -217,7 +217,7 @@ class OrderComputer:
         if found != batch.samples:  # whoever claimed them runs another program, or this one does
             detail = f"{found} of the {there} records at {where} decode here; all of them did"
             raise NoGradientError("raised", (batch,), detail)
-        self._measures.read_back()
+        self._measures.batches_read_back.inc()
         self._watchdog.beat()  # there may be many, of which each takes seconds
         return concatenate(parts)
 

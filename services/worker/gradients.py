@@ -153,8 +153,7 @@ class GradientLoop:
         self._count.moved(sent=size)
         took_s = self._times.add("push", started)
         if isinstance(reply, Gradient):
-            self._measures.took("push", took_s)
-            self._measures.gradient_sent()
+            self._measures.stage_s.labels("push").observe(took_s)
         return True
 
     def _change(self, trigger: UpdateTrigger) -> None:
@@ -167,7 +166,7 @@ class GradientLoop:
             self._log.warning("changes_refused", reason=str(error))
             return
         self._loaded = trigger.model
-        self._measures.took("fetch", self._times.add("fetch", started))
+        self._measures.stage_s.labels("fetch").observe(self._times.add("fetch", started))
 
     def _catch_up(self, model: ModelId) -> None:
         """Fetch what was missing, now that it was put whole.
@@ -188,7 +187,7 @@ class GradientLoop:
             self._fetch(compute.model, compute.batches)
         else:
             self._take(compute.model, compute.weights, compute.batches)
-        self._measures.took("fetch", self._times.add("fetch", started))
+        self._measures.stage_s.labels("fetch").observe(self._times.add("fetch", started))
 
     def _fetch(self, model: ModelId, batches: Sequence[Batch]) -> None:
         try:

@@ -246,7 +246,8 @@ class GroupLoop:
             started = perf_counter()
             self._compute.computer.load(self._held.weights())
             self._loaded = held
-            self._measures.took("fetch", self._compute.times.add("fetch", started))
+            took_s = self._compute.times.add("fetch", started)
+            self._measures.stage_s.labels("fetch").observe(took_s)
             # Not before: gradients wait for the weights, and nothing for this yet.
             self._tasks.put(partial(self._settle, self._held))
         return None
@@ -271,8 +272,6 @@ class GroupLoop:
                     # While the others' are waited for.
                     self._tasks.put(partial(self._add_own, held, key, part))
         sent = self._send(reply, compute.reply_to)
-        if reply is not found and sent:
-            self._measures.gradient_sent()
         self._traces.answered(compute, heard_s, found, sent=sent)
 
     # --- control ------------------------------------------------------------------------------
@@ -480,7 +479,7 @@ class GroupLoop:
             data, origin = get()
             if data:
                 held.restore(data, slices)
-                self._measures.copied(len(data))
+                self._measures.copied_bytes.inc(len(data))
             got = True
         except OutsideError as error:
             self._log.info("copy_failed", version=made.version, reason=str(error))

@@ -20,6 +20,7 @@ from common.learning.optimizers import STATE_NAMES
 from common.learning.tasks import build_model
 from common.runtime.connect import open_registry
 from common.telemetry.metrics.serving import Watchdog
+from common.telemetry.metrics.worker import WorkerMetrics
 from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
     from common.ports.group import Groups
     from common.ports.servers import Board, Log
     from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.registry import ProcessMetrics
     from common.telemetry.metrics.serving import Watchdogs
-    from common.telemetry.metrics.worker import WorkerMetrics
     from common.telemetry.tracing import Tracer
     from services.worker.group import GroupAccess
     from services.worker.held import Held
@@ -57,7 +58,7 @@ GRADIENT_STILL_S = 300.0
 class Observers(NamedTuple):
     """Whom a worker tells how it goes; of the process, whatever its job."""
 
-    metrics: WorkerMetrics
+    metrics: ProcessMetrics
     tracer: Tracer
     watchdogs: Watchdogs
     watchdog: Watchdog  # of the thread that reads streams, and waits for a job
@@ -119,8 +120,10 @@ class JobWorker:
         self._observers = observers
         self._watchdog = Watchdog(what="the gradient thread", limit_s=GRADIENT_STILL_S)
         with ExitStack() as undo:
-            measures = observers.metrics.work_for(spec.name, spec.streams)
-            undo.callback(observers.metrics.forget)
+            self._measures = measures = WorkerMetrics(spec.streams)
+            observers.metrics.count_faults(spec.name)
+            observers.metrics.follow(spec.name, measures)
+            undo.callback(observers.metrics.forget, measures)
             traces = BatchTraces(observers.tracer, spec.name, worker)
             self._stream = Stream(
                 worker,
@@ -224,7 +227,7 @@ class JobWorker:
         """
         self._log.info("worker_joins")
         with ExitStack() as closing:
-            closing.callback(self._observers.metrics.forget)
+            closing.callback(self._observers.metrics.forget, self._measures)
             closing.callback(self._close_groups)
             closing.callback(self._stream.close)
             closing.callback(self._end_gradients)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord, JobStore
     from common.ports.servers import Roster
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.worker import WorkerMetrics
+    from common.telemetry.metrics.registry import ProcessMetrics
 
 JOBS_S = 0.5  # between looks at the jobs topic
 # Between looks at the others. Simulated with two seconds, 100 small jobs take 215 s on four workers
@@ -66,7 +66,7 @@ class JobSelector:
         worker: Worker,
         book: JobStore,
         roster: Roster,
-        metrics: WorkerMetrics,
+        metrics: ProcessMetrics,
         logger: EventLogger,
         random: Callable[[], float],
         clock: Callable[[], float] = monotonic,
@@ -118,7 +118,7 @@ class JobSelector:
             For how many seconds it does.
         """
         passes = isinstance(error, DollError) and error.retriable
-        self._metrics.job_failed(job, "unavailable" if passes else "fault")
+        self._metrics.job_faults.labels(job, "unavailable" if passes else "fault").inc()
         with self._lock:
             now = self._clock()
             failing = self._failing.setdefault(job, _Failing(0, now))

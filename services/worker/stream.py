@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from common.data.codecs import Codec
     from common.ports.servers import Board, Log, StreamEvent
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.worker import JobMeasures
+    from common.telemetry.metrics.worker import WorkerMetrics
     from services.worker.left_out import LeftOut
     from services.worker.rows import ArrivedRows, BatchCache
     from services.worker.schemas import SchemaFinder
@@ -81,7 +81,7 @@ class Stream:
         arrived: ArrivedRows,
         cache: BatchCache,
         logger: EventLogger,
-        measures: JobMeasures,
+        measures: WorkerMetrics,
         traces: BatchTraces,
         streams: tuple[str, ...],
         hold: bool,
@@ -304,12 +304,25 @@ class Stream:
 
     # --- what to do ---------------------------------------------------------------------------
 
+    def _count(self, claim: Claim, counts: tuple[int, ...]) -> None:
+        """Count the records of a claim, of which `counts` decoded in each span of its address."""
+        measures = self._measures
+        if isinstance(claim, BatchReady):
+            measures.batches_announced.inc()
+            for span, count in zip(claim.address, counts, strict=True):
+                measures.records_read.labels(span.topic).inc(count)
+            for left_out in claim.skipped:
+                measures.records_skipped.labels(left_out.topic).inc(left_out.records)
+        else:
+            for span in claim.address:
+                measures.records_expired.labels(span.topic).inc(span.end - span.start)
+
     def _do(self, command: WorkerCommand) -> None:  # noqa: C901 -- one case per command
         match command:
             case do.Announce(number, claim, counts):
                 if isinstance(claim, BatchReady) and claim.samples:
                     self._cache.put(claim.address, self._arrived.take(claim.address, counts))
-                self._measures.announced(claim, counts)
+                self._count(claim, counts)
                 self._unsent.append((number, claim))
             case do.Place(positions):
                 placed = ",".join(f"{p}@{position.offset}" for p, position in positions.items())
@@ -321,7 +334,7 @@ class Stream:
                 self._arrived.drop(partition)
             case do.SetReading(reading, reason):
                 self._reading = reading
-                self._measures.reading(reading=reading)
+                self._measures.reading.set(reading)
                 if reading:
                     self._reader.resume()
                 else:
@@ -356,7 +369,9 @@ class Stream:
         started = perf_counter()
 
         def delivered(offset: int | None) -> None:
-            self._measures.took("indicator", self._times.add("indicator", started))
+            self._measures.stage_s.labels("indicator").observe(
+                self._times.add("indicator", started)
+            )
             arrived()
             self._delivered.append((number, offset))
 

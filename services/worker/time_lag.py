@@ -14,7 +14,7 @@ from common.core.spans import Partition
 if TYPE_CHECKING:
     from common.ports.servers import Fetched
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.worker import JobMeasures
+    from common.telemetry.metrics.worker import WorkerMetrics
 
 LOOK_S = 2.0  # between two looks
 
@@ -23,7 +23,7 @@ class TimeLag:
     """The ages of what one worker reads."""
 
     def __init__(
-        self, streams: tuple[str, ...], logger: EventLogger, measures: JobMeasures
+        self, streams: tuple[str, ...], logger: EventLogger, measures: WorkerMetrics
     ) -> None:
         self._streams = streams
         self._log = logger
@@ -58,7 +58,7 @@ class TimeLag:
         behind = behind_s(self._newest_s, backlog)
         for stream in self._streams:
             worst_s = max((s for p, s in behind.items() if p.topic == stream), default=0.0)
-            self._measures.behind(stream, worst_s)
+            self._measures.stream_behind_s.labels(stream).set(worst_s)
         for partition in self._newest_s:
             lag_s = behind.get(partition, 0.0)
             if lag_s > FAR_BEHIND_S and partition not in self._far_behind:

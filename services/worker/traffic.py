@@ -11,7 +11,7 @@ from common.core.messages import Traffic, Vector
 
 if TYPE_CHECKING:
     from common.ports.group import Group, Groups, Peer
-    from common.telemetry.metrics.worker import JobMeasures
+    from common.telemetry.metrics.worker import WorkerMetrics
 
 LIFE_BITS = 53
 
@@ -19,7 +19,7 @@ LIFE_BITS = 53
 class TrafficCounter:
     """Counts bytes from its making on; shared between threads."""
 
-    def __init__(self, measures: JobMeasures) -> None:
+    def __init__(self, measures: WorkerMetrics) -> None:
         self._measures = measures
         self._lock = threading.Lock()
         self._total = 0
@@ -34,8 +34,8 @@ class TrafficCounter:
         """So many bytes are over."""
         with self._lock:
             self._total += sent + received
-        self._measures.moved(sent, "sent")
-        self._measures.moved(received, "received")
+        self._measures.moved_bytes.labels("sent").inc(sent)
+        self._measures.moved_bytes.labels("received").inc(received)
 
 
 class CountedGroup:

@@ -33,7 +33,7 @@ from common.spot.plans import decode_plan
 from common.spot.provisioning import deciding
 from common.spot.provisioning.ledger import FleetLedger
 from common.telemetry.logging import event_logger
-from common.telemetry.metrics.provisioner import ProvisionerMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
 from load.paper.live import bill_usd, plans_of
 from services.provisioner.__main__ import openers
 from services.provisioner.loop import JobProvisioner, Replica
@@ -179,7 +179,7 @@ def provisioner_of(
 ) -> Iterator[None]:
     """One replica's part in the job, in a thread of this process; its fleet, unless it is given."""
     settings = cluster.settings
-    boards, metrics = open_boards(settings), ProvisionerMetrics()
+    boards, metrics = open_boards(settings), ProcessMetrics("provisioner")
     market = load_market(Path(settings.market))
     replica = Replica(
         *("p1", market, cluster.log, boards.board, opened or partial(openers, settings)),

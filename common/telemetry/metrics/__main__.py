@@ -4,64 +4,101 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from common.telemetry.metrics.catalogue import CATALOGUE
+from prometheus_client.metrics import MetricWrapperBase
+
+from common.telemetry.metrics.api import ApiMetrics
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.metrics.evaluator import EvaluatorMetrics, TrackerMetrics
+from common.telemetry.metrics.provisioner import ProvisionerMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
+from common.telemetry.metrics.serve import ServeMetrics
+from common.telemetry.metrics.worker import WorkerMetrics
 
 if TYPE_CHECKING:
-    from common.telemetry.metrics.metric import Metric, Service
+    from collections.abc import Iterator
 
-_SERVICES: tuple[tuple[Service, str], ...] = (
-    ("worker", "Workers"),
-    ("coordinator", "Coordinators"),
-    ("provisioner", "Provisioners"),
-    ("evaluator", "Evaluators"),
-    ("admin", "Admin services"),
-    ("serve", "Model servers"),
-)
+    from prometheus_client import CollectorRegistry
+
 _HEAD = """\
 # Metrics
 
-Printed by `python -m common.telemetry.metrics` from `common/telemetry/metrics/catalogue.py`; a test
-holds the two together. What is made of them: [dashboards](../howto/operating.md#dashboards),
-[alerts](../howto/alerts.md).
+Printed by `python -m common.telemetry.metrics`; a test holds this page and the code together. What
+is made of them: [dashboards](../howto/operating.md#dashboards), [alerts](../howto/alerts.md).
 
-Every process with a `DOLL_METRICS_PORT` serves them for Prometheus at `/metrics`, and at `/healthz`
-whether its loop turns. A job is labelled `job_name`, as `job` is Prometheus's own word. What is
-told by the leader comes from one replica at a time: add over instances what is counted, take the
-maximum of what is not. Every process also tells `process_cpu_seconds_total`,
-`process_resident_memory_bytes` and the like of itself. Of a histogram there are `_bucket`, `_sum`
-and `_count`.
+Every process with a `DOLL_METRICS_PORT` serves its metrics for Prometheus at `/metrics`, and at
+`/healthz` whether its loops make progress. The label of a job is `job_name`, because Prometheus
+itself uses `job`. One replica at a time reports the gauges of a leader: sum counters over
+instances, and take the maximum of gauges. Every process also reports `process_cpu_seconds_total`,
+`process_resident_memory_bytes` and the like. A histogram has the series `_bucket`, `_sum` and
+`_count`.
 """
-_BY = {
-    "coordinator": "All but `doll_leading` by the replica that leads the job.",
-    "provisioner": "All but `doll_provisioning` by the replica that is in charge of the job.",
-}
+
+
+class Declared(NamedTuple):
+    """A metric as its service declares it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def sections() -> dict[str, tuple[Declared, ...]]:
+    """Return all metrics, by the processes that report them."""
+    every = tuple(_declared(ProcessMetrics("doll").registry))
+    admin = ApiMetrics(lambda: 0, tuple, dict).registry
+    others = {
+        "Workers": _of_jobs(WorkerMetrics(()).registry),
+        "Coordinators": _of_jobs(CoordinatorMetrics().registry),
+        "Provisioners": _of_jobs(ProvisionerMetrics().registry),
+        "Evaluators": _of_jobs(EvaluatorMetrics(()).registry, TrackerMetrics().registry),
+        "Admin services": _declared(admin),
+        "Model servers": _of_jobs(ServeMetrics(int, float).registry),
+    }
+    return {"Every process": every} | {
+        title: tuple(metric for metric in metrics if metric not in every)
+        for title, metrics in others.items()
+    }
 
 
 def document() -> str:
-    """All lines of the catalogue, by the service that tells them."""
-    everybody = [metric for metric in CATALOGUE if len(metric.told_by) > 1]
-    parts = [_HEAD, _section("Every process", "", everybody)]
-    for service, title in _SERVICES:
-        own = [metric for metric in CATALOGUE if metric.told_by == (service,)]
-        parts.append(_section(title, _BY.get(service, ""), own))
-    return "\n".join(parts)
+    """Return the page."""
+    return "\n".join((_HEAD, *(_section(*section) for section in sections().items())))
 
 
-def _section(title: str, note: str, metrics: list[Metric]) -> str:
-    lines = [f"## {title}", "", *([note, ""] if note else [])]
-    lines += ["| name | kind | unit | labels | meaning |", "| --- | --- | --- | --- | --- |"]
+def _of_jobs(*registries: CollectorRegistry) -> Iterator[Declared]:
+    for registry in registries:
+        for metric in _declared(registry):
+            yield metric._replace(labels=("job_name", *metric.labels))
+
+
+def _declared(registry: CollectorRegistry) -> Iterator[Declared]:
+    """Yield the metrics of a registry, whether they have series or not."""
+    for collector in registry._collector_to_names:  # noqa: SLF001 -- no other way to metrics
+        families = list(collector.collect())
+        of_collector = isinstance(collector, MetricWrapperBase)
+        for family in families:
+            # Only the objects themselves know the labels of a metric without series.
+            labels = getattr(collector if of_collector else family, "_labelnames", ())
+            name = family.name + "_total" * (family.type == "counter")
+            if name.startswith("doll_"):
+                yield Declared(name, family.type, tuple(labels), family.documentation)
+
+
+def _section(title: str, metrics: tuple[Declared, ...]) -> str:
+    lines = [f"## {title}", "", "| name | kind | labels | meaning |", "| --- | --- | --- | --- |"]
     for it in metrics:
         labels = ", ".join(f"`{label}`" for label in it.labels)
-        lines.append(f"| `{it.name}` | {it.kind} | {it.unit} | {labels} | {it.meaning} |")
+        lines.append(f"| `{it.name}` | {it.kind} | {labels} | {it.meaning} |")
     return "\n".join((*lines, ""))
 
 
 if __name__ == "__main__":
     argparse.ArgumentParser(
         prog="python -m common.telemetry.metrics",
-        description="Prints every metric with unit, labels and meaning: docs/reference/metrics.md.",
+        description="Prints every metric with labels and meaning: docs/reference/metrics.md.",
         epilog="example: python -m common.telemetry.metrics > docs/reference/metrics.md",
     ).parse_args()
     sys.stdout.write(document())

@@ -1,15 +1,16 @@
-"""What an admin service tells: of its requests and streams of events, and how each job is."""
+"""The metrics of an admin service: its requests, its streams of events, the state of each job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.telemetry.metrics import catalogue
-from common.telemetry.metrics.meters import Meters
+from prometheus_client import Counter, Gauge, Histogram
+
+from common.telemetry.metrics.registry import SECONDS, ProcessMetrics, counter, gauge
 
 if TYPE_CHECKING:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import Metric
 
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
@@ -20,13 +21,15 @@ class ShownJob(NamedTuple):
     job: str
     state: str
     lag: int | None = None
-    # Skipped records, quarantined batches, expired and lost records.
-    counts: tuple[int, int, int, int] | None = None
+    skipped: int | None = None  # records
+    quarantined: int | None = None  # batches
+    expired: int | None = None  # records
+    lost: int | None = None  # records
     open_transactions_s: Mapping[str, float] = {}  # by stream
 
 
-class ApiMetrics:
-    """The metrics of one admin process; may be shared between threads.
+class ApiMetrics(ProcessMetrics):
+    """The metrics of one admin process; threads may share it.
 
     Args:
         streams_open: Asked at each scrape.
@@ -40,13 +43,29 @@ class ApiMetrics:
         jobs: Callable[[], Iterable[ShownJob]],
         missing: Callable[[], Mapping[str, int]],
     ) -> None:
-        self.meters = Meters("admin")
-        self._jobs = jobs
+        super().__init__("admin")
+        self._shown = jobs
         self._missing = missing
-        self.meters.registry.register(self)
-        self._requests = self.meters.counter(catalogue.API_REQUESTS)
-        self._seconds = self.meters.histogram(catalogue.API_SECONDS)
-        self.meters.gauge(catalogue.API_STREAMS).set_function(streams_open)
+        self._requests = Counter(
+            "doll_api_requests_total",
+            "Total number of requests that the service answered; the route is `none` if the path"
+            " does not exist.",
+            ["route", "method", "status"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "doll_api_request_seconds",
+            "Duration from the arrival of a request to the start of its response, without streams"
+            " of events.",
+            ["route", "method"],
+            registry=self.registry,
+            buckets=SECONDS[:-1],
+        )
+        Gauge(
+            "doll_api_streams_open",
+            "Number of streams of events that are open.",
+            registry=self.registry,
+        ).set_function(streams_open)
 
     def answered(self, route: str, method: str, status: int, seconds: float | None) -> None:
         """Count a request.
@@ -62,30 +81,60 @@ class ApiMetrics:
         if seconds is not None:
             self._seconds.labels(route, known).observe(seconds)
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """What the registry asks at each scrape."""
-        state, lag, transactions, *counters = map(self.meters.family, _OF_JOBS)
-        for shown in self._jobs():
-            state.add_metric([shown.job, shown.state], 1)
-            if shown.lag is not None:
-                lag.add_metric([shown.job], shown.lag)
-            if shown.counts is not None:
-                for counter, count in zip(counters, shown.counts, strict=True):
-                    counter.add_metric([shown.job], count)
-            for stream, age_s in shown.open_transactions_s.items():
-                transactions.add_metric([shown.job, stream], age_s)
-        missing = self.meters.family(catalogue.RECORDS_MISSING)
-        for topic, count in self._missing().items():
-            missing.add_metric([topic], count)
-        yield from (state, lag, transactions, *counters, missing)
-
-
-_OF_JOBS = (
-    catalogue.JOB_STATE,
-    catalogue.JOB_LAG,
-    catalogue.OPEN_TRANSACTION,
-    catalogue.JOB_SKIPPED,
-    catalogue.JOB_QUARANTINED,
-    catalogue.JOB_EXPIRED,
-    catalogue.JOB_LOST,
-)
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is computed at each scrape."""
+        yield from super().collect()
+        jobs = list(self._shown())
+        yield gauge(
+            "doll_job_state",
+            "Always 1; the label is the state of a job that is not stopped (see job-states.md).",
+            {(it.job, it.state): 1.0 for it in jobs},
+            *("job_name", "state"),
+        )
+        yield gauge(
+            "doll_job_lag_records",
+            "Number of records in the job's streams, up to the high watermark, that are in no"
+            " update yet, even if no coordinator leads the job.",
+            {it.job: it.lag for it in jobs},
+            "job_name",
+        )
+        yield gauge(
+            "doll_stream_open_transaction_seconds",
+            "Time since the last stable offset of a partition of the stream was first seen to stay"
+            " below the high watermark; 0 if no transaction is open.",
+            {(it.job, stream): s for it in jobs for stream, s in it.open_transactions_s.items()},
+            *("job_name", "stream"),
+        )
+        yield counter(
+            "doll_job_skipped_records_total",
+            "Total number of records that did not decode since the job began.",
+            {it.job: it.skipped for it in jobs},
+            "job_name",
+        )
+        yield gauge(
+            "doll_job_quarantined_batches",
+            "Number of batches in quarantine; an operator may take them back.",
+            {it.job: it.quarantined for it in jobs},
+            "job_name",
+        )
+        yield counter(
+            "doll_job_expired_records_total",
+            "Total number of records, read or not, that Kafka deleted before they were trained,"
+            " since the job began.",
+            {it.job: it.expired for it in jobs},
+            "job_name",
+        )
+        yield counter(
+            "doll_job_lost_records_total",
+            "Total number of records that were trained and that Kafka lost afterwards, since the"
+            " job began.",
+            {it.job: it.lost for it in jobs},
+            "job_name",
+        )
+        yield gauge(
+            "doll_records_missing",
+            "Number of jobs (doll.jobs) or API keys (doll.keys) that the service has read earlier"
+            " and of which the topic has no record any more.",
+            dict(self._missing()),
+            "topic",
+        )

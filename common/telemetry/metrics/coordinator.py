@@ -1,119 +1,352 @@
-"""What a coordinator tells: which jobs it takes part in, and of those that it leads all the rest.
+"""The metrics of a coordinator.
 
-What counts up goes on for as long as this replica takes part in a job. What is true of a leader is
-kept with its leadership and read at the scrape: once that has ended there is nothing to read, and a
-former leader never tells a number beside its successor's.
+Counters count for as long as this replica takes part in a job. The gauges of a leader are computed
+at a scrape from its status, which ends with its leadership: a former leader reports no number
+beside those of its successor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter as Counts
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.telemetry.metrics import catalogue
-from common.telemetry.metrics.leading import Instruments, JobMetrics, Leading, by_worker, lines
-from common.telemetry.metrics.meters import Meters
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from common.telemetry.metrics.registry import SECONDS, counter, gauge, of
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import Metric
 
-    from common.telemetry.metrics.metric import Metric
+    from common.core.messages import LeaderStatus, Synchrony, UpdateApplied
+
+AGES_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+SHORT = ("linger", "missing", "quarantined")
+STAGES = ("wait", "gradients", "apply")
+REFUSED = ("gradient", "failed", "farewell", "malformed")
+QUARANTINED = ("poison", "expired")
+# A worker names a task's metrics in its gradients, and each name is a series: a ghost must not
+# make them many. The tasks that we ship have one.
+MOST_METRICS = 16
+MOST_WORKERS = 100  # likewise; who has fewest batches is left out
+RECENT_GRADIENTS = 1000  # over which workers are compared: ten rounds of a hundred workers
 
 
-class _Followed(NamedTuple):
-    """A job that this replica takes part in."""
+class RecentGradient(NamedTuple):
+    """One that counted."""
 
-    metrics: JobMetrics
-    checkpoint_age_s: Callable[[], float | None]
-    checkpoint_failures: Counter
+    worker: str
+    batches: int
+    seconds: float
+
+
+class WorkerFigures(NamedTuple):
+    """What one worker does, of late."""
+
+    batches_per_s: float  # while it computes
+    share: float  # of all batches
+
+
+def by_worker(gradients: Iterable[RecentGradient]) -> dict[str, WorkerFigures]:
+    """Compare those workers who had most batches."""
+    batches, seconds = Counts[str](), dict[str, float]()
+    for each in gradients:
+        batches[each.worker] += each.batches
+        seconds[each.worker] = seconds.get(each.worker, 0.0) + each.seconds
+    return {
+        worker: WorkerFigures(count / max(seconds[worker], 1e-9), count / batches.total())
+        for worker, count in batches.most_common(MOST_WORKERS)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFigures:
+    """What the ends of a job's logs say; None where it is not known."""
+
+    records: Mapping[str, int]  # arrived since the job's first position, by stream
+    lag: Mapping[str, int]  # of those, claimed by nobody yet
+    arrivals_per_s: float | None = None
+    sufficient: float | None = None  # Proposition 1: stable below 1
+    necessary: float | None = None  # unstable from 1 on
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderFigures:
+    """What is true of a leader now; replaced as a whole whenever that changes."""
+
+    epoch: int
+    version: int
+    loss: float | None = None
+    update: UpdateApplied | None = None  # the newest
+    synchrony: Synchrony | None = None  # of the newest update
+    status: LeaderStatus | None = None  # the newest
+    busy: float | None = None  # share of their time that workers computed
+    group_size: int | None = None  # K of an update that would begin now
 
 
 class CoordinatorMetrics:
-    """The metrics of one coordinator; may be shared between threads."""
+    """The metrics of one job; its deciding thread writes them, scrapes read them.
 
-    def __init__(self) -> None:
-        self.meters = Meters("coordinator")
-        self._instruments = Instruments(self.meters)
-        self._jobs = dict[str, _Followed]()
-        self.meters.registry.register(self)
+    Args:
+        checkpoint_age_s: Asked at each scrape; None is left out.
+    """
 
-    def follow(self, job: str, checkpoint_age_s: Callable[[], float | None]) -> JobMetrics:
-        """Report on a job, until `forget`; its age is asked at each scrape, None is left out."""
-        metrics = JobMetrics(job, self._instruments)
-        failures = self._instruments.counter(catalogue.CHECKPOINT_FAILURES, job)
-        self._jobs[job] = _Followed(metrics, checkpoint_age_s, failures)
-        return metrics
+    def __init__(self, checkpoint_age_s: Callable[[], float | None] = lambda: None) -> None:
+        self.registry = CollectorRegistry()
+        self.held = False
+        self.paused = False
+        self.leading: LeaderFigures | None = None
+        # What a watch of the streams saw for the leader of an epoch; its own thread writes it.
+        self.streams: tuple[int, StreamFigures | None] = (-1, None)
+        self.gradients = deque[RecentGradient](maxlen=RECENT_GRADIENTS)
+        self._checkpoint_age_s = checkpoint_age_s
+        count = partial(Counter, registry=self.registry)
+        seconds = partial(Histogram, registry=self.registry, buckets=SECONDS)
+        self.updates = count("doll_updates_total", "Updates that the leader applied to the model.")
+        self.update_batches = count("doll_update_batches_total", "Batches in applied updates.")
+        self.update_records = count("doll_update_records_total", "Records in applied updates.")
+        self.short_updates = count(
+            "doll_short_updates_total",
+            "Total number of updates with fewer than K batches, by reason: linger, missing or"
+            " quarantined.",
+            ["why"],
+        )
+        self.switches = count(
+            "doll_synchronisation_switches_total", "Updates in another mode than the update before."
+        )
+        self.stage_s = seconds(
+            "doll_round_seconds",
+            "Duration of a stage of a round: wait (from an update until K batches are there),"
+            " gradients (from the trigger to the last gradient), apply (from the optimizer's step"
+            " until the new model is published).",
+            ["stage"],
+        )
+        self.staleness = Histogram(
+            "doll_gradient_staleness_versions",
+            "Number of updates by which a gradient was older than the model when it arrived, by"
+            " whether the gradient counted: yes or no.",
+            ["counted"],
+            registry=self.registry,
+            buckets=VERSIONS,
+        )
+        self.record_age_s = Histogram(
+            "doll_record_age_seconds",
+            "Duration from the arrival of a batch's newest record in Kafka until its update was"
+            " applied.",
+            registry=self.registry,
+            buckets=AGES_S,
+        )
+        self.claims_accepted = count(
+            "doll_claims_accepted_total", "Claims of batches that the leader accepted."
+        )
+        self.claims_refused = count(
+            "doll_claims_refused_total",
+            "Total number of claims without effect: repeated, late, unreadable or from a ghost.",
+        )
+        self.replies_refused = count(
+            "doll_replies_refused_total",
+            "Total number of messages of workers without effect, by kind: gradient, failed or"
+            " farewell (for another round, or repeated), malformed (unreadable).",
+            ["kind"],
+        )
+        self.redispatched = count(
+            "doll_batches_redispatched_total",
+            "Total number of batches that the leader reassigned because their worker left, died,"
+            " failed or was late.",
+        )
+        self.quarantined = count(
+            "doll_batches_quarantined_total",
+            "Batches put into quarantine: poison or expired.",
+            ["reason"],
+        )
+        self.dead_letters = count(
+            "doll_dead_letters_total", "Records written to dead-letter topics."
+        )
+        self.checkpoint_failures = count(
+            "doll_checkpoint_failures_total", "Failed attempts to write a checkpoint."
+        )
+        self.memberships = count(
+            "doll_group_membership_changes_total", "Changes of the members of the group."
+        )
+        self.attempts_broken = count(
+            "doll_group_attempts_broken_total",
+            "Total number of attempts at an update that failed because a member of the group died,"
+            " hung or lacked a gradient.",
+        )
+        self.collective_s = seconds(
+            "doll_group_collective_seconds",
+            "Duration from the order to reduce gradients in the group until enough members have the"
+            " result.",
+        )
+        self.repair_s = seconds(
+            "doll_group_repair_seconds",
+            "Duration from the end of a failed attempt until enough members have the result of a"
+            " later attempt.",
+        )
+        for metric, values in (
+            (self.short_updates, SHORT),
+            (self.stage_s, STAGES),
+            (self.staleness, ("yes", "no")),
+            (self.replies_refused, REFUSED),
+            (self.quarantined, QUARANTINED),
+        ):
+            for value in values:
+                metric.labels(value)
+        self.registry.register(self)
 
-    def forget(self, job: str) -> None:
-        """Report on a job no longer."""
-        del self._jobs[job]
-        self._instruments.forget(job)
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges; those of a leader only if this replica leads."""
+        leading = self.leading  # once: it may end meanwhile
+        # Who cannot begin to lead holds a job as well.
+        held = float(self.held) if self.held or leading else None
+        paused = float(self.paused and not self.held) if leading else None
+        yield gauge(
+            "doll_leading",
+            "1 if this replica leads the job; 0 if it stands by.",
+            float(leading is not None),
+        )
+        yield gauge(
+            "doll_job_held", "1 if the job is held until a person decides; the log has why.", held
+        )
+        yield gauge(
+            "doll_job_paused", "1 if a person has paused the job, so no updates are made.", paused
+        )
+        yield gauge(
+            "doll_checkpoint_age_seconds",
+            "Time since the newest checkpoint was made.",
+            self._checkpoint_age_s(),
+        )
+        yield from self._of_leader(leading)
+        yield from self._of_update(leading)
+        yield from self._of_workers(leading)
+        epoch, streams = self.streams
+        yield from _of_streams(streams if of(leading, lambda it: it.epoch) == epoch else None)
 
-    def checkpoint_failed(self, job: str) -> None:
-        """Count a checkpoint that could not be written this time."""
-        followed = self._jobs.get(job)
-        if followed is not None:
-            followed.checkpoint_failures.inc()
+    @staticmethod
+    def _of_leader(leading: LeaderFigures | None) -> Iterator[Metric]:
+        status = leading.status if leading else None
+        group = status.group if status else None
+        yield gauge(
+            "doll_epoch",
+            "Epoch of the leader; each new leader has a higher epoch.",
+            of(leading, lambda it: it.epoch),
+        )
+        yield gauge(
+            "doll_model_version",
+            "Number of updates (J) of the model.",
+            of(leading, lambda it: it.version),
+        )
+        yield gauge(
+            "doll_batches_waiting",
+            "Number of accepted batches that are in no update yet.",
+            of(status, lambda it: it.waiting),
+        )
+        yield gauge(
+            "doll_workers_live",
+            "Number of workers that the leader sees.",
+            of(status, lambda it: it.live),
+        )
+        yield gauge(
+            "doll_group_members",
+            "Number of workers that hold the weights and reduce gradients among themselves"
+            " (`aggregation.mode: group`).",
+            len(group.members) if group else None,
+        )
+        yield gauge(
+            "doll_group_left_out_workers",
+            "Number of live workers that cannot join the group because some members and they do not"
+            " reach each other.",
+            len(group.left_out) if group else None,
+        )
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """What the registry asks at each scrape."""
-        families = {line: self.meters.family(line) for line in lines("gauge")}
-        for job, followed in list(self._jobs.items()):
-            for line, labels, value in _told(followed):
-                families[line].add_metric([job, *labels], value)
-        yield from families.values()
+    @staticmethod
+    def _of_update(leading: LeaderFigures | None) -> Iterator[Metric]:
+        update = leading.update if leading else None
+        synchrony = leading.synchrony if leading else None
+        means = update.metrics if update else {}
+        yield gauge(
+            "doll_loss",
+            "Mean loss per record of the newest update, with the weights before it (prequential).",
+            of(leading, lambda it: it.loss),
+        )
+        yield gauge(
+            "doll_training_metric",
+            "Mean per record of a metric of the task for the newest update, with the weights before"
+            " it; auc, calibration_error, f1, precision and recall cover the last minute.",
+            {name: means[name] for name in sorted(means)[:MOST_METRICS]},
+            "metric",
+        )
+        yield gauge(
+            "doll_learning_rate",
+            "Learning rate of the newest update, after the job's schedule and synchronisation.",
+            of(update, lambda it: it.rate or None),
+        )
+        yield gauge(
+            "doll_synchronisation",
+            "Always 1; the label is the synchronisation mode of the newest update: synchronous,"
+            " stale, asynchronous or averaging.",
+            of(synchrony, lambda it: {it.mode: 1.0}),
+            "mode",
+        )
+        yield gauge(
+            "doll_group_size_batches",
+            "Group size (K) of the newest update.",
+            of(synchrony, lambda it: it.group_size),
+        )
+
+    def _of_workers(self, leading: LeaderFigures | None) -> Iterator[Metric]:
+        # A copy: others come meanwhile.
+        workers = by_worker(tuple(self.gradients)) if leading else {}
+        yield gauge(
+            "doll_workers_busy_ratio",
+            "Share of their time that workers computed in the last 20 updates of the current mode;"
+            " 1 before there are 20.",
+            of(leading, lambda it: it.busy),
+        )
+        yield gauge(
+            "doll_worker_batches_per_second",
+            "Batches per second that the worker computes, over the last 1,000 gradients, for the"
+            " 100 workers with the most batches.",
+            {worker: it.batches_per_s for worker, it in workers.items()},
+            "worker",
+        )
+        yield gauge(
+            "doll_worker_batches_ratio",
+            "Share of the worker in the batches of the last 1,000 gradients, for the 100 workers"
+            " with the most batches.",
+            {worker: it.share for worker, it in workers.items()},
+            "worker",
+        )
 
 
-def _told(followed: _Followed) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
-    """What is true of a job now: the line, what labels it has beside the job, the value."""
-    metrics = followed.metrics
-    leading = metrics.leading  # once: it may end meanwhile
-    yield catalogue.LEADING, (), float(leading is not None)
-    if metrics.held or leading is not None:  # who cannot begin to lead holds a job as well
-        yield catalogue.JOB_HELD, (), float(metrics.held)
-    yield from _known(catalogue.CHECKPOINT_AGE, followed.checkpoint_age_s())
-    if leading is not None:
-        yield catalogue.JOB_PAUSED, (), float(metrics.paused and not metrics.held)
-        yield from _of_leader(leading)
-
-
-def _of_leader(leading: Leading) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
-    yield catalogue.EPOCH, (), leading.epoch
-    yield catalogue.VERSION, (), leading.version
-    yield from _known(catalogue.LOSS, leading.loss)
-    yield from _by(catalogue.TRAINING_METRIC, leading.metrics)
-    yield from _known(catalogue.LEARNING_RATE, leading.learning_rate)
-    yield from _known(catalogue.BATCHES_WAITING, leading.waiting)
-    yield from _known(catalogue.WORKERS_LIVE, leading.live)
-    if leading.synchrony is not None:
-        yield catalogue.SYNCHRONISATION, (leading.synchrony.mode,), 1.0
-        yield catalogue.GROUP_SIZE, (), leading.synchrony.group_size
-    yield from _known(catalogue.UPDATE_STALENESS, leading.staleness)
-    yield from _known(catalogue.WORKERS_BUSY, leading.busy)
-    yield from _known(catalogue.MEMBERS, leading.members)
-    yield from _known(catalogue.LEFT_OUT, leading.left_out)
-    workers = by_worker(tuple(leading.gradients))  # a copy: others come meanwhile
-    yield from _by(catalogue.WORKER_SPEED, {w: it.batches_per_s for w, it in workers.items()})
-    yield from _by(catalogue.WORKER_SHARE, {worker: it.share for worker, it in workers.items()})
-    streams = leading.streams
-    if streams is not None:
-        yield from _by(catalogue.STREAM_RECORDS, streams.records)
-        yield from _by(catalogue.STREAM_LAG, streams.lag)
-        yield from _known(catalogue.ARRIVAL_RATE, streams.arrivals_per_s)
-        yield from _known(catalogue.STABILITY, streams.sufficient, "sufficient")
-        yield from _known(catalogue.STABILITY, streams.necessary, "necessary")
-
-
-def _known(
-    line: Metric, value: float | None, *labels: str
-) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
-    if value is not None:
-        yield line, labels, value
-
-
-def _by(
-    line: Metric, values: Mapping[str, float]
-) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
-    for label, value in values.items():
-        yield line, (label,), value
+def _of_streams(streams: StreamFigures | None) -> Iterator[Metric]:
+    yield counter(
+        "doll_stream_records_total",
+        "Total number of records that arrived in the stream since the job's first position.",
+        of(streams, lambda it: it.records),
+        "stream",
+    )
+    yield gauge(
+        "doll_stream_lag_records",
+        "Number of records of the stream, before any open transaction, that no worker has claimed"
+        " yet; doll_batches_waiting counts the claimed ones.",
+        of(streams, lambda it: it.lag),
+        "stream",
+    )
+    yield gauge(
+        "doll_arrival_records_per_second",
+        "Arrival rate of the records of all streams over the last minute.",
+        of(streams, lambda it: it.arrivals_per_s),
+    )
+    yield gauge(
+        "doll_stability_ratio",
+        "Work that arrives divided by the work that workers can do (Proposition 1). The job is"
+        " stable if `sufficient` is below 1, and needs more or faster workers if `necessary` is"
+        " at least 1.",
+        of(streams, lambda it: {"sufficient": it.sufficient, "necessary": it.necessary}),
+        "bound",
+    )

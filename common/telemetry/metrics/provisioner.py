@@ -1,90 +1,154 @@
-"""What a provisioner tells: of the jobs whose machines it rents, and which those are."""
+"""The metrics of a provisioner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from time import time
 from typing import TYPE_CHECKING
 
-from common.telemetry.metrics import catalogue
-from common.telemetry.metrics.meters import Meters
+from prometheus_client import CollectorRegistry
+
+from common.telemetry.metrics.registry import counter, gauge, of
 
 if TYPE_CHECKING:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import Metric
 
     from common.spot.provisioning.report import FleetReport
-    from common.telemetry.metrics.metric import Metric
 
-    Values = Iterable[tuple[tuple[str, ...], float | None]]  # further labels, and what is told
+_AVAILABILITY = "availability."
 
 
 class ProvisionerMetrics:
-    """The metrics of one provisioner; may be shared between threads.
+    """The metrics of one job, computed at a scrape from the newest report.
 
     Args:
         clock: Seconds since 1970.
     """
 
     def __init__(self, clock: Callable[[], float] = time) -> None:
-        self.meters = Meters("provisioner")
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        # None while another replica rents.
+        self.report: FleetReport | None = None
         self._clock = clock
-        self._reports = dict[str, "FleetReport | None"]()
-        self.meters.registry.register(self)
 
-    def tell(self, job: str, report: FleetReport | None) -> None:
-        """Say how a job stands, until the next report or `forget`; None: another is in charge."""
-        self._reports[job] = report
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics; those of machines only if this replica rents."""
+        report, now_s = self.report, self._clock()
 
-    def forget(self, job: str) -> None:
-        """Report on a job no longer."""
-        self._reports.pop(job, None)
+        yield gauge(
+            "doll_provisioning",
+            "1 if this replica rents the job's machines; 0 if it stands by.",
+            float(report is not None),
+        )
+        yield gauge(
+            "doll_machines_running",
+            "Number of machines of the pool that run and are paid for.",
+            of(report, lambda it: it.running),
+            "pool",
+        )
+        yield gauge(
+            "doll_machines_wanted",
+            "Number of machines that the current plan asks for, by kind: spot or on_demand.",
+            of(report, lambda it: {"spot": it.spot, "on_demand": it.on_demand}),
+            "kind",
+        )
+        yield counter(
+            "doll_machines_ended_total",
+            "Total number of machines that ended, by cause: preempted, released, failed, refused or"
+            " lost.",
+            of(report, lambda it: it.ended),
+            "cause",
+        )
+        yield counter(
+            "doll_plans_total",
+            "Total number of plans, by whether the plan is feasible: yes or no.",
+            of(
+                report,
+                lambda it: {"yes" if ok else "no": plans for ok, plans in it.planned.items()},
+            ),
+            "feasible",
+        )
+        yield gauge(
+            "doll_price_usd_per_hour",
+            "Current price of one machine of the pool, in US dollars per hour.",
+            of(report, lambda it: it.prices),
+            "pool",
+        )
+        yield gauge(
+            "doll_cost_usd_per_hour",
+            "Current cost of all running machines, in US dollars per hour.",
+            of(report, lambda it: it.usd_per_hour),
+        )
+        yield counter(
+            "doll_spent_usd_total",
+            "Total cost of all machines since the job began, in US dollars.",
+            of(report, lambda it: it.spent_usd(now_s)),
+        )
+        yield gauge(
+            "doll_on_demand_only_usd",
+            "Estimated cost of the updates so far if all machines had been on demand, in US"
+            " dollars.",
+            of(report, lambda it: it.on_demand_only_usd),
+        )
+        yield gauge(
+            "doll_cost_usd_per_update",
+            "Total cost so far divided by the number of updates, in US dollars.",
+            of(report, lambda it: it.usd_per_update(now_s)),
+        )
+        yield gauge(
+            "doll_cost_usd_per_million_records",
+            "Total cost so far divided by the millions of records in updates, in US dollars.",
+            of(report, lambda it: it.usd_per_million(now_s)),
+        )
+        yield gauge(
+            "doll_estimated_arrival_records_per_second",
+            "Estimated arrival rate of the records of all streams (the sum of lambda_A), with the"
+            " bounds of its 90 % interval (low, high).",
+            of(report, lambda it: _bounds(it, "arrivals_per_s")),
+            "bound",
+        )
+        yield gauge(
+            "doll_estimated_gradient_seconds",
+            "Estimated time to compute the gradient of one batch (mu_C), with the bounds of its"
+            " 90 % interval (low, high).",
+            of(report, lambda it: _bounds(it, "gradient_s")),
+            "bound",
+        )
+        yield gauge(
+            "doll_estimated_availability_ratio",
+            "Estimated share of time that a spot machine of the pool is available (alpha), with the"
+            " bounds of its 90 % interval (low, high).",
+            of(report, _availability),
+            *("pool", "bound"),
+        )
+        yield gauge(
+            "doll_fleet_capacity_ratio",
+            "Work that the machines can do divided by the work that arrives (Proposition 1);"
+            " below 1 the machines cannot keep up.",
+            of(report, lambda it: it.stability),
+        )
+        yield gauge(
+            "doll_deadline_left_seconds",
+            "Time until the job's deadline; negative once the deadline has passed.",
+            of(report, lambda it: it.deadline_left_s(now_s)),
+        )
+        yield gauge(
+            "doll_planned_time_left_seconds",
+            "Time until the job is done according to the current plan.",
+            of(report, lambda it: it.planned_left_s(now_s)),
+        )
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """What the registry asks at each scrape."""
-        now_s, reports = self._clock(), self._reports.copy()
-        charge = self.meters.family(catalogue.PROVISIONING)
-        for job, report in reports.items():
-            charge.add_metric([job], float(report is not None))
-        yield charge
-        for metric, values in _TOLD.items():
-            family = self.meters.family(metric)
-            for job, report in reports.items():
-                for labels, value in () if report is None else values(report, now_s):
-                    if value is not None:
-                        family.add_metric([job, *labels], value)
-            yield family
+
+def _bounds(report: FleetReport, quantity: str) -> Mapping[str, float | None]:
+    found = report.believed.get(quantity)
+    return {} if found is None else {"value": found.value, "low": found.low, "high": found.high}
 
 
-def _by_label(values: Iterable[tuple[str, float | None]]) -> Values:
-    return [((label,), value) for label, value in values]
-
-
-def _alone(told: Callable[[FleetReport, float], float | None]) -> Callable[..., Values]:
-    """Without further labels."""
-    return lambda report, now_s: [((), told(report, now_s))]
-
-
-_TOLD: dict[Metric, Callable[[FleetReport, float], Values]] = {
-    catalogue.MACHINES_RUNNING: lambda report, _: _by_label(report.running.items()),
-    catalogue.MACHINES_WANTED: lambda report, _: _by_label(
-        [("spot", report.spot), ("on_demand", report.on_demand)]
-    ),
-    catalogue.MACHINES_ENDED: lambda report, _: _by_label(report.ended.items()),
-    catalogue.PLANS: lambda report, _: [
-        (("yes" if feasible else "no",), plans) for feasible, plans in report.planned.items()
-    ],
-    catalogue.PRICE: lambda report, _: _by_label(report.prices.items()),
-    catalogue.ESTIMATE: lambda report, _: [
-        ((quantity, bound), value)
-        for quantity, it in report.believed.items()
-        for bound, value in (("value", it.value), ("low", it.low), ("high", it.high))
-    ],
-    catalogue.COST_PER_HOUR: _alone(lambda report, _: report.usd_per_hour),
-    catalogue.SPENT: _alone(lambda report, now_s: report.spent_usd(now_s)),
-    catalogue.ON_DEMAND_ONLY: _alone(lambda report, _: report.on_demand_only_usd),
-    catalogue.COST_PER_UPDATE: _alone(lambda report, now_s: report.usd_per_update(now_s)),
-    catalogue.COST_PER_MILLION: _alone(lambda report, now_s: report.usd_per_million(now_s)),
-    catalogue.CAPACITY: _alone(lambda report, _: report.stability),
-    catalogue.DEADLINE_LEFT: _alone(lambda report, now_s: report.deadline_left_s(now_s)),
-    catalogue.PLANNED_LEFT: _alone(lambda report, now_s: report.planned_left_s(now_s)),
-}
+def _availability(report: FleetReport) -> Mapping[tuple[str, ...], float | None]:
+    return {
+        (quantity.removeprefix(_AVAILABILITY), bound): value
+        for quantity in report.believed
+        if quantity.startswith(_AVAILABILITY)
+        for bound, value in _bounds(report, quantity).items()
+    }

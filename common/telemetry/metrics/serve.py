@@ -1,57 +1,65 @@
-"""What a model server tells: of its answers, and of the version that gives them."""
+"""The metrics of a model server."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from functools import partial
 
-from common.telemetry.metrics import catalogue
-from common.telemetry.metrics.meters import Meters
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-
-class Served(Protocol):
-    """The model that answers."""
-
-    @property
-    def number(self) -> int:
-        """J of the version; -1: there is none yet."""
-
-    def behind_s(self) -> float:
-        """How long there may have been a newer one."""
+from common.telemetry.metrics.registry import SECONDS
 
 
 class ServeMetrics:
-    """The metrics of one model server; may be shared between threads.
+    """The metrics of the job whose model a server serves; threads may share it.
 
     Args:
-        served: Asked at each scrape.
+        version: Asked at each scrape for J of the version that answers.
+        behind_s: Asked at each scrape for how long there may have been a newer one.
     """
 
-    def __init__(self, job: str, served: Served) -> None:
-        self.meters = Meters("serve")
-        self._job = job
-        version = self.meters.gauge(catalogue.SERVED_VERSION).labels(job)
-        version.set_function(lambda: served.number)
-        behind_s = self.meters.gauge(catalogue.SERVED_BEHIND).labels(job)
-        behind_s.set_function(served.behind_s)
-        self._predictions = self.meters.counter(catalogue.PREDICTIONS)
-        self._seconds = self.meters.histogram(catalogue.PREDICTION_SECONDS).labels(job)
-        self._batches = self.meters.histogram(catalogue.PREDICTION_BATCH).labels(job)
-        self._apart = self.meters.gauge(catalogue.SHADOW_DIFFERENCE).labels(job)
-        self._lost = self.meters.counter(catalogue.PREDICTIONS_NOT_WRITTEN).labels(job)
+    def __init__(self, version: Callable[[], int], behind_s: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry()
+        gauge, counter = (
+            partial(Gauge, registry=self.registry),
+            partial(Counter, registry=self.registry),
+        )
+        histogram = partial(Histogram, registry=self.registry)
+        gauge(
+            "doll_served_version",
+            "Number of updates (J) of the version that answers; -1 if there is no version yet.",
+        ).set_function(version)
+        gauge(
+            "doll_served_behind_seconds",
+            "Time since the server last confirmed that the version that answers is the wanted one.",
+        ).set_function(behind_s)
+        self.predictions = counter(
+            "doll_predictions_total",
+            "Total number of requests for predictions, by the HTTP status of the response.",
+            ["status"],
+        )
+        self.request_s = histogram(
+            "doll_prediction_seconds",
+            "Duration from the arrival of a request for predictions to its response.",
+            buckets=SECONDS,
+        )
+        self.batch_records = histogram(
+            "doll_prediction_batch_records",
+            "Number of records that the network processed in one pass.",
+            buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0),
+        )
+        self.shadow_difference = gauge(
+            "doll_shadow_difference",
+            "Mean absolute difference per output between the predictions and the shadow model's"
+            " predictions, in the newest batch.",
+        )
+        self.not_written = counter(
+            "doll_predictions_not_written_total",
+            "Total number of answered records that were not written to the topic of predictions"
+            " because Kafka was unavailable.",
+        )
 
     def answered(self, status: int, seconds: float) -> None:
-        """A request was answered with a status of HTTP."""
-        self._predictions.labels(self._job, str(status)).inc()
-        self._seconds.observe(seconds)
-
-    def computed(self, rows: int) -> None:
-        """So many records were answered in one pass."""
-        self._batches.observe(rows)
-
-    def shadowed(self, difference: float) -> None:
-        """How far the shadow's outputs were from what was answered, in the mean."""
-        self._apart.set(difference)
-
-    def not_written(self, rows: int) -> None:
-        """Predictions did not go to their topic."""
-        self._lost.inc(rows)
+        """Count a request by the HTTP status of its response."""
+        self.predictions.labels(str(status)).inc()
+        self.request_s.observe(seconds)

@@ -19,7 +19,7 @@ from time import monotonic
 
 from common.errors import UserError
 from common.telemetry.logging import event_logger
-from common.telemetry.metrics.meters import EXPOSITION, Meters
+from common.telemetry.metrics.registry import EXPOSITION, ProcessMetrics
 
 # Connections, each a thread: who scrapes and who asks for health are a handful.
 MOST_OPEN = 32
@@ -92,11 +92,11 @@ class Watchdogs:
         return "; ".join(filter(None, (watchdog.complaint() for watchdog in watchdogs)))
 
 
-def serve(meters: Meters, watchdog: Watchdog | Watchdogs, host: str, port: int) -> int:
+def serve(metrics: ProcessMetrics, watchdog: Watchdog | Watchdogs, host: str, port: int) -> int:
     """Answer until the process ends; returns the port.
 
     Args:
-        meters: What scrapes get.
+        metrics: What scrapes get.
         watchdog: Of the loop, or of all loops.
         host: The address.
         port: 0 for any that is free.
@@ -113,7 +113,7 @@ def serve(meters: Meters, watchdog: Watchdog | Watchdogs, host: str, port: int) 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path == "/metrics":
-                self._answer(200, meters.exposed(), EXPOSITION)
+                self._answer(200, metrics.exposed(), EXPOSITION)
             elif path == "/healthz":
                 complaint = watchdog.complaint()
                 told = f"{complaint or 'healthy'}\n".encode()

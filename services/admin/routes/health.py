@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from common.api.answers import Answer
-from common.telemetry.metrics.meters import EXPOSITION
+from common.telemetry.metrics.registry import EXPOSITION
 from services.admin.checks import Check  # noqa: TC001 -- pydantic reads it when run
 from services.admin.middleware.access import VIEWER
 from services.admin.middleware.problems import MEDIA_TYPE, RETRY_S, Problem
@@ -87,4 +87,4 @@ async def get_readiness(service: Answering, request: Request) -> Readiness | Res
 )
 async def get_metrics(service: Answering) -> Response:
     """Metrics of this process, for Prometheus."""
-    return Response(service.metrics.meters.exposed(), media_type=EXPOSITION)
+    return Response(service.metrics.exposed(), media_type=EXPOSITION)

@@ -591,10 +591,10 @@ def test_metrics_say_how_each_job_is_that_is_not_stopped(digits: World) -> None:
                 'doll_job_state{job_name="letters",state="waiting for a coordinator"} 1.0',
                 'doll_job_lag_records{job_name="letters"} 0.0',
                 'doll_stream_open_transaction_seconds{job_name="letters",stream="clinic-a"} 0.0',
-                'doll_job_skipped_records{job_name="letters"} 0.0',
+                'doll_job_skipped_records_total{job_name="letters"} 0.0',
                 'doll_job_quarantined_batches{job_name="letters"} 0.0',
-                'doll_job_expired_records{job_name="letters"} 0.0',
-                'doll_job_lost_records{job_name="letters"} 0.0',
+                'doll_job_expired_records_total{job_name="letters"} 0.0',
+                'doll_job_lost_records_total{job_name="letters"} 0.0',
             }
             <= lines()
         )

@@ -1,14 +1,14 @@
-"""Reads from PromQL what the catalogue can judge: names, labels, kinds. Syntax is promtool's."""
+"""Reads from PromQL what declarations can judge: names, labels, kinds. Syntax is promtool's."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from common.telemetry.metrics.catalogue import CATALOGUE
+from common.telemetry.metrics.__main__ import sections
 
 if TYPE_CHECKING:
-    from common.telemetry.metrics.metric import Metric
+    from common.telemetry.metrics.__main__ import Declared
 
 _PARTS = ("_bucket", "_sum", "_count")  # of a histogram
 _OWN = frozenset({"instance", "job"})  # labels that Prometheus adds
@@ -22,11 +22,13 @@ _WORDS = frozenset(
 )
 _OF_COUNTERS = ("increase", "rate")
 _OF_GAUGES = ("changes", "deriv")
-_KNOWN = {metric.name: metric for metric in CATALOGUE}
+_KNOWN = {metric.name: metric for metrics in sections().values() for metric in metrics}
+# Counters that are asked for as they are: amounts since the job began.
+_AMOUNTS = frozenset({"doll_spent_usd_total"})
 
 
 def faults(expression: str) -> list[str]:
-    """What in a query is not as the catalogue says; empty if all is."""
+    """What in a query is not as its service declares it; empty if all is."""
     found = list[str]()
     bare = re.sub(r'"(\\.|[^"\\])*"', '""', expression)
     bare = re.sub(r"\[[^\]]*\]", "", bare)  # durations
@@ -62,7 +64,7 @@ def _is_known(name: str) -> bool:
     return name in _FOREIGN or _base(name) is not None
 
 
-def _base(name: str) -> Metric | None:
+def _base(name: str) -> Declared | None:
     if name in _KNOWN:
         return _KNOWN[name]
     for part in _PARTS:
@@ -90,7 +92,7 @@ def _misused(name: str, expression: str) -> list[str]:
     others = _OF_COUNTERS if metric.kind == "gauge" else _OF_GAUGES
     asked = re.findall(rf"(\w*)\(\s*{name}\b", expression)
     wrong = [function for function in asked if function in others]
-    if metric.kind != "gauge":
+    if metric.kind != "gauge" and name not in _AMOUNTS:
         wrong += [function or "nothing" for function in asked if function not in wanted]
         if len(asked) < len(re.findall(rf"\b{name}\b", expression)):
             wrong.append("nothing")

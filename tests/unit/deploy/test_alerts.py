@@ -51,7 +51,7 @@ each = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
 
 
 @each
-def test_every_metric_and_label_of_an_alert_is_in_the_catalogue(alert: _Alert) -> None:
+def test_every_metric_and_label_of_an_alert_is_declared(alert: _Alert) -> None:
     assert faults(alert.expr) == []
 
 

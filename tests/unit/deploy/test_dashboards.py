@@ -33,7 +33,7 @@ def test_there_are_three_and_each_has_an_id_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_every_metric_and_label_of_a_query_is_in_the_catalogue(expression: str) -> None:
+def test_every_metric_and_label_of_a_query_is_declared(expression: str) -> None:
     assert faults(expression) == []
 
 

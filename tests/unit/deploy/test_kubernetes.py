@@ -14,7 +14,7 @@ import yaml
 
 from common.config.program import command_line
 from common.config.settings import Settings, read_settings
-from common.telemetry.metrics.catalogue import CATALOGUE
+from common.telemetry.metrics.__main__ import sections
 from tests.unit.deploy.rendering import (
     CHART,
     FILES,
@@ -304,7 +304,7 @@ def test_workers_are_scaled_by_metrics_that_there_are_and_nobody_else_says_how_m
     (workload,) = [e for e in of_kind(objects, "Deployment") if e["metadata"]["name"] == target]
     assert "replicas" not in workload["spec"]
     assert 1 < spec["minReplicaCount"] < spec["maxReplicaCount"]
-    names = {metric.name for metric in CATALOGUE}
+    names = {metric.name for metrics in sections().values() for metric in metrics}
     queries = " ".join(trigger["metadata"]["query"] for trigger in spec["triggers"])
     used = set(re.findall(r"doll_\w+", queries))
     assert {"doll_stability_ratio", "doll_stream_lag_records", "doll_batches_waiting"} <= used

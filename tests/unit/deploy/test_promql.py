@@ -24,7 +24,7 @@ from tests.unit.deploy.promql import faults, names
         ("deriv(doll_updates_total[5m])", "deriv of doll_updates_total, which is a counter"),
     ],
 )
-def test_a_query_that_the_catalogue_does_not_bear_is_found_out(query: str, fault: str) -> None:
+def test_a_query_that_the_declared_metrics_do_not_bear_is_found_out(query: str, fault: str) -> None:
     assert fault in faults(query)
 
 

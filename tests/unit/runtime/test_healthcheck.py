@@ -14,7 +14,7 @@ import pytest
 
 from common.runtime import healthcheck
 from common.runtime.healthcheck import HEALTHY, UNHEALTHY, USAGE, main, trouble
-from common.telemetry.metrics.meters import Meters
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdog, serve
 from common.testing.clock import ManualClock
 
@@ -57,7 +57,7 @@ def test_a_process_is_well_until_its_loop_stands_still(
 ) -> None:
     clock = ManualClock()
     watchdog = Watchdog(clock)
-    port = str(serve(Meters("worker"), watchdog, HERE, 0))
+    port = str(serve(ProcessMetrics("worker"), watchdog, HERE, 0))
     assert ask(monkeypatch, port) == ask(monkeypatch, port, "localhost") == HEALTHY
     assert capsys.readouterr() == ("", "")
     clock.advance(61.0)
@@ -103,7 +103,7 @@ def test_help_has_an_example_and_anything_else_is_a_mistake(
 
 
 def test_as_a_command_it_loads_next_to_nothing_and_tells_by_its_exit_code() -> None:
-    port = serve(Meters("worker"), Watchdog(), HERE, 0)
+    port = serve(ProcessMetrics("worker"), Watchdog(), HERE, 0)
     environment = {**os.environ, "DOLL_METRICS_PORT": str(port)}
     peek = (
         f"import sys, common.runtime.healthcheck; print([m for m in {HEAVY!r} if m in sys.modules])"

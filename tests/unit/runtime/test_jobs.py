@@ -14,9 +14,8 @@ from common.jobs.store import JobRecord
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger
-from common.telemetry.metrics.meters import Meters
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
-from common.telemetry.metrics.supervision import SupervisionMetrics
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ class World:
     def __init__(self) -> None:
         self.seen = list[str | None]()
         self.made = self.closed = 0
-        self._meters = Meters("coordinator")
-        metrics = SupervisionMetrics(self._meters)
+        self._meters = ProcessMetrics("coordinator")
+        metrics = self._meters
         patience = Patience(first_s=0.0, longest_s=0.01)
         logger = event_logger("tests.jobs")
         self.supervisor = Supervisor(metrics, Watchdogs(), logger, patience=patience)

@@ -26,7 +26,7 @@ from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.runtime import service
 from common.runtime.service import Opened, ServiceProcess, follow_jobs, run
-from common.telemetry.metrics.meters import Meters
+from common.telemetry.metrics.registry import ProcessMetrics
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> Non
             return await_end(0.0)
 
         process.stopping.wait = wait  # type: ignore[method-assign]  # time is an argument
-        follow_jobs(away, Meters("evaluator"), untold, lambda _record, _new: True)
+        follow_jobs(away, ProcessMetrics("evaluator"), untold, lambda _record, _new: True)
 
     waits = list[float | None]()
     assert run("evaluator", "e1", work) == service.EXIT_OK
@@ -230,7 +230,7 @@ def test_jobs_end_before_what_they_are_made_of() -> None:
             return Recorded(record.spec.name, told, process.stopping.set)
 
         follow_jobs(
-            *(on(process, log), Meters("evaluator"), parts, lambda _record, new: new),
+            *(on(process, log), ProcessMetrics("evaluator"), parts, lambda _record, new: new),
         )
 
     assert run("evaluator", "e1", work) == service.EXIT_OK
@@ -253,7 +253,7 @@ def test_actors_beside_others_have_threads_of_their_own() -> None:
             released.set()
 
         follow_jobs(
-            *(on(process, log), Meters("evaluator"), lambda _opened: actors(hang)),
+            *(on(process, log), ProcessMetrics("evaluator"), lambda _opened: actors(hang)),
             lambda _record, new: new,
             beside=(
                 lambda _opened: actors(done),
@@ -284,7 +284,7 @@ def test_actors_beside_others_share_one_thread() -> None:
             return lambda _wanted, _wake, _fault: Recorded("it", [], at_turn)
 
         follow_jobs(
-            *(on(process, log), Meters("evaluator"), lambda _opened: no_part),
+            *(on(process, log), ProcessMetrics("evaluator"), lambda _opened: no_part),
             lambda _record, _new: False,
             beside=(parts, lambda _record, new: new),
         )
@@ -310,7 +310,7 @@ def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs:
             return False
 
         follow_jobs(
-            *(on(process, log), Meters("evaluator"), lambda _opened: no_part, begins),
+            *(on(process, log), ProcessMetrics("evaluator"), lambda _opened: no_part, begins),
             repairs=repairs,
         )
 

@@ -165,7 +165,8 @@ class World:
     @cached_property
     def metrics(self) -> ServeMetrics:
         """Of the process."""
-        return ServeMetrics(self.spec.name, self.models[0])
+        served = self.models[0]
+        return ServeMetrics(lambda: served.number, served.behind_s)
 
     @cached_property
     def writer(self) -> PredictionWriter | None:
@@ -493,8 +494,8 @@ def test_fault_of_the_server_is_answered_in_json(
         500,
         {"error": "a fault of this server; its log says more"},
     )
-    sample = world.metrics.meters.registry.get_sample_value
-    assert sample("doll_predictions_total", {"job_name": "digits", "status": "500"}) == 1
+    sample = world.metrics.registry.get_sample_value
+    assert sample("doll_predictions_total", {"status": "500"}) == 1
 
 
 def test_a_body_that_is_too_large_is_refused(world: World) -> None:
@@ -757,12 +758,11 @@ def test_the_shadow_answers_the_same_and_is_written_and_not_returned(made: list[
     shadow = np.ravel(told["shadow"]["outputs"])
     assert_within_ulps(shadow, expected(DIGITS, 1, {"image": IMAGES}), 8)
     difference = np.abs(shadow - output["data"]).mean()
-    sample = world.metrics.meters.registry.get_sample_value
-    job = {"job_name": "digits"}
-    assert sample("doll_shadow_difference", job) == pytest.approx(difference)
-    assert sample("doll_predictions_total", job | {"status": "200"}) == 1
-    assert sample("doll_prediction_batch_records_sum", job) == 3
-    assert sample("doll_served_version", job) == 2
+    sample = world.metrics.registry.get_sample_value
+    assert sample("doll_shadow_difference") == pytest.approx(difference)
+    assert sample("doll_predictions_total", {"status": "200"}) == 1
+    assert sample("doll_prediction_batch_records_sum") == 3
+    assert sample("doll_served_version") == 2
 
 
 def test_a_topic_that_is_gone_costs_predictions_and_no_answer(made: list[World]) -> None:
@@ -776,8 +776,8 @@ def test_a_topic_that_is_gone_costs_predictions_and_no_answer(made: list[World])
     world.log.delete_topics(["predicted"])
     assert world.infer(asked())["model_version"] == "1"
     world.close()
-    sample = world.metrics.meters.registry.get_sample_value
-    assert sample("doll_predictions_not_written_total", {"job_name": "digits"}) == 3
+    sample = world.metrics.registry.get_sample_value
+    assert sample("doll_predictions_not_written_total") == 3
 
 
 def test_a_fault_in_the_thread_that_computes_ends_the_process(made: list[World]) -> None:

@@ -13,9 +13,8 @@ from common.redis.memory import MemoryBoards
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger
-from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
-from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.telemetry.tracing import NoTracer
 from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
@@ -59,7 +58,7 @@ class MemoryReplica:
         book: JobStore | None = None,
     ) -> None:
         logger = event_logger("test")
-        self.watchdogs, self.metrics = Watchdogs(), CoordinatorMetrics()
+        self.watchdogs, self.metrics = Watchdogs(), ProcessMetrics("coordinator")
         self.steps = Supervisor(None, self.watchdogs, logger, threads=1)
         self.looks = Supervisor(None, self.watchdogs, logger, threads=2)
         boards = MemoryBoards(redis)
@@ -84,7 +83,7 @@ class MemoryReplica:
         )
         self.looks.begin("replies", lambda _wake, _fault: self.replica.replies)
         self.looks.begin("streams", lambda _wake, _fault: self.streams)
-        metrics = SupervisionMetrics(self.metrics.meters)
+        metrics = self.metrics
         self.supervisor = Supervisor(metrics, self.watchdogs, logger, threads=2, patience=IMPATIENT)
         self.jobs = Jobs(self.supervisor, partial(JobCoordinator, self.replica), begins)
 
@@ -103,11 +102,11 @@ class MemoryReplica:
 
     def takes_part_in(self, job: str) -> bool:
         """Whether it leads a job or would."""
-        return f'doll_leading{{job_name="{job}"}}' in self.metrics.meters.exposed().decode()
+        return f'doll_leading{{job_name="{job}"}}' in self.metrics.exposed().decode()
 
     def leads(self, job: str) -> bool:
         """Whether it leads a job."""
-        told = self.metrics.meters.registry.get_sample_value("doll_leading", {"job_name": job})
+        told = self.metrics.registry.get_sample_value("doll_leading", {"job_name": job})
         return bool(told)
 
     def close(self) -> None:

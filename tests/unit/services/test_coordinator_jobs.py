@@ -258,7 +258,7 @@ def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
     assert reason.startswith("Kafka refuses a record of this job again and again: ")
     assert reason.endswith("; mend that, then `doll job resume bad`")
     assert (
-        replica.metrics.meters.registry.get_sample_value(
+        replica.metrics.registry.get_sample_value(
             "doll_job_faults_total", {"job_name": "bad", "kind": "fault"}
         )
         or 0
@@ -373,7 +373,7 @@ def test_a_redis_that_refuses_us_holds_nothing(
     monkeypatch.setattr(MemoryBoard, "put_model", put_model)
     replica = bench.replica()
     replica.look()
-    told = replica.metrics.meters.registry.get_sample_value
+    told = replica.metrics.registry.get_sample_value
 
     def faults() -> float:
         return told("doll_job_faults_total", {"job_name": "innocent", "kind": "fault"}) or 0

@@ -226,7 +226,7 @@ def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
         beat(bench, "w1")
         beat(bench, "w2")
         until(lambda: live(bench) == 2, "both are seen")
-        metrics = bench.leader.replica.metrics.meters.registry
+        metrics = bench.leader.replica.metrics.registry
         busy = partial(metrics.get_sample_value, "doll_workers_busy_ratio", {"job_name": NAME})
         until(lambda: busy() == 1.0, "they are busy, as far as is known")
         before = told()  # a busy machine may have shown the leader the first worker alone

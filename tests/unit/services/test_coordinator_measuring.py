@@ -11,23 +11,21 @@ import pytest
 from common.core import events
 from common.core.messages import Failed, MetricSum, ModelId, Synchrony, UpdateApplied
 from common.jobs.spec import parse_job
-from common.telemetry.metrics.coordinator import CoordinatorMetrics
-from common.telemetry.metrics.leading import (
+from common.telemetry.metrics.coordinator import (
     MOST_METRICS,
     MOST_WORKERS,
     RECENT_GRADIENTS,
+    CoordinatorMetrics,
     RecentGradient,
     StreamFigures,
     by_worker,
 )
-from common.telemetry.tracing import trace_of
 from common.testing.tracing import MemoryTracer
 from services.coordinator import metrics_observer as measuring
 from services.coordinator.metrics_observer import MetricsObserver
 from tests.unit.cli.test_job import JOB
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import A, B, P, answer, gradient, ready, span
-from tests.unit.core.test_group import GROUP, begun
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
@@ -54,9 +52,7 @@ class Measured(Bench):
         self.at_s = BEGAN_S
         self.metrics = CoordinatorMetrics()
         self.tracer = tracer or MemoryTracer()
-        self.measuring = MetricsObserver(
-            parse_job(JOB), self.metrics.follow(NAME, lambda: None), self.tracer
-        )
+        self.measuring = MetricsObserver(parse_job(JOB), self.metrics, self.tracer)
 
     def feed(self, event: CoordinatorEvent) -> tuple[CoordinatorCommand, ...]:
         """Hand in an event, as the loop does."""
@@ -71,9 +67,7 @@ class Measured(Bench):
 
     def told(self, name: str, **labels: str) -> float | None:
         """What a scrape sees under `doll_<name>`; None: no such series."""
-        return self.metrics.meters.registry.get_sample_value(
-            f"doll_{name}", {"job_name": NAME, **labels}
-        )
+        return self.metrics.registry.get_sample_value(f"doll_{name}", labels)
 
     def arrive(self, first_s: float, last_s: float) -> BatchReady:
         """Let A announce the next records, which arrived in this time."""
@@ -242,16 +236,16 @@ def test_a_former_leader_tells_nothing_that_is_its_successors_to_tell() -> None:
     bench.compute()
     figures = StreamFigures({"s": 30}, {"s": 0}, 1.0, 0.5, 0.25)
     assert bench.measuring.saw_streams(bench.epoch, figures)
-    assert bench.told("stream_records", stream="s") == 30.0
+    assert bench.told("stream_records_total", stream="s") == 30.0
     epoch = bench.epoch
     bench.feed(events.LeaseAnswered(held=False))
     assert bench.told("leading") == 0.0
     assert {name: bench.told(name) for name in OF_A_LEADER} == dict.fromkeys(OF_A_LEADER)
     assert bench.told("training_metric", metric="right") is None
     assert not bench.measuring.saw_streams(epoch, figures), "its watch may still look around"
-    assert bench.told("stream_records", stream="s") is None
+    assert bench.told("stream_records_total", stream="s") is None
     assert bench.told("stability_ratio", bound="necessary") is None
-    assert (bench.told("updates_total"), bench.told("takeovers_total")) == (1.0, 1.0)
+    assert bench.told("updates_total") == 1.0
 
 
 def test_how_updates_are_made_is_told_and_when_that_changes() -> None:
@@ -259,15 +253,13 @@ def test_how_updates_are_made_is_told_and_when_that_changes() -> None:
     bench.announce(A, B)
     bench.compute()
     assert bench.told("synchronisation", mode="synchronous") == 1.0
-    assert bench.told("group_size") == 1.0  # of the job
-    assert bench.told("update_staleness_versions") == 0.0
-    update = UpdateApplied(0, 2, (), 1, 2.0, base=0)
+    assert bench.told("group_size_batches") == 1.0  # of the job
     for synchrony in (Synchrony(4, staleness=2), Synchrony(8, staleness=1)):
-        bench.measuring.metrics.updated(update, synchrony, ())
+        update = UpdateApplied(0, 2, (), 1, 2.0, base=0, synchrony=synchrony)
+        bench.measuring.updated(update)
     assert bench.told("synchronisation", mode="synchronous") is None
     assert bench.told("synchronisation", mode="stale") == 1.0
-    assert bench.told("group_size") == 8.0
-    assert bench.told("update_staleness_versions") == 1.0
+    assert bench.told("group_size_batches") == 8.0
     assert bench.told("synchronisation_switches_total") == 1.0
 
 
@@ -307,7 +299,6 @@ def test_who_leads_again_counts_on_and_begins_a_new_ledger() -> None:
     bench.lead()
     bench.read_control()  # its snapshot is the genesis: both claims once more
     assert bench.told("claims_accepted_total") == 4.0
-    assert bench.told("takeovers_total") == 2.0
     assert bench.told("epoch") == 3.0
 
 
@@ -327,89 +318,3 @@ def test_a_job_that_a_person_pauses_rests_and_is_not_held() -> None:
     assert (bench.told("job_paused"), bench.told("job_held")) == (1.0, 0.0)
     bench.feed(events.WantedChanged("running"))
     assert bench.told("job_paused") == 0.0
-
-
-def test_a_job_that_is_followed_no_longer_is_not_told_at_all() -> None:
-    bench = leading()
-    bench.announce(A, B)
-    bench.compute()
-    bench.metrics.forget(NAME)
-    assert NAME not in bench.metrics.meters.exposed().decode()
-
-
-# --- traces ----------------------------------------------------------------------------------
-
-
-def test_a_batch_is_traced_from_its_first_record_to_its_update() -> None:
-    bench = leading()
-    claim = bench.arrive(BEGAN_S - 60.0, BEGAN_S - 50.0)
-    bench.announce(B)
-    bench.compute()
-    trace = trace_of(NAME, claim.address)
-    spans = {each.name: each for each in bench.tracer.spans if each.trace == trace}
-    assert list(spans) == ["batch.wait", "batch.apply", "batch"]
-    assert [each.name for each in spans.values() if each.root] == ["batch"]
-    root, wait, apply = spans["batch"], spans["batch.wait"], spans["batch.apply"]
-    assert root.attributes == {
-        "job": NAME,
-        "worker": "a",
-        "samples": 10,
-        "offset": 0,
-        "streams": ("s",),
-        "epoch": 0,
-        "version": 1,
-    }
-    assert root.start_s == BEGAN_S - 60.0 < wait.start_s < wait.end_s <= apply.start_s
-    assert apply.end_s == root.end_s == bench.at_s
-
-
-def test_a_batch_that_is_in_no_update_has_no_root() -> None:
-    bench = leading()
-    bench.announce(A, B)
-    bench.feed(events.LeaseAnswered(held=False))
-    assert bench.tracer.named("batch") == []
-    assert len(bench.tracer.named("batch.wait")) == 2
-
-
-def test_of_batches_that_are_not_sampled_nothing_is_told() -> None:
-    bench = leading(tracer=MemoryTracer(ratio=1e-9))
-    bench.announce(A, B)
-    bench.compute()
-    assert bench.tracer.spans == []
-    assert bench.told("updates_total") == 1.0
-
-
-# --- members that hold the weights ---------------------------------------------------------------
-
-
-def test_updates_of_a_group_count_as_others_do() -> None:
-    bench = Measured(GROUP)
-    group = begun(A, B, bench=bench)
-    assert bench.told("gradient_staleness_versions_count", counted="yes") == 2
-    group.finish(A, B)
-    assert bench.told("updates_total") == 0
-    group.read_back()
-    assert bench.told("updates_total") == 1
-    assert bench.told("update_batches_total") == 3
-    assert bench.told("round_seconds_count", stage="apply") == 1
-    assert bench.told("group_collective_seconds_count") == 1
-    assert bench.told("group_repair_seconds_count") == 0
-
-
-def test_who_adds_up_and_what_a_death_costs_is_told() -> None:
-    bench = Measured(GROUP)
-    group = begun(A, B, bench=bench)
-    bench.tick(1.0)
-    assert (bench.told("group_members"), bench.told("group_left_out")) == (2, 0)
-    before = bench.told("group_membership_changes_total")
-    group.kill(B)
-    group.see()
-    group.break_off(A)
-    bench.tick(2.0)
-    group.settle()
-    group.finish(A)
-    bench.tick(3.0)
-    assert bench.told("group_members") == 1
-    assert bench.told("group_membership_changes_total") == (before or 0) + 1
-    assert bench.told("group_attempts_broken_total") == 1
-    assert bench.told("group_repair_seconds_count") == 1

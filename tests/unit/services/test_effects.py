@@ -41,6 +41,7 @@ from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import from_bytes
 from common.telemetry.logging import event_logger, fields_of
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.tracing import NoTracer
 from common.wire.messages import decode_audit
 from common.wire.vectors import decode_sparse
@@ -72,7 +73,7 @@ class Bench:
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
         self.replica = MemoryReplica(self.log, self.redis, blobs=blobs)
-        self.metrics = self.replica.metrics.follow(NAME, lambda: None)
+        self.metrics = CoordinatorMetrics()
         self.woken = 0  # how often the actor was
         self.effects = Effects(
             self.replica.replica,

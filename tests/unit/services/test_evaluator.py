@@ -41,10 +41,8 @@ from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger, fields_of
-from common.telemetry.metrics.evaluator import EvaluatorMetrics
-from common.telemetry.metrics.meters import Meters
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
-from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.wire import messages as wire
 from services.evaluator.evaluation_runner import Pace, Process
 from services.evaluator.loop import JobEvaluator
@@ -89,7 +87,7 @@ class World:
         self.record = self.book.submit(self.spec)
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
-        self.metrics = EvaluatorMetrics()
+        self.metrics = ProcessMetrics("evaluator")
         self.model = FlatModel(build_model(task_of(self.spec, ()), 0))
         self.running = list[Evaluation]()
         self._ends = Counter[str]()
@@ -171,7 +169,7 @@ class World:
     def count(self, outcome: str) -> float | None:
         """How many versions came to this, by the metrics."""
         labels = {"job_name": NAME, "outcome": outcome}
-        return self.metrics.meters.registry.get_sample_value("doll_evaluations_total", labels)
+        return self.metrics.registry.get_sample_value("doll_evaluations_total", labels)
 
 
 class Evaluation:
@@ -182,7 +180,7 @@ class Evaluation:
         logger, pace = event_logger("evaluator"), Pace(look_s=0.01, together_s=0.05)
         board = partial(MemoryBoard, world.redis)
         process = Process(Settings(), world.log, board, world.metrics, logger, pace)
-        supervision = SupervisionMetrics(Meters("evaluator"))
+        supervision = ProcessMetrics("evaluator")
         self._supervisor = Supervisor(supervision, Watchdogs(), logger, threads=1)
         self.running = self._supervisor.begin(
             NAME, partial(JobEvaluator, process, lambda: self._record)
@@ -244,7 +242,7 @@ def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_nex
     (after,) = [each.prequential for each in told if each.prequential]
     assert after == {"left": world.judged(left, 3.0), "right": world.judged(right, 3.0)}
     assert world.count("done") == 1
-    sample = world.metrics.meters.registry.get_sample_value
+    sample = world.metrics.registry.get_sample_value
     labels = {"job_name": NAME, "metric": "accuracy"}
     assert sample("doll_test_metric", labels) == test.test["accuracy"] == 1.0
     assert sample("doll_evaluated_version", {"job_name": NAME}) == 2
@@ -461,7 +459,7 @@ def test_a_stream_whose_labels_change_drifts_and_the_other_does_not(
     assert (drift.stream, drift.model) == ("left", ModelId(world.epoch, 12))
     assert drift.before < 0.2 < drift.after
     assert "stream_drifted" in caplog.text
-    drifts = world.metrics.meters.registry.get_sample_value
+    drifts = world.metrics.registry.get_sample_value
     count = [
         drifts("doll_drifts_total", {"job_name": NAME, "stream": s}) for s in world.spec.streams
     ]

@@ -17,9 +17,8 @@ from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger, fields_of
-from common.telemetry.metrics.evaluator import EvaluatorMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
-from common.telemetry.metrics.supervision import SupervisionMetrics
 from services.evaluator.__main__ import begins
 from services.evaluator.evaluation_runner import Process
 from services.evaluator.loop import JobEvaluator
@@ -45,11 +44,11 @@ class Evaluator:
 
     def __init__(self, log: MemoryLog | None = None, redis: MemoryRedis | None = None) -> None:
         self.log = log or MemoryLog()
-        self.metrics = EvaluatorMetrics()
+        self.metrics = ProcessMetrics("evaluator")
         logger, board = event_logger("evaluator"), partial(MemoryBoard, redis or MemoryRedis())
         self._process = Process(Settings(), self.log, board, self.metrics, logger)
         self._supervisor = Supervisor(
-            SupervisionMetrics(self.metrics.meters),
+            self.metrics,
             Watchdogs(),
             logger,
             patience=Patience(first_s=0.0, longest_s=0.01),
@@ -73,7 +72,7 @@ class Evaluator:
         return self._count("doll_job_faults_total", job_name=job, kind="fault") is not None
 
     def _count(self, name: str, **labels: str) -> float | None:
-        return self.metrics.meters.registry.get_sample_value(name, labels)
+        return self.metrics.registry.get_sample_value(name, labels)
 
     def end(self) -> None:
         """End it in order."""

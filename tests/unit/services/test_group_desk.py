@@ -120,8 +120,8 @@ def member(held: HeldWhole) -> Iterator[_Leader]:
         writer.append("s", value)
     assert writer.flush(1.0)
     topic_id = log.describe(["s"])["s"].topic_id
-    task, metrics = CountingTask(WEIGHTS), WorkerMetrics()
-    logger, measures, watchdog = event_logger("test"), metrics.work_for("job", ("s",)), Watchdog()
+    task, metrics = CountingTask(WEIGHTS), WorkerMetrics(("s",))
+    logger, watchdog = event_logger("test"), Watchdog()
     loop = GroupLoop(
         W,
         OrderComputer(
@@ -131,14 +131,14 @@ def member(held: HeldWhole) -> Iterator[_Leader]:
             cache=BatchCache(1 << 20),
             log=log,
             logger=logger,
-            measures=measures,
+            measures=metrics,
             watchdog=watchdog,
             topic_id=lambda _: topic_id,
         ),
         Shell(
             board=MemoryBoard(redis, "job"),
             logger=logger,
-            measures=measures,
+            measures=metrics,
             traces=BatchTraces(MemoryTracer(), "job", W, lambda: 4e9),
             watchdog=watchdog,
             wait=lambda _: None,

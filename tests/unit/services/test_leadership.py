@@ -21,6 +21,7 @@ from common.kafka.names import control_topic
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.tracing import NoTracer
 from services.coordinator.leadership import SMALL_BYTES, Leadership
 from services.coordinator.metrics_observer import MetricsObserver
@@ -50,7 +51,7 @@ class Bench:
         self.replica = MemoryReplica(self.log, self.redis)
         # Of its own, that reads when a test says so.
         self.reader = ReplyReader(MemoryBoards(self.redis).replies("own"), event_logger("test"))
-        metrics = self.replica.metrics.follow(NAME, lambda: None)
+        metrics = CoordinatorMetrics()
         self.leadership = Leadership(
             dataclasses.replace(self.replica.replica, replies=self.reader),
             record,

@@ -16,9 +16,8 @@ from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger, fields_of
-from common.telemetry.metrics.provisioner import ProvisionerMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
-from common.telemetry.metrics.supervision import SupervisionMetrics
 from services.provisioner.__main__ import begins, openers
 from services.provisioner.loop import JobProvisioner, Replica
 from tests.unit.services.test_provisioner_settings import JOB, MARKET, record
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from common.core.spans import LogPosition, Partition
     from common.kafka.memory import MemoryTail
-    from common.telemetry.metrics.supervision import Kind
 
 RENTED = f"{JOB}provisioning: {{workers: 3}}\n"
 DIGITS = {"digits": record(RENTED)}
@@ -59,7 +57,7 @@ class Process:
     """A provisioner whose fleet cannot be opened where its directory is a file."""
 
     def __init__(self, log: MemoryLog, folder: Path) -> None:
-        self.redis, self.metrics = MemoryRedis(), ProvisionerMetrics()
+        self.redis, self.metrics = MemoryRedis(), ProcessMetrics("provisioner")
         for topic in (control_topic("digits"), updates_topic("digits"), "a"):
             log.create_topics([NewTopic(topic, 2)])
         settings = Settings(
@@ -76,17 +74,17 @@ class Process:
             logger=logger,
         )
         self.supervisor = Supervisor(
-            SupervisionMetrics(self.metrics.meters),
+            self.metrics,
             Watchdogs(),
             logger,
             patience=Patience(first_s=0.0, longest_s=0.01),
         )
         self.jobs = Jobs(self.supervisor, partial(JobProvisioner, replica), begins)
 
-    def faults(self, job: str, kind: Kind = "fault") -> float:
+    def faults(self, job: str, kind: str = "fault") -> float:
         """How many actors of a job have ended so."""
         labels = {"job_name": job, "kind": kind}
-        found = self.metrics.meters.registry.get_sample_value("doll_job_faults_total", labels)
+        found = self.metrics.registry.get_sample_value("doll_job_faults_total", labels)
         return found or 0.0
 
     def provisions(self, job: str) -> bool:

@@ -35,7 +35,7 @@ def sparse(size: int, number: float) -> SparseVector:
 def test_a_gradient_is_believed_where_it_fits_and_is_finite(
     vector: Vector | SparseVector | None, kind: type[object]
 ) -> None:
-    metrics = CoordinatorMetrics().follow("digits", lambda: None)
+    metrics = CoordinatorMetrics()
     sound = SoundReplies(4, metrics, event_logger("test"))
     found = sound(msgspec.structs.replace(GRADIENT, vector=vector))
     assert type(found) is kind

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import pytest
-from prometheus_client import generate_latest
 
 from common.core.messages import ModelId, unused_number
 from common.core.snapshots import Snapshot, genesis
@@ -69,7 +68,6 @@ class Bench:
         self.clock = ManualClock(1000.0)
         self.board = MemoryBoard(MemoryRedis(), "digits")
         self.metrics = CoordinatorMetrics()
-        self.metrics.follow("digits", lambda: None)
         self.faults = list[BaseException]()
         self.stored, self.verified = list[ModelId](), list[ModelId]()
         self.steps = Supervisor(None, Watchdogs(), event_logger("test"), threads=2)
@@ -100,9 +98,8 @@ class Bench:
 
     def failures(self) -> float:
         """Checkpoints that could not be written."""
-        lines = generate_latest(self.metrics.meters.registry).decode().splitlines()
-        found = [line for line in lines if line.startswith("doll_checkpoint_failures_total{")]
-        return float(found[0].split()[-1]) if found else 0.0
+        found = self.metrics.registry.get_sample_value("doll_checkpoint_failures_total")
+        return found or 0.0
 
     def close(self) -> None:
         """End all."""

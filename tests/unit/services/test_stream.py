@@ -88,7 +88,7 @@ class Bench:
             registered = codec = RegisteredCodec([Field("id", "int64")], "AVRO")
             found = JobSchemas(self.log, JOB, registry)
             self.schemas = SchemaFinder(registered, found, event_logger("test"), self.clock)
-        self.metrics, self.tracer = WorkerMetrics(), MemoryTracer()
+        self.metrics, self.tracer = WorkerMetrics(("s",)), MemoryTracer()
         self.board = FullBoard(MemoryRedis(self.clock), JOB)
         self.cache = BatchCache(1 << 20)
         self.stream = Stream(
@@ -102,7 +102,7 @@ class Bench:
             arrived=ArrivedRows(),
             cache=self.cache,
             logger=event_logger("test"),
-            measures=self.metrics.work_for(JOB, ("s",)),
+            measures=self.metrics,
             traces=BatchTraces(self.tracer, JOB, W, lambda: WALL_S),
             streams=("s",),
             hold=False,
@@ -118,7 +118,7 @@ class Bench:
 
     def told(self, name: str, **labels: str) -> float | None:
         """What a scrape sees of the job."""
-        return self.metrics.meters.registry.get_sample_value(name, {"job_name": JOB, **labels})
+        return self.metrics.registry.get_sample_value(name, labels)
 
     def stand(self, control_position: int, claimed: int) -> None:
         """Let the leader say where the partition is claimed up to."""

@@ -23,9 +23,8 @@ class Bench:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
         self._caplog = caplog
-        self._metrics = WorkerMetrics()
-        measures = self._metrics.work_for("job", ("old", "new"))
-        self.time_lag = TimeLag(("old", "new"), event_logger("test"), measures)
+        self._metrics = WorkerMetrics(("old", "new"))
+        self.time_lag = TimeLag(("old", "new"), event_logger("test"), self._metrics)
 
     def read(self, *partitions: Partition, at_s: float) -> None:
         """Records of this age came."""
@@ -34,8 +33,8 @@ class Bench:
 
     def behind_s(self, stream: str) -> float | None:
         """What a scrape sees."""
-        return self._metrics.meters.registry.get_sample_value(
-            "doll_stream_behind_seconds", {"job_name": "job", "stream": stream}
+        return self._metrics.registry.get_sample_value(
+            "doll_stream_behind_seconds", {"stream": stream}
         )
 
     def events(self) -> list[str]:

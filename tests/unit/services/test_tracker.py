@@ -99,7 +99,7 @@ class Tracked:
 
     def count(self, name: str) -> float | None:
         """A metric of the process."""
-        registry = self.world.metrics.meters.registry
+        registry = self.world.metrics.registry
         return registry.get_sample_value(f"doll_tracking_{name}", {"job_name": NAME})
 
     def versions(self) -> dict[str, str]:
@@ -137,7 +137,7 @@ def test_a_run_has_the_job_s_settings_its_curves_and_how_far_it_was_told(tracked
     assert tracked.losses() == [(1, 1.0), (2, 0.5)]
     assert [each.step for each in run.metrics if each.name == "train/loss"] == [2]
     assert run.tags["doll.position"] == "5"  # the Lead, two updates, two evaluations
-    assert (tracked.count("sent_total"), tracked.count("waiting")) == (3.0, 0.0)
+    assert (tracked.count("points_total"), tracked.count("waiting_records")) == (3.0, 0.0)
 
 
 def test_a_server_that_is_away_costs_nothing_and_is_told_all_when_it_is_back(
@@ -155,9 +155,9 @@ def test_a_server_that_is_away_costs_nothing_and_is_told_all_when_it_is_back(
         tracker.turn()
     tracked.learn(4)
     tracker.turn()
-    assert (tracked.count("waiting"), tracked.count("failed_total")) == (6.0, 4.0)
+    assert (tracked.count("waiting_records"), tracked.count("failures_total")) == (6.0, 4.0)
     tracked.server.trouble = None
-    while tracked.count("waiting"):
+    while tracked.count("waiting_records"):
         tracker.turn()
     assert tracked.losses() == [(n, 1.0 / n) for n in (1, 2, 3, 4)]
     assert complaints(caplog) == ["MLflow does not answer"]
@@ -167,10 +167,12 @@ def test_a_server_that_is_away_costs_nothing_and_is_told_all_when_it_is_back(
 def test_whoever_comes_after_a_tracker_that_died_goes_on_with_its_run(tracked: Tracked) -> None:
     tracked.learn(1)
     tracked.start().turn()
+    sent = [tracked.count("points_total")]
     tracked.learn(2)
     tracked.start().turn()
+    sent.append(tracked.count("points_total"))
     assert tracked.losses() == [(1, 1.0), (2, 0.5)]
-    assert tracked.count("sent_total") == 3.0  # of version 1 its evaluation: none was sent again
+    assert sent == [1.0, 2.0]  # the evaluation of version 1 was not sent again
 
 
 def test_what_was_sent_without_an_answer_is_there_once(tracked: Tracked) -> None:
@@ -212,7 +214,7 @@ def test_who_comes_to_a_long_topic_asks_for_nothing_while_it_reads_what_was_told
     for version in range(1, 1501):
         tracked.world.update(version)
     tracker = tracked.start()
-    while tracked.count("waiting") != 0:
+    while tracked.count("waiting_records") != 0:
         tracker.turn()
     told = tracked.server.calls
     again = tracked.start()

@@ -30,8 +30,8 @@ class Members:
         network = MemoryNetwork()
         ways = [network.groups() for _ in range(members)]
         self.peers = [Peer(f"w{rank}", way.address) for rank, way in enumerate(ways)]
-        self.metrics = [WorkerMetrics() for _ in ways]
-        self.counts = [TrafficCounter(each.work_for("job", ())) for each in self.metrics]
+        self.metrics = [WorkerMetrics(()) for _ in ways]
+        self.counts = [TrafficCounter(each) for each in self.metrics]
         makers = [counted(way, count) for way, count in zip(ways, self.counts, strict=True)]
         self.groups = [make("g", self.peers, rank) for rank, make in enumerate(makers)]
 
@@ -42,9 +42,9 @@ class Members:
 
     def told(self, direction: str) -> list[float | None]:
         """What a scrape sees of each."""
-        labels = {"job_name": "job", "direction": direction}
+        labels = {"direction": direction}
         name = "doll_worker_moved_bytes_total"
-        return [each.meters.registry.get_sample_value(name, labels) for each in self.metrics]
+        return [each.registry.get_sample_value(name, labels) for each in self.metrics]
 
 
 def _sum(group: Group, rank: int) -> None:  # noqa: ARG001

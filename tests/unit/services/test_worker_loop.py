@@ -26,8 +26,8 @@ from common.kafka.names import control_topic, group_name
 from common.ports.servers import Bounds, NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
-from common.telemetry.metrics.worker import WorkerMetrics
 from common.testing.tracing import MemoryTracer
 from doll.yaml_file import as_json
 from services.worker.loop import JobWorker, Observers
@@ -112,7 +112,7 @@ class Bench:
         self.log.create_topics([NewTopic(STREAM, len(PLACES))])
         self.log.create_topics([NewTopic(control_topic(NAME))])
         self.board = MemoryBoard(MemoryRedis(lambda: 0.0), NAME)
-        self.metrics, self.watchdogs = WorkerMetrics(), Watchdogs()
+        self.metrics, self.watchdogs = ProcessMetrics("worker"), Watchdogs()
         self.observers = Observers(self.metrics, MemoryTracer(), self.watchdogs, Watchdog())
 
     def worker(self, spec: JobSpec | None = None, settings: Settings = SETTINGS) -> JobWorker:
@@ -146,7 +146,7 @@ class Bench:
         events = other.poll(1, 1.0)
         other.close()
         threads = [thread.name for thread in threading.enumerate()]
-        registry = self.metrics.meters.registry
+        registry = self.metrics.registry
         told = registry.get_sample_value("doll_worker_reading", {"job_name": NAME})
         is_all_there = events == (Assigned(PLACES),)
         return is_all_there and "gradients" not in threads and told is None

@@ -18,7 +18,7 @@ from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger, set_up_logging
-from common.telemetry.metrics.worker import WorkerMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.testing.clock import ManualClock
 from services.worker import selection
 from services.worker.selection import JobSelector, Worker
@@ -42,7 +42,7 @@ class Bench:
         self.book = JobStore(self.log)
         self.redis = MemoryRedis(self.clock)
         self.roster = MemoryBoards(self.redis).roster()
-        self.metrics = WorkerMetrics()
+        self.metrics = ProcessMetrics("worker")
         self.said = StringIO()
         set_up_logging(Settings(log_format="json"), self.said)
         self.numbers = dict[str, int]()
@@ -397,9 +397,7 @@ def test_a_failure_is_told_once_with_its_traceback_and_counted_each_time(bench: 
 
     assert [line["reason"] for line in told] == ["ValueError: no such column"]
     assert "test_worker_selection.py" in str(told[0]["traceback"])
-    assert (
-        b'doll_job_faults_total{job_name="bad",kind="fault"} 3.0' in bench.metrics.meters.exposed()
-    )
+    assert b'doll_job_faults_total{job_name="bad",kind="fault"} 3.0' in bench.metrics.exposed()
 
 
 def test_a_server_that_is_away_is_nobodys_fault_and_soon_tried_again(bench: Bench) -> None:

@@ -10,7 +10,7 @@ from common.errors import ForbiddenError, UnavailableError
 from common.kafka.memory import MemoryLog, MemoryWriter
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry import outages
-from common.telemetry.metrics.meters import Meters
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.outages import (
     FORGOTTEN_S,
     KAFKA_SETTLED_S,
@@ -167,7 +167,7 @@ def test_metric_says_how_long_an_outage_lasts_and_is_there_without_one(
     kafka, redis = Outage(log, "kafka"), Outage(log, "redis")
     redis.met(REFUSED)
     clock.advance(90.0)
-    told = Meters("worker").exposed().decode().splitlines()
+    told = ProcessMetrics("worker").exposed().decode().splitlines()
     assert 'doll_outage_seconds{server="kafka"} 0.0' in told
     assert 'doll_outage_seconds{server="redis"} 90.0' in told
     del kafka

@@ -1,38 +1,31 @@
-"""What a scrape sees: jobs that are followed, and of a leader alone."""
+"""What a scrape of a coordinator sees of a job that it follows."""
 
 from __future__ import annotations
 
-from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from prometheus_client import generate_latest
+
+from common.telemetry.metrics.coordinator import CoordinatorMetrics, LeaderFigures
 
 
-def scraped(metrics: CoordinatorMetrics) -> list[str]:
-    lines = metrics.meters.exposed().decode().splitlines()
-    return [line for line in lines if line.startswith("doll_checkpoint") and "_created" not in line]
+def scraped(metrics: CoordinatorMetrics) -> set[str]:
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    return {line for line in lines if not line.startswith("#")}
 
 
-def test_the_age_of_a_checkpoint_is_that_of_the_moment_of_the_scrape() -> None:
-    metrics, ages = CoordinatorMetrics(), iter((1.5, 2.5))
-    metrics.follow("digits", lambda: next(ages))
-    assert 'doll_checkpoint_age_seconds{job_name="digits"} 1.5' in scraped(metrics)
-    assert 'doll_checkpoint_age_seconds{job_name="digits"} 2.5' in scraped(metrics)
+def test_age_of_checkpoint_is_asked_at_each_scrape() -> None:
+    ages = iter((1.5, 2.5, None))
+    metrics = CoordinatorMetrics(lambda: next(ages))
+    assert "doll_checkpoint_age_seconds 1.5" in scraped(metrics)
+    assert "doll_checkpoint_age_seconds 2.5" in scraped(metrics)
+    assert not any(line.startswith("doll_checkpoint_age") for line in scraped(metrics))
 
 
-def test_who_does_not_lead_tells_no_age() -> None:
+def test_replica_that_holds_a_job_that_it_cannot_lead_reports_so() -> None:
     metrics = CoordinatorMetrics()
-    metrics.follow("digits", lambda: None)
-    metrics.follow("letters", lambda: 7.0)
-    assert scraped(metrics) == [
-        'doll_checkpoint_failures_total{job_name="digits"} 0.0',
-        'doll_checkpoint_failures_total{job_name="letters"} 0.0',
-        'doll_checkpoint_age_seconds{job_name="letters"} 7.0',
-    ]
-
-
-def test_failures_are_counted_until_the_job_is_forgotten() -> None:
-    metrics = CoordinatorMetrics()
-    metrics.follow("digits", lambda: None)
-    metrics.checkpoint_failed("digits")
-    metrics.checkpoint_failed("digits")
-    assert scraped(metrics) == ['doll_checkpoint_failures_total{job_name="digits"} 2.0']
-    metrics.forget("digits")
-    assert scraped(metrics) == []
+    assert {"doll_leading 0.0"} <= scraped(metrics)
+    assert not any(line.startswith("doll_job_held") for line in scraped(metrics))
+    metrics.held = metrics.paused = True
+    assert "doll_job_held 1.0" in scraped(metrics)
+    assert not any(line.startswith("doll_job_paused") for line in scraped(metrics))
+    metrics.leading = LeaderFigures(1, 2)
+    assert {"doll_leading 1.0", "doll_job_held 1.0", "doll_job_paused 0.0"} <= scraped(metrics)

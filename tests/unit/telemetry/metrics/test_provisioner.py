@@ -8,7 +8,7 @@ import pytest
 
 from common.spot.provisioning.records import EstimateRecord, Reviewed
 from common.spot.provisioning.report import report_of
-from common.telemetry.metrics.catalogue import CATALOGUE
+from common.telemetry.metrics.__main__ import sections
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from common.testing.clock import ManualClock
 from tests.unit.spot.provisioning.examples import (
@@ -26,8 +26,13 @@ from tests.unit.spot.provisioning.examples import (
 if TYPE_CHECKING:
     from common.spot.provisioning.records import PlanRecord
 
-OWN = {metric.name: metric for metric in CATALOGUE if metric.told_by == ("provisioner",)}
-BELIEVED = {"gradient_s": EstimateRecord(2.0, 0.1, 1.5, 2.5)}
+OWN = [metric.name for metric in sections()["Provisioners"]]
+BELIEVED = {
+    "gradient_s": EstimateRecord(2.0, 0.1, 1.5, 2.5),
+    "arrivals_per_s": EstimateRecord(20.0, 1.0, 15.0, 25.0),
+    "availability.spot": EstimateRecord(0.5, 0.1, 0.25, 0.75),
+    "cycle_s.spot": EstimateRecord(600.0, 10.0, 500.0, 700.0),
+}
 RECORDS: list[PlanRecord] = [
     *(lead(), priced(), planned(), ordered(1), ordered(2), ordered(3, pool="on-demand")),
     *(started(1), started(2), started(3), ended(2, T0 + 1800, "preempted")),
@@ -44,33 +49,29 @@ class Bench:
         self.metrics = ProvisionerMetrics(self.clock)
 
     def told(self, name: str) -> dict[tuple[str, ...], float]:
-        """Values of a metric, by its labels other than the job's name."""
+        """Values of a metric, by its labels."""
         return {
-            tuple(
-                value for label, value in sample.labels.items() if label != "job_name"
-            ): sample.value
-            for family in self.metrics.meters.registry.collect()
+            tuple(sample.labels.values()): sample.value
+            for family in self.metrics.registry.collect()
             for sample in family.samples
-            if sample.name == name and sample.labels.get("job_name") == "digits"
+            if sample.name == name
         }
 
     def take_charge(self) -> None:
         """Report what the records say, half an hour before now."""
         ledger = fold(RECORDS)
-        self.metrics.tell("digits", report_of(ledger, SETTINGS, 20, 800, T0 + 1800))
+        self.metrics.report = report_of(ledger, SETTINGS, 20, 800, T0 + 1800)
 
 
 def test_who_is_not_in_charge_says_that_and_nothing_more() -> None:
     bench = Bench()
     bench.take_charge()
-    bench.metrics.tell("digits", None)
+    bench.metrics.report = None
     assert bench.told("doll_provisioning") == {(): 0.0}
     assert not any(bench.told(name) for name in OWN if name != "doll_provisioning")
-    bench.metrics.forget("digits")
-    assert not bench.told("doll_provisioning")
 
 
-def test_who_is_in_charge_tells_every_line_of_the_catalogue() -> None:
+def test_who_is_in_charge_tells_every_metric() -> None:
     bench = Bench()
     bench.take_charge()
     assert [name for name in OWN if not bench.told(name)] == []
@@ -88,17 +89,23 @@ def test_the_numbers_are_those_of_the_ledger_at_the_moment_of_the_scrape() -> No
         "doll_plans_total": {("yes",): 1.0, ("no",): 0.0},
         "doll_price_usd_per_hour": {("on-demand",): 1.0, ("spot",): 0.25},
         "doll_cost_usd_per_hour": {(): 1.25},
-        "doll_spent_usd": {(): pytest.approx(spent_usd)},
+        "doll_spent_usd_total": {(): pytest.approx(spent_usd)},
         "doll_on_demand_only_usd": {(): 4.0},
         "doll_cost_usd_per_update": {(): pytest.approx(spent_usd / 20)},
         "doll_cost_usd_per_million_records": {(): pytest.approx(spent_usd / 800 * 1e6)},
         "doll_fleet_capacity_ratio": {(): 1.25},
         "doll_deadline_left_seconds": {(): 6400.0},
         "doll_planned_time_left_seconds": {(): 4400.0},
-        "doll_estimate": {
-            ("gradient_s", "value"): 2.0,
-            ("gradient_s", "low"): 1.5,
-            ("gradient_s", "high"): 2.5,
+        "doll_estimated_gradient_seconds": {("value",): 2.0, ("low",): 1.5, ("high",): 2.5},
+        "doll_estimated_arrival_records_per_second": {
+            ("value",): 20.0,
+            ("low",): 15.0,
+            ("high",): 25.0,
+        },
+        "doll_estimated_availability_ratio": {
+            ("spot", "value"): 0.5,
+            ("spot", "low"): 0.25,
+            ("spot", "high"): 0.75,
         },
     }
     assert {name: bench.told(name) for name in expected} == expected

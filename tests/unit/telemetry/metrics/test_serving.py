@@ -11,6 +11,7 @@ import pytest
 
 from common.errors import UserError
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import MOST_OPEN, STILL_S, Watchdog, Watchdogs, serve
 from common.testing.clock import ManualClock
 
@@ -31,11 +32,11 @@ def asked(port: int, path: str, host: str = HERE) -> tuple[int, str]:
 
 
 def test_metrics_are_served_and_say_what_they_mean() -> None:
-    metrics = CoordinatorMetrics()
-    metrics.follow("digits", lambda: 1.5)
-    status, text = asked(serve(metrics.meters, Watchdog(), HERE, 0), "/metrics")
+    metrics = ProcessMetrics("coordinator")
+    metrics.follow("digits", CoordinatorMetrics(lambda: 1.5))
+    status, text = asked(serve(metrics, Watchdog(), HERE, 0), "/metrics")
     assert status == 200
-    assert "# HELP doll_checkpoint_age_seconds Since the newest checkpoint was made.\n" in text
+    assert "# HELP doll_checkpoint_age_seconds Time since the newest checkpoint was made.\n" in text
     assert "# TYPE doll_checkpoint_age_seconds gauge\n" in text
     assert 'doll_checkpoint_age_seconds{job_name="digits"} 1.5\n' in text
     assert 'doll_build_info{service="coordinator",version="' in text
@@ -45,7 +46,7 @@ def test_metrics_are_served_and_say_what_they_mean() -> None:
 def test_a_process_whose_loop_stands_still_is_ill_until_it_turns_again() -> None:
     clock = ManualClock()
     watchdog = Watchdog(clock)
-    port = serve(CoordinatorMetrics().meters, watchdog, HERE, 0)
+    port = serve(ProcessMetrics("coordinator"), watchdog, HERE, 0)
     assert asked(port, "/healthz") == (200, "healthy\n")
     clock.advance(STILL_S)
     assert asked(port, "/healthz") == (503, "the loop has made no progress for 60 s\n")
@@ -56,7 +57,7 @@ def test_a_process_whose_loop_stands_still_is_ill_until_it_turns_again() -> None
 def test_each_loop_of_a_process_has_its_own_patience_until_it_ends() -> None:
     clock = ManualClock()
     watchdogs = Watchdogs(clock)
-    port = serve(CoordinatorMetrics().meters, watchdogs, HERE, 0)
+    port = serve(ProcessMetrics("coordinator"), watchdogs, HERE, 0)
     assert asked(port, "/healthz") == (200, "healthy\n")
     quick, slow = watchdogs.begin("quick", 1.0), watchdogs.begin("slow", 3.0)
     clock.advance(2.0)
@@ -71,23 +72,25 @@ def test_each_loop_of_a_process_has_its_own_patience_until_it_ends() -> None:
 
 
 def test_what_is_not_there_is_not_found() -> None:
-    port = serve(CoordinatorMetrics().meters, Watchdog(), HERE, 0)
+    port = serve(ProcessMetrics("coordinator"), Watchdog(), HERE, 0)
     assert asked(port, "/")[0] == 404
 
 
 def test_an_address_that_is_taken_is_refused_by_name() -> None:
-    port = serve(CoordinatorMetrics().meters, Watchdog(), HERE, 0)
+    port = serve(ProcessMetrics("coordinator"), Watchdog(), HERE, 0)
     with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: .*; set DOLL_METRICS_PORT"):
-        serve(CoordinatorMetrics().meters, Watchdog(), HERE, port)
+        serve(ProcessMetrics("coordinator"), Watchdog(), HERE, port)
 
 
 @pytest.mark.parametrize(("host", "at"), [("::1", "::1"), ("::", "::1"), ("::", HERE)])
 def test_health_is_told_where_there_is_ipv6(host: str, at: str) -> None:
-    assert asked(serve(CoordinatorMetrics().meters, Watchdog(), host, 0), "/healthz", at)[0] == 200
+    assert (
+        asked(serve(ProcessMetrics("coordinator"), Watchdog(), host, 0), "/healthz", at)[0] == 200
+    )
 
 
 def test_clients_that_say_nothing_keep_nobody_from_asking() -> None:
-    port = serve(CoordinatorMetrics().meters, Watchdog(), HERE, 0)
+    port = serve(ProcessMetrics("coordinator"), Watchdog(), HERE, 0)
     with ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection((HERE, port), 10.0))
@@ -123,9 +126,9 @@ def test_of_a_scrape_that_fails_our_own_faults_alone_are_logged(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    metrics = CoordinatorMetrics()
-    metrics.meters.registry.register(Broken(error))  # type: ignore[arg-type]  # it never yields
-    port = serve(metrics.meters, Watchdog(), HERE, 0)
+    metrics = ProcessMetrics("coordinator")
+    metrics.registry.register(Broken(error))  # type: ignore[arg-type]  # it never yields
+    port = serve(metrics, Watchdog(), HERE, 0)
     with pytest.raises(OSError, match="without response"):
         asked(port, "/metrics")
     assert [record.getMessage() for record in caplog.records] == ["scrape_failed"] * told

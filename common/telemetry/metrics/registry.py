@@ -1,0 +1,149 @@
+"""The metrics of a process and of its jobs, as objects of prometheus_client.
+
+The module of a service declares each metric once, with a sentence that explains it. The metrics of
+a job are in a registry of their own and don't name the job: `ProcessMetrics` adds the label
+`job_name` at a scrape. The series of a job end when its registry is forgotten.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from common.telemetry import outages
+
+# Media type of `ProcessMetrics.exposed`.
+EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+# Buckets of durations: a gradient takes milliseconds to seconds.
+SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    60.0,
+)
+
+# One value, or one by a label or a tuple of labels; unknown values are left out.
+Values: TypeAlias = float | Mapping[Any, float | None] | None
+T = TypeVar("T")
+
+
+class OfJob(Protocol):
+    """Metrics of one job, which the labels do not name."""
+
+    registry: CollectorRegistry
+
+
+class ProcessMetrics:
+    """The registry of one process and those of its jobs; threads may share it.
+
+    Args:
+        service: Name of the service.
+    """
+
+    def __init__(self, service: str) -> None:
+        self.registry = CollectorRegistry()
+        self._jobs = dict[tuple[str, type[OfJob]], CollectorRegistry]()
+        self._lock = threading.Lock()
+        ProcessCollector(registry=self.registry)
+        Gauge(
+            *("doll_build_info", "Always 1; the labels are the service and its version."),
+            ["service", "version"],
+            registry=self.registry,
+        ).labels(service, version("doll")).set(1)
+        self.job_faults = Counter(
+            "doll_job_faults_total",
+            "Total number of times that this process restarted its part in a job, because of an"
+            " exception (fault) or of an unavailable server (unavailable).",
+            ["job_name", "kind"],
+            registry=self.registry,
+        )
+        self.slow_turns = Counter(
+            "doll_slow_turns_total",
+            "Total number of job turns that occupied one of the process's threads for more than"
+            " 50 ms.",
+            ["job_name"],
+            registry=self.registry,
+        )
+        self.registry.register(self)
+
+    def count_faults(self, job: str) -> None:
+        """Let the faults of a job count from zero."""
+        for kind in ("fault", "unavailable"):
+            self.job_faults.labels(job, kind)
+
+    def supervise(self, job: str) -> None:
+        """Let the faults and slow turns of a job count from zero, until `unsupervise`."""
+        self.count_faults(job)
+        self.slow_turns.labels(job)
+
+    def unsupervise(self, job: str) -> None:
+        """Expose the faults and slow turns of a job no longer."""
+        self.job_faults.remove_by_labels({"job_name": job})
+        self.slow_turns.remove_by_labels({"job_name": job})
+
+    def follow(self, job: str, metrics: OfJob) -> None:
+        """Expose the metrics of a job until `forget`, instead of older ones of their kind."""
+        with self._lock:
+            self._jobs[job, type(metrics)] = metrics.registry
+
+    def forget(self, metrics: OfJob) -> None:
+        """Expose these metrics no longer; may be called twice."""
+        with self._lock:
+            for key, registry in list(self._jobs.items()):
+                if registry is metrics.registry:
+                    del self._jobs[key]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of all jobs, each family once."""
+        yield gauge(
+            "doll_outage_seconds",
+            "Seconds since this process lost a server (kafka, redis, storage, schema_registry,"
+            " tracking, fleet, prices or notices); 0 while the server is available.",
+            *(outages.seconds(), "server"),
+        )
+        families = dict[str, Metric]()
+        with self._lock:
+            jobs = list(self._jobs.items())
+        for (job, _), registry in jobs:
+            for own in registry.collect():
+                empty = Metric(own.name, own.documentation, own.type)
+                families.setdefault(own.name, empty).samples += [
+                    sample._replace(labels={"job_name": job, **sample.labels})
+                    for sample in own.samples
+                ]
+        yield from families.values()
+
+    def exposed(self) -> bytes:
+        """Return the answer to a scrape."""
+        return generate_latest(self.registry)
+
+
+def of(it: T | None, value: Callable[[T], Values]) -> Values:
+    """Return what is to be said of something; None if there is no such thing."""
+    return None if it is None else value(it)
+
+
+def gauge(name: str, meaning: str, values: Values, *labels: str) -> GaugeMetricFamily:
+    """Return a gauge whose value was computed for a scrape."""
+    family = GaugeMetricFamily(name, meaning, labels=labels)
+    _add(family, values)
+    return family
+
+
+def counter(name: str, meaning: str, values: Values, *labels: str) -> CounterMetricFamily:
+    """Return a counter whose value was computed for a scrape."""
+    family = CounterMetricFamily(name, meaning, labels=labels)
+    _add(family, values)
+    return family
+
+
+def _add(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> None:
+    if isinstance(values, Mapping):
+        for label, value in values.items():
+            if value is not None:
+                family.add_metric([label] if isinstance(label, str) else label, value)
+    elif values is not None:
+        family.add_metric([], values)

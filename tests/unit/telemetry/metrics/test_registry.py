@@ -1,0 +1,91 @@
+"""A process exposes its own metrics, and those of its jobs while it follows them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.telemetry.metrics.__main__ import Declared, sections
+from common.telemetry.metrics.registry import ProcessMetrics
+
+DECLARED = [(title, metric) for title, metrics in sections().items() for metric in metrics]
+UNITS = "batches|bytes|hour|members|ratio|records|seconds|second|update|usd|versions|workers"
+
+
+@pytest.mark.parametrize(
+    "metric", [metric for _, metric in DECLARED], ids=[metric.name for _, metric in DECLARED]
+)
+def test_metric_has_name_of_its_kind_and_a_sentence_as_help(metric: Declared) -> None:
+    assert re.fullmatch(r"doll_[a-z0-9]+(_[a-z0-9]+)*", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert re.fullmatch(r"[A-Z0-9].{20,}\.", metric.meaning)
+    assert "job" not in metric.labels, "Prometheus calls what it scrapes a job"
+    if metric.kind == "histogram":
+        assert re.search(rf"_({UNITS})$", metric.name)
+    if "per second" in metric.meaning or " rate " in metric.meaning:
+        assert metric.name.endswith(("_per_second", "doll_learning_rate"))
+
+
+def test_no_name_is_declared_twice() -> None:
+    names = [metric.name for _, metric in DECLARED]
+    assert len(names) == len(set(names))
+
+
+class Measures:
+    """The metrics of a job."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.updates = Counter("doll_updates_total", "Updates.", registry=self.registry)
+        self.wait_s = Histogram("doll_wait_seconds", "Waits.", ["why"], registry=self.registry)
+
+
+def test_process_exposes_metrics_of_all_jobs_in_one_family_with_their_names() -> None:
+    process, digits, letters = ProcessMetrics("coordinator"), Measures(), Measures()
+    process.follow("digits", digits)
+    process.follow("letters", letters)
+    digits.updates.inc(2)
+    letters.updates.inc(3)
+    letters.wait_s.labels("linger").observe(1.0)
+    families = list(text_string_to_metric_families(process.exposed().decode()))
+    (updates,) = [family for family in families if family.name == "doll_updates"]
+    assert updates.documentation == "Updates."
+    told = {s.labels["job_name"]: s.value for s in updates.samples if s.name.endswith("_total")}
+    assert told == {"digits": 2, "letters": 3}
+    of_letters = {"job_name": "letters", "why": "linger"}
+    assert process.registry.get_sample_value("doll_wait_seconds_count", of_letters) == 1
+
+
+def test_forgotten_job_has_no_series_even_if_somebody_still_counts() -> None:
+    process, digits, letters = ProcessMetrics("coordinator"), Measures(), Measures()
+    process.follow("digits", digits)
+    process.follow("letters", letters)
+    process.forget(digits)
+    process.forget(digits)
+    digits.updates.inc()
+    exposed = process.exposed().decode()
+    assert "digits" not in exposed
+    assert 'doll_updates_total{job_name="letters"} 0.0' in exposed
+
+
+def test_newer_metrics_of_a_job_replace_older_ones_that_are_forgotten_later() -> None:
+    process, old, new = ProcessMetrics("coordinator"), Measures(), Measures()
+    process.follow("digits", old)
+    old.updates.inc(2)
+    process.follow("digits", new)
+    process.forget(old)
+    assert process.registry.get_sample_value("doll_updates_total", {"job_name": "digits"}) == 0
+
+
+def test_supervised_job_counts_from_zero_until_it_ends() -> None:
+    process = ProcessMetrics("evaluator")
+    process.supervise("digits")
+    value = process.registry.get_sample_value
+    assert value("doll_slow_turns_total", {"job_name": "digits"}) == 0
+    for kind in ("fault", "unavailable"):
+        assert value("doll_job_faults_total", {"job_name": "digits", "kind": kind}) == 0
+    process.unsupervise("digits")
+    assert "digits" not in process.exposed().decode()
