@@ -305,17 +305,10 @@ class MetricsObserver:
         if update.short in SHORT:
             metrics.short_updates.labels(update.short).inc()
         if leading is not None:
-            synchrony, before = (
-                update.synchrony or Synchrony(self.spec.group_size),
-                leading.synchrony,
-            )
-            metrics.switches.inc(before is not None and before.mode != synchrony.mode)
+            before, now = leading.synchrony, update.synchrony or Synchrony(self.spec.group_size)
+            metrics.switches.inc(before is not None and before.mode != now.mode)
             metrics.leading = replace(
-                leading,
-                version=update.version,
-                loss=update.loss,
-                update=update,
-                synchrony=synchrony,
+                leading, version=update.version, loss=update.loss, update=update, synchrony=now
             )
 
     def _trace(

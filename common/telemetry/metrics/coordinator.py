@@ -76,7 +76,7 @@ class StreamFigures:
 
 @dataclass(frozen=True, slots=True)
 class LeaderFigures:
-    """What is true of a leader now; replaced as a whole whenever that changes."""
+    """State of a leader at one moment; replaced as a whole whenever it changes."""
 
     epoch: int
     version: int

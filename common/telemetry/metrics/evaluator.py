@@ -64,7 +64,7 @@ class EvaluatorMetrics:
         self.registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield what is not known from the beginning."""
+        """Yield the metric that has no value at first."""
         meaning = "Number of updates (J) of the version that was evaluated last."
         yield gauge("doll_evaluated_version", meaning, self.version)
 
@@ -85,7 +85,7 @@ class TrackerMetrics:
         self.registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield what is not known from the beginning."""
+        """Yield the metric that has no value at first."""
         yield gauge(
             "doll_tracking_waiting_records",
             "Number of records of the updates topic that were not sent to the MLflow server yet.",

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from common.telemetry import outages
@@ -30,8 +37,8 @@ Values: TypeAlias = float | Mapping[Any, float | None] | None
 T = TypeVar("T")
 
 
-class OfJob(Protocol):
-    """Metrics of one job, which the labels do not name."""
+class HasRegistry(Protocol):
+    """The metrics of one job, whose labels do not name the job."""
 
     registry: CollectorRegistry
 
@@ -44,8 +51,10 @@ class ProcessMetrics:
     """
 
     def __init__(self, service: str) -> None:
+        # Nobody needs a further series of each counter that says when the counter was made.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # of prometheus_client
         self.registry = CollectorRegistry()
-        self._jobs = dict[tuple[str, type[OfJob]], CollectorRegistry]()
+        self._jobs = dict[tuple[str, type[HasRegistry]], CollectorRegistry]()
         self._lock = threading.Lock()
         ProcessCollector(registry=self.registry)
         Gauge(
@@ -84,12 +93,12 @@ class ProcessMetrics:
         self.job_faults.remove_by_labels({"job_name": job})
         self.slow_turns.remove_by_labels({"job_name": job})
 
-    def follow(self, job: str, metrics: OfJob) -> None:
+    def follow(self, job: str, metrics: HasRegistry) -> None:
         """Expose the metrics of a job until `forget`, instead of older ones of their kind."""
         with self._lock:
             self._jobs[job, type(metrics)] = metrics.registry
 
-    def forget(self, metrics: OfJob) -> None:
+    def forget(self, metrics: HasRegistry) -> None:
         """Expose these metrics no longer; may be called twice."""
         with self._lock:
             for key, registry in list(self._jobs.items()):
@@ -110,10 +119,10 @@ class ProcessMetrics:
         for (job, _), registry in jobs:
             for own in registry.collect():
                 empty = Metric(own.name, own.documentation, own.type)
-                families.setdefault(own.name, empty).samples += [
-                    sample._replace(labels={"job_name": job, **sample.labels})
-                    for sample in own.samples
-                ]
+                family = families.setdefault(own.name, empty)
+                for sample in own.samples:
+                    labels = {"job_name": job, **sample.labels}
+                    family.add_sample(sample.name, labels, sample.value)
         yield from families.values()
 
     def exposed(self) -> bytes:
@@ -122,7 +131,7 @@ class ProcessMetrics:
 
 
 def of(it: T | None, value: Callable[[T], Values]) -> Values:
-    """Return what is to be said of something; None if there is no such thing."""
+    """Return a value of `it`, or None if `it` is unknown."""
     return None if it is None else value(it)
 
 
