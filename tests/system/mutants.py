@@ -159,8 +159,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "return batch.offset in known and known[batch.offset] in (None, batch)",
-                "return batch.offset in known",
+                "return self._quarantined.get(batch.offset) == batch",
+                "return batch.offset in self._quarantined",
             ),
         ),
     ),

@@ -534,15 +534,17 @@ def test_weights_and_gradients_are_counted_and_each_message_says_what_was_before
     again = world.order(batch(2, 4), number=2)  # at the weights that it has
     inside = world.order(batch(4, 6), number=3, weights=bytes(4 * RECORDS))
 
-    replies = (first, again, inside)
-    counts = [reply.traffic for reply in replies if isinstance(reply, Gradient) and reply.traffic]
+    replies = [each for each in (first, again, inside) if isinstance(each, Gradient)]
+    counts = [reply.traffic for reply in replies if reply.traffic]
     size = 4 * RECORDS
-    assert isinstance(first, Gradient)
-    assert isinstance(first.vector, SparseVector)
-    sent = len(encode_sparse(first.vector))
-    assert [count.total for count in counts] == [size, size + sent, 2 * (size + sent)]
+    sent = [
+        len(encode_sparse(reply.vector))
+        for reply in replies
+        if isinstance(reply.vector, SparseVector)
+    ]
+    assert [count.total for count in counts] == [size, size + sent[0], 2 * size + sum(sent[:2])]
     assert len({count.life for count in counts}) == 1
-    assert world.told("doll_worker_moved_bytes_total", direction="sent") == 3 * sent
+    assert world.told("doll_worker_moved_bytes_total", direction="sent") == sum(sent)
     assert world.told("doll_worker_moved_bytes_total", direction="received") == 2 * size
 
 
