@@ -44,7 +44,7 @@ lint: $(INSTALLED)  ## style, types, architecture
 	nice $(BIN)/mypy
 
 unit: $(INSTALLED)  ## the pure parts, and the protocol under seeded schedules of faults
-	nice -n 10 $(TESTS) -n 2 --timeout=1200 -m "not nightly" \
+	nice -n 10 $(TESTS) -n 2 --dist worksteal --timeout=1200 -m "not nightly" \
 		tests/system tests/unit tests/test_architecture.py  # while servers wait, however long it takes then
 
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
