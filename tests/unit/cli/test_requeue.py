@@ -225,6 +225,6 @@ def test_what_was_decided_is_printed_without_what_counts_for_nothing(world: Worl
     assert "reason=poison: raised: KeyError" in lines[2]
     assert "candidate=c2" in lines[-1]
     told = world.run("job", "logs", "digits", "--updates", "--json").stdout.splitlines()
-    (update,) = [each for each in map(json.loads, told) if each["event"] == "update"]
+    (update,) = [each for each in map(json.loads, told) if each["event"] == "update-applied"]
     assert (update["data"]["version"], len(told)) == (1, 7)
     world.run("job", "logs", "nobody", code=exits.REFUSED)
