@@ -79,7 +79,8 @@ def test_a_seed_tells_the_same_story_every_time() -> None:
 def test_without_a_rule_some_world_fails(mutant: Mutant, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "common", tmp_path / "common")
     (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "__init__.py", tmp_path / "tests")
+    for file in ("__init__.py", "counting_policy.py"):
+        shutil.copy(ROOT / "tests" / file, tmp_path / "tests")
     shutil.copytree(ROOT / "tests" / "system", tmp_path / "tests" / "system")
     mutant.write(tmp_path)
 
