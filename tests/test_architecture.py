@@ -237,6 +237,17 @@ def test_the_theory_knows_numbers_and_nothing_of_the_world() -> None:
         assert not foreign | (tops & OUTSIDE), f"{named(path)} imports {foreign | tops & OUTSIDE}"
 
 
+@pytest.mark.parametrize("family", ["common/adapters", "common/spot/fleets"])
+def test_adapters_never_import_each_other(family: str) -> None:
+    package = family.replace("/", ".")
+    for path in sources(family):
+        kind = Path(named(path)).relative_to(family).parts[0].removesuffix(".py")
+        for name in imports(path):
+            if within(name, package):
+                found = name.removeprefix(f"{package}.").partition(".")[0]
+                assert found == kind, f"{named(path)} imports {name}"
+
+
 @pytest.mark.parametrize("library", HOMES)
 def test_a_client_library_has_one_home(library: str) -> None:
     for path in sources("common", "services"):

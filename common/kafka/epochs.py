@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass, field
@@ -181,13 +182,14 @@ class TopicWatch:
             asked = topics() if is_due else urgent if now_s >= self._again_s else ()
             if asked:
                 if is_due:
-                    self._due_s = now_s + _LOOK_S
+                    self._due_s = math.inf  # until there is an answer
                 self._question = TopicsQuestion(self._admin(), asked, self._timeout_s)
                 self.asked += 1
             return {}
         if not self._question.is_answered():
             return {}
         answers, self._question = self._question.answers(), None
+        self._due_s = min(self._due_s, now_s + _LOOK_S)
         failed = any(isinstance(answer, KafkaError) for answer in answers.values())
         self._again_s = now_s + (_LOOK_AGAIN_S if failed else _LOOK_SOON_S)
         return {

@@ -191,11 +191,14 @@ class JobFollower:
             progress.model_dump_json().encode(),
         )
 
-    def state(self) -> State:
-        """Return the state by what this process has met until now, even if a look takes long."""
+    def state_at_work(self) -> State:
+        """Return the state of a job that is to run, by what this process has met until now.
+
+        A look may take long, and the record of the job may be an old one.
+        """
         with self.view() as view:
             view.job.seen = view.job.seen._replace(outages=ongoing())
-            return view.job.state(self._sources.clock())
+            return view.job.state_at_work(self._sources.clock())
 
     def _head_of(self, record: JobRecord) -> bytes:
         """The answer up to what is not of the record, made once for each: many requests ask."""

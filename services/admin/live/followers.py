@@ -181,8 +181,10 @@ class Followers:
         if follower is not None and follower.follows(record) and follower.ready:
             summary = follower.summary
             if summary is not None:
-                if ongoing() or summary.state.word == "waiting for a server":
-                    state = state or follower.state()
+                # Since the last look a server may be lost or back, or the job may be resumed.
+                is_old = follower.looked_at.record is not record
+                if is_old or ongoing() or summary.state.word == "waiting for a server":
+                    state = state or follower.state_at_work()
                 return summary._replace(state=state or summary.state)
         if state is None or brief is None or brief.looked_at.record is not record:
             return Summary(state or UNREAD)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-EVERYWHERE = ("common.kafka", "common.redis.board")
+EVERYWHERE = ("common.kafka.log", "common.redis.board")
 STORAGE = ("common.storage.disk", "common.storage.s3")
 OPENED = {  # what a service loads only when it needs it
     "worker": ("common.adapters.ec2.notice",),

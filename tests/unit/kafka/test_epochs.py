@@ -17,20 +17,25 @@ if TYPE_CHECKING:
 
 
 class Admin:
-    """Answers at once, with a topic's name as its id."""
+    """Answers at once unless it is slow, with a topic's name as its id."""
 
     def __init__(self) -> None:
         self.asked = list[set[str]]()
+        self.is_slow = False
+        self._waiting = dict[str, Future[Any]]()
 
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
         """Note which topics it is asked about."""
         self.asked.append(set(topics.topic_names))
-        return {name: self._answer(name) for name in topics.topic_names}
+        self._waiting = {name: Future[Any]() for name in topics.topic_names}
+        if not self.is_slow:
+            self.answer()
+        return self._waiting
 
-    def _answer(self, name: str) -> Future[Any]:
-        answer = Future[Any]()
-        answer.set_result(SimpleNamespace(topic_id=name, partitions=[0]))
-        return answer
+    def answer(self) -> None:
+        """Answer what was asked last."""
+        for name, future in self._waiting.items():
+            future.set_result(SimpleNamespace(topic_id=name, partitions=[0]))
 
 
 @pytest.fixture
@@ -57,3 +62,23 @@ def test_only_urgent_topics_are_asked_about_between_looks_at_all(clock: list[flo
     assert look("t9").keys() == named
     assert look() == {}
     assert admin.asked == [named, *({f"t{turn}"} for turn in range(9)), named]
+
+
+def test_slow_answer_is_followed_by_as_long_a_rest_as_a_fast_one(clock: list[float]) -> None:
+    admin = Admin()
+    admin.is_slow = True
+    watch = TopicWatch(lambda: admin, KafkaSettings("nowhere"))  # type: ignore[arg-type, return-value]
+
+    def look() -> dict[str, Any]:
+        return watch.look(lambda: {"a"}, urgent=())
+
+    assert look() == {}
+    clock[0] += 5.0
+    admin.answer()
+    assert look() == {"a": "a"}
+    clock[0] += 1.9
+    assert look() == {}
+    assert len(admin.asked) == 1
+    clock[0] += 0.2
+    assert look() == {}
+    assert len(admin.asked) == 2

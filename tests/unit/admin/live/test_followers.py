@@ -248,6 +248,18 @@ def test_numbers_of_a_paused_job_are_read_once_for_a_list(rig: Rig) -> None:
     rig.log.come_back()
 
 
+def test_list_shows_a_resumed_job_as_running_before_its_follower_has_the_record(rig: Rig) -> None:
+    running = rig.jobs[JOB]
+    asyncio.run(rig.followers.ready(JOB))
+    rig.jobs = {**rig.jobs, JOB: job("paused")}
+    follower = rig.followers.of(JOB)
+    eventually(lambda: follower.summary is not None and follower.summary.state.word == "paused")
+
+    state = rig.followers.summary(running).state
+
+    assert state.word == "waiting for a coordinator"
+
+
 def test_list_during_an_outage_is_answered_without_numbers_and_soon_with_them(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
