@@ -675,8 +675,8 @@ def test_the_time_axis_of_a_job_that_is_over_ends_with_it(site: Site) -> None:
 def test_pictures_of_the_whole_page_and_paper_have_every_chart(site: Site) -> None:
     page = site.open("/jobs/fraud")
     page.wait_for_function(
-        "() => [...document.querySelectorAll('.chart')]"
-        ".every(chart => chart.querySelector('.main-svg'))"
+        "() => { const charts = [...document.querySelectorAll('.chart')];"
+        " return charts.length && charts.every(chart => chart.querySelector('.main-svg')); }"
     )
     assert page.evaluate("scrollY") == 0
 
