@@ -193,8 +193,8 @@ class Settings(BaseModel):
     group_memory_mib: int = Field(default=0, ge=0)
     """Of a worker, in MiB, for the weights of a job with `aggregation: {mode: group}` and all that
     goes with them; 0: half of what the machine or its container has."""
-    device: Literal["auto", "cpu", "cuda"] | None = None
-    """`auto`, `cpu` or `cuda`, whatever the job says; by default the job's."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What gradients are computed on; `auto`: the GPU if there is one, else the CPU."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of one gradient; 0: all cores."""
     notices: Literal["none", "ec2"] = "none"
