@@ -78,7 +78,7 @@ QUIET_S = 3.0  # without an update: shorter, and a slow stream would flicker; lo
 RECENT_RECORDS = 10_000  # of which the share that was skipped or quarantined is taken
 TOPIC_RECORDS = 1_000  # likewise, of one stream: a slow one would not show among all
 _REASONS = 3  # of those that are told, the commonest
-_DEFAULT_MIN_BATCH = 2  # of a job whose worker waits for it, though the job file does not say it
+DEGRADED_SHARE = 0.01  # skipped or quarantined above it is more than stray bad records
 _REASON_LETTERS = 100
 _SERVERS = {
     "kafka": "Kafka",
@@ -1189,16 +1189,16 @@ class JobProgress:
         troubles = (self._told_left_out(), self._copying(), *unable, *away, *schemas)
         if told := [*filter(None, troubles)]:
             return State("degraded", "; ".join(told))
-        limit, recent = self.record.spec.degraded_share, self._claims.recent
+        recent = self._claims.recent
         for stream, of_stream in self._claims.recent_of.items():
-            if of_stream.skipped / max(of_stream.records, 1) > limit:
+            if of_stream.skipped / max(of_stream.records, 1) > DEGRADED_SHARE:
                 why = f"of the last {of_stream.records:,} records of {stream}"
                 why += f" {of_stream.skipped:,} did not decode"
                 reasons = of_stream.told()
                 return State("degraded", f"{why}: {reasons}" if reasons else why)
         quarantined, settled = self._quarantined_share()
         skipped, claimed = recent.skipped, recent.records
-        if skipped / max(claimed, 1) + quarantined / max(settled, 1) <= limit:
+        if skipped / max(claimed, 1) + quarantined / max(settled, 1) <= DEGRADED_SHARE:
             return None
         told = [
             f"{count:,} {what}"
@@ -1238,9 +1238,8 @@ class JobProgress:
         records = _counted(unclaimed, "record")
         if too_few:
             waits = "waits" if unclaimed == 1 else "wait"
-            least = spec.min_batch or _DEFAULT_MIN_BATCH
             where = f" at each of {too_few} workers" if too_few > 1 else ""
-            why = f"{records} {waits}: fewer than min_batch ({least}){where}"
+            why = f"{records} {waits}: batch normalization needs two{where}"
         else:
             why = (
                 f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,}:"

@@ -39,6 +39,7 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.errors import UserError
+from common.jobs import progress
 from common.jobs.edit import changed_spec
 from common.jobs.progress import QUIET_S, RECENT_RECORDS, Columns, JobProgress, Look
 from common.jobs.spec import ScheduleSpec
@@ -445,18 +446,17 @@ def test_an_update_lacks_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "too_few", "min_batch", "why"),
+    ("end", "too_few", "why"),
     [
-        (121, ("w1",), None, "1 record waits: fewer than min_batch (2)"),
-        (124, ("w1",), 5, "4 records wait: fewer than min_batch (5)"),
-        (122, ("w1", "w2"), None, "2 records wait: fewer than min_batch (2) at each of 2 workers"),
+        (121, ("w1",), "1 record waits: batch normalization needs two"),
+        (122, ("w1", "w2"), "2 records wait: batch normalization needs two at each of 2 workers"),
     ],
 )
-def test_records_fewer_than_min_batch_count_as_lag_and_the_state_says_why_they_wait(
-    end: int, too_few: tuple[str, ...], min_batch: int | None, why: str
+def test_single_records_that_batch_normalization_cannot_use_count_as_lag_and_the_state_says_why(
+    end: int, too_few: tuple[str, ...], why: str
 ) -> None:
     record = job()
-    spec = record.spec.model_copy(update={"min_batch": min_batch, "batch_linger_s": 0.5})
+    spec = record.spec.model_copy(update={"batch_linger_s": 0.5})
     view = JobProgress(record._replace(spec=spec))
     view.feed_update(0, lead(), NOW, NOW)
     for offset, each in enumerate(rows(2)):
@@ -469,7 +469,7 @@ def test_records_fewer_than_min_batch_count_as_lag_and_the_state_says_why_they_w
     assert view.state(NOW) == ("waiting for records", why)
 
 
-def test_degraded_is_above_a_share_of_the_last_records() -> None:
+def test_degraded_is_above_a_share_of_the_last_records(monkeypatch: pytest.MonkeyPatch) -> None:
     made = rows(200)
     made[7] = rows(8, skipped=BATCH)[7]  # no record of it decodes: it is in no update
     view = JobProgress(job())
@@ -479,9 +479,7 @@ def test_degraded_is_above_a_share_of_the_last_records() -> None:
     ends = dict(FIRST) | {PLACES[0]: 100 + 200 * BATCH}
     view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.state(NOW).word == "running"  # 10 of 2,000
-    view.record = view.record._replace(
-        spec=view.record.spec.model_copy(update={"degraded_share": 0.004})
-    )
+    monkeypatch.setattr(progress, "DEGRADED_SHARE", 0.004)
     assert view.state(NOW) == ("degraded", "of the last 2,000 records 10 did not decode")
     view.feed_update(1, Quarantined(0, made[0], "poison: it raised"), NOW, NOW)
     assert view.state(NOW).why == (
