@@ -76,16 +76,15 @@ def _check_bid(field: str, usd_per_hour: float | None) -> None:
 def _check_planned(planned: Planned) -> None:
     _need(bool(planned.reason), "reason", planned.reason, "why this plan")
     _need(bool(planned.pools), "pools", planned.pools, "at least the on-demand one")
-    known, slots = len(planned.pools), len(planned.places)
+    known = len(planned.pools)
     for place in planned.places:
         _need(-1 <= place < known, "places", place, f"-1 or the index of one of {known} pools")
     for wanted in planned.machines:
         _need(wanted.pool in planned.pools, "machines", wanted, "one of the plan's pools")
         _need(wanted.count >= 0, "machines", wanted, "a count of at least 0")
         _check_bid("machines", wanted.bid_usd_per_hour)
-    _need(not (slots and planned.machines), "machines", planned.machines, "none beside places")
-    for slot in planned.stand_ins:
-        _need(0 <= slot < slots, "stand_ins", slot, f"one of {slots} slots")
+    both = bool(planned.places and planned.machines)
+    _need(not both, "machines", planned.machines, "none beside places")
 
 
 def check_plan(record: PlanRecord) -> None:

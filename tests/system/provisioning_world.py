@@ -720,8 +720,7 @@ def _seats(world: World) -> Iterator[Violation]:
     moves = world.settings.on_preemption == "reassign"
     seats: dict[tuple[int | None, str], list[tuple[float, float, int]]] = {}
     for machine in world.fleet.rented:
-        truth = world.truth.machines[machine.launch]
-        if machine.slot is not None and not truth.stand_in and machine.ended_s is not None:
+        if machine.slot is not None and machine.ended_s is not None:
             seat: tuple[int | None, str] = (machine.slot, machine.pool if moves else "")
             held = (machine.started_s, machine.ended_s, machine.launch)
             seats.setdefault(seat, []).append(held)

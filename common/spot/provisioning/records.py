@@ -83,9 +83,8 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     binding: str  # `common.spot.theory.provisioning.Binding`
     pools: tuple[str, ...]  # by index; the first is on-demand
     places: tuple[int, ...]  # (N_tot,) pool of each slot, -1 for none; empty: counted
-    stand_ins: tuple[int, ...]  # slots in which an on-demand machine runs beside
     spot: int  # slots on spot machines
-    on_demand: int  # machines on demand, stand-ins with them
+    on_demand: int  # machines on demand
     updates_left: float
     deadline_left_s: float | None  # None: the job has none
     spent_usd: float  # until now
@@ -130,7 +129,6 @@ class LaunchRequested(msgspec.Struct, frozen=True, tag="launch-requested", omit_
     slot: int | None  # None: for whichever it is seated on, see `Seated`
     pool: str
     worker: str
-    stand_in: bool = False
     machine_type: str = ""  # empty: whichever the pool has
     zone: str = ""  # likewise
     bid_usd_per_hour: float | None = None  # what it may cost at most; None: no limit

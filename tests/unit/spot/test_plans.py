@@ -72,7 +72,6 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
         (replace(planned(), why=""), "Planned.why"),
         (replace(planned(), reason=""), "Planned.reason"),
         (replace(planned(), places=(2, 0)), "Planned.places"),
-        (replace(planned(), stand_ins=(9,)), "Planned.stand_ins"),
         (planned_by_count(OfferCount("moon", 1)), "Planned.machines"),
         (planned_by_count(OfferCount("spot", -1)), "Planned.machines"),
         (planned_by_count(OfferCount("spot", 1, bid_usd_per_hour=-1.0)), "Planned.machines"),
