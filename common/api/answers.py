@@ -547,7 +547,7 @@ class PlanInForce(Answer):
     feasible: bool = Field(description="Whether the deadline can be met.")
     binding: str = Field(description="What limits the plan.", examples=["deadline"])
     spot: Count = Field(description="N_s: workers on spot machines.")
-    on_demand: Count = Field(description="Machines on demand, stand-ins with them.")
+    on_demand: Count = Field(description="Machines on demand.")
     places: dict[str, Count] = Field(description="Machines by pool; `none`: slots without one.")
     updates_left: float = Field(description="Until the job is done.")
     deadline_left_s: float | None = Field(description="Null: the job has none.")
