@@ -20,7 +20,6 @@ from common.core.messages import (
     Evaluated,
     Lead,
     ModelId,
-    Skipped,
     UpdateApplied,
     WorkerId,
 )
@@ -106,8 +105,12 @@ class World:
 
     def put(self, topic: str, columns: Columns) -> Span:
         """Write records."""
+        return self.put_values(topic, *codec_of(self.spec).encode(columns))
+
+    def put_values(self, topic: str, *values: bytes) -> Span:
+        """Write records as they are."""
         start = self._ends[topic]
-        for value in codec_of(self.spec).encode(columns):
+        for value in values:
             self._writer.append(topic, value)
             self._ends[topic] += 1
         assert self._writer.flush(1.0)
@@ -125,11 +128,11 @@ class World:
         assert self._writer.flush(1.0)
         return self.log.bounds(Partition(updates_topic(NAME), 0)).end - 1
 
-    def update(self, version: int, *spans: Span, skipped: tuple[Skipped, ...] = ()) -> None:
+    def update(self, version: int, *spans: Span) -> None:
         """Make a version of these records, or of some that are not there."""
         address = address_of(spans or (Span("gone", 0, version, version + 1),))
-        size = sum(span.end - span.start for span in address) - len(skipped)
-        batch = Batch(version, WorkerId("w1"), address, size, skipped)
+        size = sum(span.end - span.start for span in address)
+        batch = Batch(version, WorkerId("w1"), address, size)
         self.write(UpdateApplied(self.epoch, version, (batch,), size, 0.5))
 
     def offer(self, version: int, slope: float = 1.0) -> None:
@@ -281,17 +284,15 @@ def test_a_version_whose_next_update_is_known_is_told_in_one_record(world: World
     assert told.prequential.keys() == {"left"}
 
 
-def test_records_that_were_skipped_or_have_expired_are_left_out(world: World) -> None:
+def test_records_that_do_not_decode_or_have_expired_are_left_out(world: World) -> None:
     good = records(2, 20)
     first = world.put("left", good)
-    # What its worker could not read, and this evaluator could: left out all the same.
-    odd = world.put("left", records(9, 3, upside_down=True))
-    skipped = tuple(Skipped("left", 0, each, "torn") for each in range(odd.start, odd.end))
+    odd = world.put_values("left", b"torn", b"", b"{")
     old = world.put("right", records(3, 10))
     world.log.expire(Partition("right", 0), old.end)
     world.update(1)
     world.update(2)
-    world.update(3, first._replace(end=odd.end), old, skipped=skipped)
+    world.update(3, first._replace(end=odd.end), old)
     world.offer(2, slope=5.0)
     world.start()
     until(world.told, "it is judged")
