@@ -195,14 +195,6 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Row).decode
 
 
-class Switched(NamedTuple):
-    """An update that was made in another mode than the one before."""
-
-    version: int
-    at_s: float | None
-    mode: SynchronisationMode
-
-
 class Updates:
     """Effective updates, by version.
 
@@ -215,7 +207,7 @@ class Updates:
         version: The last version that was made.
         newest: That version. After a rollback to before what is kept, the newest one before it on
             the curve, or None.
-        switches: The last of them.
+        switches: The last updates that were made in another mode than the one before.
 
     Args:
         streams: Of the job.
@@ -232,7 +224,7 @@ class Updates:
         self.newest: Row | None = None
         self._kept.clear()
         self._curve = Thinned[bytes](POINTS)
-        self.switches = deque[Switched](maxlen=KEPT_SWITCHES)
+        self.switches = deque[Row](maxlen=KEPT_SWITCHES)
 
     @property
     def oldest(self) -> int | None:
@@ -267,8 +259,7 @@ class Updates:
             update: It counts.
             at_s: When it was written, since 1970; None: not known.
         """
-        if self.newest and self.newest.mode != update.mode:
-            self.switches.append(Switched(update.version, at_s, update.mode))
+        before = self.newest
         lengths = _lengths(span for batch in update.batches for span in batch.address)
         self.version = update.version
         self.newest = Row(
@@ -280,6 +271,8 @@ class Updates:
             self.batches + len(update.batches),
             tuple(self.offsets[stream] + lengths[stream] for stream in self._streams),
         )
+        if before and before.mode != update.mode:
+            self.switches.append(self.newest)
         self._kept.append(packed := _pack(self.newest))
         self._curve.add(packed)
 

@@ -21,7 +21,6 @@ class Feed:
 
     Attributes:
         end: Number of the event that comes next.
-        listeners: Number of streams that are open.
         closed: Whether there will be no more.
 
     Args:
@@ -32,11 +31,16 @@ class Feed:
     def __init__(self, name: str, capacity: int = EVENTS) -> None:
         self._name = name
         self._ring = deque[bytes](maxlen=capacity)
-        self.end = self.listeners = 0
+        self.end = 0
         self.closed = False
         self._lock = threading.Lock()
-        self._waiting = dict[asyncio.AbstractEventLoop, set[asyncio.Event]]()
+        self._waiting = dict[asyncio.Event, asyncio.AbstractEventLoop]()
         self._woken = set[asyncio.AbstractEventLoop]()  # that will look anyway
+
+    @property
+    def listeners(self) -> int:
+        """Number of streams that are open."""
+        return len(self._waiting)
 
     def publish(self, kind: str, data: bytes) -> None:
         """Append an event; its data are JSON on one line."""
@@ -91,30 +95,20 @@ class Feed:
     def listen(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
         """Set `news` on its loop whenever there are some."""
         with self._lock:
-            self._waiting.setdefault(loop, set()).add(news)
-            self._count()
+            self._waiting[news] = loop
             if self.closed:
                 news.set()
 
-    def unlisten(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
+    def unlisten(self, news: asyncio.Event) -> None:
         """Undo `listen`."""
         with self._lock:
-            waiting = self._waiting.get(loop, set())
-            waiting.discard(news)
-            if not waiting:
-                self._waiting.pop(loop, None)
-            self._count()
-
-    def _count(self) -> None:
-        self.listeners = sum(map(len, self._waiting.values()))
+            self._waiting.pop(news, None)
 
     def _wake(self) -> None:
         """Have each loop tell its streams, once however much comes before it does."""
-        for loop in [loop for loop in self._waiting if loop.is_closed()]:
-            del self._waiting[loop]
-            self._woken.discard(loop)
-            self._count()
-        for loop in self._waiting.keys() - self._woken:
+        for news in [each for each, loop in self._waiting.items() if loop.is_closed()]:
+            self._woken.discard(self._waiting.pop(news))
+        for loop in {*self._waiting.values()} - self._woken:
             with suppress(RuntimeError):  # closed in this moment
                 loop.call_soon_threadsafe(self._tell, loop)
                 self._woken.add(loop)
@@ -122,5 +116,6 @@ class Feed:
     def _tell(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             self._woken.discard(loop)
-            for news in self._waiting.get(loop, ()):
-                news.set()
+            for news, its_loop in self._waiting.items():
+                if its_loop is loop:
+                    news.set()

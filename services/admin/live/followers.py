@@ -641,7 +641,7 @@ class Followers:
                         news.clear()
                         await news.wait()
         finally:
-            self._settled.unlisten(loop, news)
+            self._settled.unlisten(news)
 
     def _knows(self, record: JobRecord) -> bool:
         """True if the numbers of a job are known, or nobody reads them."""

@@ -103,7 +103,7 @@ class EventStream(StreamingResponse):
         finally:
             # The job counts as watched for some seconds more: the reader may come back.
             self._follower.asked_s = monotonic()
-            feed.unlisten(loop, self._news)
+            feed.unlisten(self._news)
 
     async def _parts(self) -> AsyncIterator[bytes]:
         """What is sent, until there is no more."""

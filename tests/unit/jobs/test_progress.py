@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -624,6 +624,10 @@ def test_after_a_rollback_to_before_the_kept_updates_the_lag_is_what_the_leader_
     assert [row.version for row in view.updates.rows(1, 5)] == [5]
 
 
+def switches(view: JobProgress) -> list[tuple[int, float | None, str]]:
+    return [(row.version, row.at_s, row.mode) for row in view.updates.switches]
+
+
 def test_switches_are_known_and_taken_back() -> None:
     stale = {"synchrony": Synchrony(1, staleness=1), "base": 0, "equivalent": 1.5}
     view = JobProgress(job())
@@ -632,11 +636,11 @@ def test_switches_are_known_and_taken_back() -> None:
     assert view.numbers(NOW).updates == 0
     for offset, (record, more) in enumerate(zip(made, ({}, stale, {}), strict=True), 1):
         view.feed_update(offset, replace(record, **more), NOW, NOW)
-    assert view.updates.switches == deque([(2, NOW, "stale"), (3, NOW, "synchronous")])
+    assert switches(view) == [(2, NOW, "stale"), (3, NOW, "synchronous")]
     [row] = view.updates.rows(2, 2)
     assert (row.mode, row.stale) == ("stale", 1)
     view.feed_update(4, lead(0, base=ModelId(0, 2)), NOW, NOW)
-    assert view.updates.switches == deque([(2, NOW, "stale")])
+    assert switches(view) == [(2, NOW, "stale")]
     assert (view.numbers(NOW).stale, view.numbers(NOW).updates) == (1, 1.5)
 
 

@@ -50,7 +50,7 @@ def test_streams_of_several_loops_are_woken_and_ended() -> None:
             news.clear()
             while not feed.closed:
                 await news.wait()
-        feed.unlisten(loop, news)
+        feed.unlisten(news)
 
     threads = [threading.Thread(target=asyncio.run, args=(read(),)) for _ in range(2)]
     for thread in threads:

@@ -126,7 +126,7 @@ def test_a_stream_of_events_keeps_a_job_followed(rig: Rig, monkeypatch: pytest.M
         rig.jobs = {**rig.jobs, JOB: job("stopped")}
         await happens(lambda: other.ended_s is not None)  # which nobody listens to
         assert follower.ended_s is None
-        follower.feed.unlisten(loop, news)
+        follower.feed.unlisten(news)
         await happens(lambda: follower.ended_s is not None)
 
     asyncio.run(listen())
