@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.serving import Watchdog
     from common.telemetry.metrics.worker import WorkerMetrics
+    from services.worker.effects.schemas import SchemaFinder
     from services.worker.rows import BatchCache
-    from services.worker.schemas import SchemaFinder
     from services.worker.traces import BatchTraces
 
 READ_BACK_S = 10.0  # for one span; the coordinator's deadline has long given it to others by then

@@ -345,7 +345,7 @@ class Machine:
             case do.Place(positions):
                 for partition in positions:
                     self._await(self.streams[partition])
-            case do.DropRows(partition):
+            case do.Unplace(partition):
                 self._awaited.pop(partition, None)
             case do.ReadLeaderStatus():
                 self._feed(events.LeaderStatusSeen(self._protocol.leader_status))
