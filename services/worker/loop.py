@@ -23,6 +23,7 @@ from common.learning.tasks import build_model
 from common.runtime.connect import open_registry
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
+from common.telemetry.outages import Outage
 from services.worker.compute import OrderComputer, Shell
 from services.worker.effects.board import LeftOut, WorkerBoard
 from services.worker.effects.claims import ClaimSender
@@ -179,6 +180,7 @@ class JobWorker:
                 wait=self._ended.wait,
                 round_began=self._stream.inbox.round_began,
                 stream=lambda: machine.triggers,
+                outage=Outage(self._log, "redis"),
             )
             self._id, self._numbers, self._access = worker, len(computer.model.vector), access
             self._groups: Groups | None = None

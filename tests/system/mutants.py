@@ -980,7 +980,11 @@ SLICES_MUTANTS = (
                 "able = self.whole and self._holds(self._owned)",
                 "able = self.whole",
             ),
-            Edit(GROUP + "leading.py", "self._stranded or self._waits(now)", "self._stranded"),
+            Edit(
+                GROUP + "leading.py",
+                "self._owned.stranded or self._waits(now)",
+                "self._owned.stranded",
+            ),
         ),
     ),
     Mutant(
