@@ -74,6 +74,8 @@ _Key: TypeAlias = tuple[tuple[int, ...], float]  # of a gradient: its batches, i
 LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
 JOIN_S = 1.0  # for threads that were told to end: forming a group cannot be given up at once
 NOBODY: tuple[Member, ...] = ()
+# To store what nobody else holds, or pass it on: the shortest notice leaves 10 s and more.
+LEAVE_S = 5.0
 
 
 class GroupAccess(NamedTuple):
@@ -82,7 +84,7 @@ class GroupAccess(NamedTuple):
     groups: Groups
     checkpoints: CheckpointStore
     origin: str = ""  # checksum of the weights that the job begins with; empty: as it specifies
-    leave_s: float = 5.0  # so long a member that leaves may be needed
+    leave_s: float = LEAVE_S  # so long a member that leaves may be needed
 
 
 class GroupLoop:

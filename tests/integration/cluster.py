@@ -110,7 +110,6 @@ class Cluster:
             optimizer: {{name: sgd, learning_rate: 1.0}}
             batch_linger_s: 0.3
             group_linger_s: 0.5
-            deadline_floor_s: 0.3
             hot_snapshot: {{every_s: 0.2}}
             {options}
             """.replace("\n            ", "\n"),
