@@ -38,7 +38,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     topic: Annotated[str, typer.Option(help="Topic to write to.")],
     rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: no limit.")] = 0,
     poisson: Annotated[
-        bool, typer.Option("--poisson/--steady", help="Random arrivals, or evenly spaced.")
+        bool, typer.Option("--poisson", help="Random arrivals instead of evenly spaced ones.")
     ] = False,
     records: Annotated[int, typer.Option(min=0, help="Stop after this many records; 0: all.")] = 0,
     repeat: Annotated[bool, typer.Option("--repeat", help="Start again at the end.")] = False,

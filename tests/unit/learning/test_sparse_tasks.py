@@ -232,7 +232,7 @@ optimizer: {learning_rate: 0.1}
 def test_a_job_names_the_features_and_its_records_give_the_entries() -> None:
     spec = parse_job(JOB)
     assert spec.task_options == {"features": 1000, "entries": 39}
-    assert len(trainer_of(spec, (), 1)().weights()) == 4 * 1001
+    assert len(trainer_of(spec, ())().weights()) == 4 * 1001
 
 
 def test_a_job_names_the_hash_of_its_features_and_how_many_there_are() -> None:
