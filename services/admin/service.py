@@ -21,8 +21,7 @@ from common.telemetry.metrics.api import ApiMetrics, ShownJob
 from common.telemetry.metrics.serving import Watchdog
 from services.admin.checks import Checks, Servers
 from services.admin.limiter import Limiter
-from services.admin.live.follower import Sources
-from services.admin.live.followers import Followers
+from services.admin.live.followers import Followers, Sources
 from services.admin.oidc import Issuer
 from services.admin.pricing import PriceDesk
 from services.admin.simulating import Simulations

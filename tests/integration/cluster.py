@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.embedded.kafka import EmbeddedControl
+from common.embedded.control import EmbeddedControl
 from common.embedded.process import Child
 from common.errors import UnavailableError
 from common.jobs.build import codec_of

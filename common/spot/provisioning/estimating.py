@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec import UNSET
 
+from common.core.completion import LOSS_WINDOW
 from common.core.history import History
 from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
-from common.core.stop_rule import LOSS_WINDOW
 from common.spot.policies.policy import ON_DEMAND
 from common.spot.provisioning.availability import Availability
 from common.spot.provisioning.records import (

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as with_
 
+from common.core.completion import LOSS_WINDOW
 from common.core.messages import (
     GENESIS,
     AuditRecord,
@@ -19,7 +20,6 @@ from common.core.messages import (
     UpdateApplied,
     WorkerId,
 )
-from common.core.stop_rule import LOSS_WINDOW
 from common.spot.provisioning.estimating import Estimator
 from common.spot.provisioning.ledger import FleetLedger
 from tests.unit.core.examples import batch
