@@ -88,6 +88,7 @@ def test_json_has_the_papers_check_values(
         "cost_ratio_to_on_demand",
         "binding",
         "reason",
+        "spot_workers",
     ]
     assert (found["feasible"], found["spot"], found["on_demand"]) == (True, spot, 64 - spot)
     assert found["cost_ratio_to_on_demand"] == pytest.approx(ratio, abs=5e-5)

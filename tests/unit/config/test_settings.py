@@ -172,10 +172,10 @@ def test_a_url_that_a_password_has_cut_is_refused(url: str) -> None:
 
 
 def test_a_password_stands_in_one_place() -> None:
-    with pytest.raises(
-        UserError, match="DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS holds a password"
-    ):
+    with pytest.raises(UserError, match="DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS holds one"):
         read_settings({"DOLL_REDIS": "redis://:a@r", "DOLL_REDIS_PASSWORD": "b"})
+    named = read_settings({"DOLL_REDIS": "redis://u@r", "DOLL_REDIS_PASSWORD": "b"})
+    assert (named.redis, named.redis_password) == ("redis://u@r", "b")
 
 
 # --- secrets -------------------------------------------------------------------------------------
