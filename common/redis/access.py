@@ -131,7 +131,6 @@ def _usable(connection: Any) -> Any:  # noqa: ANN401 -- of one of the library's 
 class RedisAccess:
     """As whom we come, and whom we trust; what the URL says need not be here."""
 
-    username: str = ""
     password: str = field(default="", repr=False)
     ca: str = ""  # file of authorities, trusted beside the system's; for rediss:// alone
     cert: str = ""  # file of our certificate
@@ -146,7 +145,6 @@ def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object
     """
     _check_files(access)
     given: dict[str, Any] = {
-        "username": access.username or None,
         "password": access.password or None,
         "ssl_ca_certs": access.ca or None,
         "ssl_certfile": access.cert or None,
@@ -212,7 +210,7 @@ def _meaning(
     if isinstance(error, redis.AuthenticationError):
         return kind(
             f"Redis does not accept our name or password, it says: {text} (check"
-            " DOLL_REDIS_USERNAME and DOLL_REDIS_PASSWORD, or the URL in DOLL_REDIS)"
+            " the URL in DOLL_REDIS, and DOLL_REDIS_PASSWORD)"
         )
     if isinstance(error, redis.exceptions.NoPermissionError):
         return kind(f"Redis does not let us do {doing or 'this'}: {text} ({_RIGHTS})")

@@ -601,7 +601,7 @@ class Effects:
         """
         if self._make_trainer is None:
             settings = self._replica.settings
-            self._make_trainer = trainer_of(self._spec, settings.tasks, settings.max_model_mb)
+            self._make_trainer = trainer_of(self._spec, settings.tasks)
             self._unable_pause_s = UNABLE_S[0]
         return self._make_trainer
 

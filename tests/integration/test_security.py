@@ -104,8 +104,7 @@ def safe_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeRedis]:
         "aclfile": str(folder / "users.acl"),
     }
     environ = {
-        "DOLL_REDIS": f"rediss://127.0.0.1:{port}",
-        "DOLL_REDIS_USERNAME": "doll",
+        "DOLL_REDIS": f"rediss://doll@127.0.0.1:{port}",
         "DOLL_REDIS_PASSWORD": PASSWORD,
         "DOLL_REDIS_CA": str(authority.cert),
         "DOLL_REDIS_CERT": str(ours.cert),
@@ -118,8 +117,9 @@ def safe_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeRedis]:
             yield SafeRedis(environ, admin, folder)
 
 
-def board_with(server: SafeRedis, **changes: str) -> Board:
+def board_with(server: SafeRedis, user: str = "doll@", **changes: str) -> Board:
     changed = {f"DOLL_REDIS{name}": value for name, value in changes.items()}
+    changed["DOLL_REDIS"] = server.environ["DOLL_REDIS"].replace("doll@", user)
     return open_board(read_settings({**server.environ, **changed}), "job")
 
 
@@ -214,8 +214,8 @@ def test_the_rights_in_the_guide_end_at_our_keys(safe_redis: SafeRedis) -> None:
     ("changes", "message"),
     [
         ({"_PASSWORD": WRONG}, "does not accept our name or password.*DOLL_REDIS_PASSWORD"),
-        ({"_USERNAME": "nobody"}, "does not accept our name or password.*DOLL_REDIS_USERNAME"),
-        ({"_USERNAME": "", "_PASSWORD": ""}, "does not accept our name or password"),
+        ({"user": "nobody@"}, "does not accept our name or password.*the URL in DOLL_REDIS"),
+        ({"user": "", "_PASSWORD": ""}, "does not accept our name or password"),
         ({"_CA": ""}, "CERTIFICATE_VERIFY_FAILED.*DOLL_REDIS_CA must name the file"),
     ],
 )
@@ -242,7 +242,7 @@ def test_without_a_certificate_that_redis_wants_nobody_is_let_in(safe_redis: Saf
 @pytest.mark.redis
 def test_a_right_that_is_missing_is_named(safe_redis: SafeRedis) -> None:
     safe_redis.admin.acl_setuser("narrow", enabled=True, passwords=f"+{PASSWORD}", keys="doll:*")
-    board = board_with(safe_redis, _USERNAME="narrow")
+    board = board_with(safe_redis, user="narrow@")
     with pytest.raises(
         OutsideError, match=r"does not let us do EXISTS.*howto/security\.md"
     ) as told:

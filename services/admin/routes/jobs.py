@@ -418,11 +418,9 @@ async def _check(service: Service, spec: JobSpec, *, unchecked: bool = False) ->
         GivenError: By the field.
     """
     settings = service.settings
-    limits = settings.max_model_mb, settings.coordinator_memory_mib
+    most = settings.coordinator_memory_mib
     build = unasked if unchecked else built_apart
-    why_not = await service.tasks.run(
-        lambda: check_submission(spec, settings.tasks, *limits, build)
-    )
+    why_not = await service.tasks.run(lambda: check_submission(spec, settings.tasks, most, build))
     await service.tasks.run(lambda: check_market(spec, settings))
     return why_not
 

@@ -233,7 +233,7 @@ def test_two_checks_run_side_by_side(checking: World, monkeypatch: pytest.Monkey
 
 def test_a_model_that_is_too_large_is_refused_by_field(world: World) -> None:
     answer = post(world, task={"name": "image-classifier", "classes": 2**31 - 1})
-    assert "more than the 16,384 that DOLL_MAX_MODEL_MB allows" in problem(answer, 422)
+    assert "more than 16,384: make it smaller" in problem(answer, 422)
     assert [each["field"] for each in answer.json()["errors"]] == ["body.task"]
 
 

@@ -491,7 +491,7 @@ def test_plans_are_those_made_directly(both: Both, tmp_path: Path) -> None:
         options(deadline=6399),
         [*options(probability=0.95), "--json"],
         [*options(availability=0, spot=64)],
-        [*many, "--list-workers"],
+        many,
         [*many, "--json"],
     ):
         assert both.same("plan", *line)

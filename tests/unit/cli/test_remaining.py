@@ -97,7 +97,7 @@ def test_a_job_says_its_work_and_its_indicators_the_rates(world: World) -> None:
 
 def test_the_plan_of_a_job_names_its_workers(world: World) -> None:
     running(world)
-    found = world.run("plan", *from_job(deadline=81), "--json", "--list-workers")
+    found = world.run("plan", *from_job(deadline=81), "--json")
     data = json.loads(found.stdout)
     assert data["feasible"]
     assert data["spot_workers"] == [0]  # the slow one

@@ -60,7 +60,7 @@ class Bench:
         self._writer = self.log.writer()
         self._heard = TriggerId(-1, 0)
         self._replica_name = ""
-        self.board.beat(W1, "alive", PATIENCE_S, trainer_of(spec, (), 100)().digest)
+        self.board.beat(W1, "alive", PATIENCE_S, trainer_of(spec, ())().digest)
         self.replica = MemoryReplica(self.log, redis, blobs=MemoryBlobs(), tracer=self.tracer)
         self.metrics = self.replica.metrics
         self.replica.look()

@@ -305,7 +305,7 @@ def test_what_a_machine_starts_is_no_machine(provider: Processes) -> None:
         fleet.launch([order(1)])
         await_that(lambda: (provider.folder / "w1.log").read_text() == "ready\n")
         main = provider.running()[1]
-        assert [child.environ()["DOLL_MACHINE"] for child in main.children()]
+        assert [child.environ()["FLEET_MACHINE"] for child in main.children()]
         assert len(fleet.machines()) == 1
         main.kill()
         await_that(lambda: machine_of(fleet, 1).cause == "failed")
