@@ -65,7 +65,7 @@ def main() -> int:
                 http_credentials={"username": "me", "password": service.key},
             )
             page = context.new_page()
-            page.on("console", lambda message: sys.stderr.write(f"{message.text}\n"))
+            page.on("console", lambda message: print(message.text, file=sys.stderr))  # noqa: T201 -- of a command
             page.goto(f"{address}/#/jobs/fraud")
             page.locator(".chart.lanes").scroll_into_view_if_needed()
             for chart in page.locator(".chart").all():
