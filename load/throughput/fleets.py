@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from common.core.tuning import GroupSizeTuner, Scatter, rate_scale
+from common.core.modes import GroupSizeTuner, Scatter, rate_scale
 from common.core.vectors import squared_norm
 from common.data.records import batches
 from common.learning.gradients import GradientComputer

@@ -40,7 +40,6 @@ class BidSettings:
 
     lambda_s: float = 30.0  # for which all stand still after an eviction
     start_s: float | None = None  # sigma; None: the longest start-up of all pools
-    horizon_s: float = HOUR_S  # for which the servers' machines are counted
 
 
 def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> EvictionOdds:
@@ -134,7 +133,6 @@ class Bidding:
             SERVERS * pools[ON_DEMAND].usd_per_hour,
             settings.lambda_s,
             max(pool.start_up_s for pool in pools) if start_s is None else start_s,
-            settings.horizon_s,
             np.array([float(pool.billing.preempted.hour_refunded) for pool in pools]),
         )
 
