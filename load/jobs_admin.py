@@ -43,10 +43,10 @@ from common.runtime.connect import open_boards
 from common.wire.messages import encode_audit, encode_claim
 from load.harness import report
 from load.harness.asking import Address, on_schedule
+from load.harness.browser import browser, chromium
 from load.harness.processor import Processor
 from load.harness.report import Figure, Found
 from load.harness.stack import NotMeasuredError, Servers, await_until, check
-from load.page.pictures import browser, chromium
 
 if TYPE_CHECKING:
     from collections.abc import Callable

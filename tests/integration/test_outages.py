@@ -37,8 +37,8 @@ from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.ports.servers import NewTopic
 from common.wire.messages import decode_audit
+from load.harness.browser import browser, chromium
 from load.harness.s3_servers import S3Server
-from load.page.pictures import browser, chromium
 from tests.contract.test_board_failover import NOBODY, REFUSALS
 from tests.integration.cluster import PATIENCE_S, Cluster, await_condition
 from tests.servers import configure, kafka_jars, lacking
