@@ -226,13 +226,13 @@ class Synchrony(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Lead(msgspec.Struct, frozen=True, gc=False, tag="lead"):
     """A candidate wants to lead: counts only if `after` is the Lead in force (compare-and-set).
 
-    Its number becomes the epoch. Every update above `base` is taken back.
+    Every update above `base` is taken back.
     """
 
     after: OrNone  # epoch of the Lead that the candidate found in force, -1 for none
     base: ModelId  # the update contained in the snapshot that it starts from
     candidate: NonEmpty[str]  # unique for each candidacy, to recognise one's own record
-    epoch: int = -1  # `unused_number`, and above `after`; -1: of an older program, see `epoch_at`
+    epoch: Count  # `unused_number`, and above `after`
     # Wishes of the job's owner to go on after a loss, as this candidate counts them: one that is
     # above all before it lets snapshots be passed over of which Kafka lost records.
     after_loss: Count = 0
@@ -241,10 +241,6 @@ class Lead(msgspec.Struct, frozen=True, gc=False, tag="lead"):
     exact: bool | UnsetType = UNSET
     # Where members hold the weights: into how many slices with owners; 0: each holds everything.
     slices: Count | UnsetType = UNSET
-
-    def epoch_at(self, offset: int) -> int:
-        """The epoch that begins with this record: without a number, its own offset."""
-        return offset if self.epoch < 0 else self.epoch
 
 
 class Traffic(NamedTuple):

@@ -365,7 +365,7 @@ def test_what_a_takeover_took_back_is_no_version(tracked: Tracked) -> None:
     tracked.save(1)
     tracked.save(2)
     first = tracked.world.epoch
-    tracked.world.epoch = tracked.world.write(Lead(first, ModelId(first, 1), "c2"))
+    tracked.world.epoch = tracked.world.write(Lead(first, ModelId(first, 1), "c2", 5))
     tracked.start().turn()
     assert tracked.versions() == {"1": "1"}
     assert tracked.server.aliases[NAME, "newest"] == "1"

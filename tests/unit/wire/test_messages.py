@@ -606,7 +606,7 @@ NONSENSE = {
         "first_arrival_s",
     ),
     "an epoch that goes back": ("audit", Lead(7, GENESIS, "c", 7), "Lead.epoch"),
-    "a version before anyone led": ("audit", Lead(-1, ModelId(-1, 4), "c"), "Lead.base"),
+    "a version before anyone led": ("audit", Lead(-1, ModelId(-1, 4), "c", 0), "Lead.base"),
     "a loss that is not a number": (
         "audit",
         UpdateApplied(3, 1, (BATCH,), 10, float("nan")),
