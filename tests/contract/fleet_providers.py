@@ -40,7 +40,7 @@ from common.spot.market.market_file import (
     ProcessProvider,
     SpotPool,
 )
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -31,7 +31,6 @@ from common.redis.access import RedisAccess
 from common.redis.board import RedisBoard
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.redis.server import RedisServer, connect
-from common.testing.clock import ManualClock
 from common.wire import messages as wire
 from tests.contract.board_fixtures import (
     LONG_S,
@@ -41,6 +40,7 @@ from tests.contract.board_fixtures import (
     eventually,
     leader_status,
 )
+from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from common.embedded.redis import EmbeddedRedis

@@ -40,7 +40,7 @@ from common.kafka.memory import MemoryLog, MemoryTail, MemoryWriter
 from common.kafka.table import NUMBER
 from common.ports.servers import LogRecord, NewRecord, NewTopic
 from common.telemetry.logging import fields_of
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:

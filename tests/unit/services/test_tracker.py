@@ -21,9 +21,9 @@ from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, to_parts
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger, fields_of
-from common.testing.tracking import MemoryTracking
 from services.evaluator.__main__ import tracks
 from services.evaluator.tracker import JobTracker, TrackerProcess, TrackingPace
+from tests.fakes.tracking import MemoryTracking
 from tests.unit.services.test_evaluator import JOB, NAME, World
 
 if TYPE_CHECKING:

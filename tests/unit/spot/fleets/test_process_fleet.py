@@ -20,8 +20,8 @@ from common.spot.fleets.memory import MemoryPrices
 from common.spot.machines import LaunchRequest, Offer
 from common.spot.provisioning.costs import Bill
 from common.spot.theory.billing import BY_NAME
-from common.testing.clock import ManualClock
 from tests.contract.fleet_providers import ON_DEMAND, SPOT, Processes
+from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
