@@ -272,7 +272,7 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied")
     base: Count | UnsetType = UNSET  # oldest version that its gradients are of; else the one before
     parts: tuple[Ordinal, ...] | UnsetType = UNSET  # so many of its batches, in order, were walked
     scale: Rate | UnsetType = UNSET  # of the learning rate, for this step; else 1
-    rate: Rate | UnsetType = UNSET  # of this step, in all; an older program's does not say it
+    rate: Rate | UnsetType = UNSET  # of this step, in all; else as the trainer was made
     # How many updates of the job's own K the model has come to with this one; else as many as J.
     equivalent: Rate | UnsetType = UNSET
     by: AttemptId | UnsetType = UNSET  # of members: whoever has prepared this one may apply it
@@ -547,7 +547,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True, gc=False):
     orders: tuple[Assignment, ...]
     weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
     reply_to: str = ""  # the replica that leads: where gradients go
-    unsettled: Unsettled | None = None  # as it is posted; None: of an older program
+    unsettled: Unsettled | None = None  # as it is posted; None: it does not say
     # Orders at versions below are void: nobody waits for them any more; left out: the model's.
     awaits: Count | UnsetType = UNSET
     # Whoever has the model `since` overwrites these of its numbers, sparse as the wire writes them.

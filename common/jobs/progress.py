@@ -589,10 +589,8 @@ class Claims:
             del self._used[next(iter(self._used))]
         if any(seen):
             return  # it was taken back, and made again of the same records
-        # Programs before format 2 said it of each batch.
-        skipped = _skips(each for batch in update.batches for each in batch.skipped)
-        for stream, count in update.skipped.items():
-            skipped.setdefault(stream, Counter())[""] += count  # which does not say why
+        # An update does not say why.
+        skipped = {stream: Counter({"": count}) for stream, count in update.skipped.items()}
         spans = (span for batch in update.batches for span in batch.address)
         self._take(update.samples, skipped, _lengths(spans))
 
@@ -1313,7 +1311,7 @@ class JobProgress:
         return spec.synchronised.core_mode(spec.group_size).synchrony(workers)
 
     def _learning_rate(self) -> float | None:
-        """At which the newest update was made; None where an older program made it."""
+        """Rate of the newest update; None if it does not say."""
         if self._newest is None:
             optimizer = self.record.spec.optimizer
             return optimizer.learning_rate * optimizer.scheduled.share(0)
