@@ -137,8 +137,7 @@ expired = st.builds(SpanExpired, workers, addresses())
 rates = st.floats(0, 1e9)
 synchronies = st.builds(Synchrony, st.integers(1, 2**40), counts, st.booleans(), rates)
 audits = (
-    st.builds(Lead, st.integers(-1, 2**40), models, names)
-    | st.builds(
+    st.builds(
         Lead,
         *(st.integers(-1, 2**40), models, names, st.integers(2**41, 2**53)),
         exact=st.sampled_from([UNSET, True]),
