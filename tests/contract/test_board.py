@@ -477,7 +477,7 @@ def test_what_is_asked_while_a_key_is_free_is_not_done_where_it_was_just_taken(
     embedded_redis: EmbeddedRedis, free: bytes | None
 ) -> None:
     key = "doll:{taken}:lease"
-    with closing(connect(embedded_redis.url, LONG_S, RedisAccess())) as client:
+    with closing(connect(embedded_redis.url, RedisAccess())) as client:
         server = RedisServer(client, "doll:", pytest.fail)
         server.ask(("UNLINK", key, "doll:{taken}:a"))
         if free is not None:
