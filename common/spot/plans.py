@@ -17,14 +17,12 @@ def _check_plan(record: PlanRecord) -> None:
         need(bool(record.usd_per_hour or record.offers), "usd_per_hour", {}, "at least one pool")
     if not isinstance(record, Planned):
         return
-    pools, slots, machines = record.pools, len(record.places), record.machines
+    pools, machines = record.pools, record.machines
     for place in record.places:
         need(place < len(pools), "places", place, f"-1 or the index of one of {len(pools)} pools")
     for machine in machines:
         need(machine.pool in pools, "machines", machine, "one of the plan's pools")
-    need(not (slots and machines), "machines", machines, "none beside places")
-    for slot in record.stand_ins:
-        need(slot < slots, "stand_ins", slot, f"one of {slots} slots")
+    need(not (record.places and machines), "machines", machines, "none beside places")
 
 
 _PLAN = Codec("plan", msgspec.json.Decoder(PlanRecord), _check_plan)

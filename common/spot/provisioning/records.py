@@ -84,9 +84,8 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     binding: str  # `common.spot.theory.provisioning.Binding`
     pools: NonEmpty[tuple[str, ...]]  # by index; the first is on-demand
     places: tuple[OrNone, ...]  # (N_tot,) pool of each slot, -1 for none; empty: counted
-    stand_ins: tuple[Count, ...]  # slots in which an on-demand machine runs beside
     spot: Count  # slots on spot machines
-    on_demand: Count  # machines on demand, stand-ins with them
+    on_demand: Count  # machines on demand
     updates_left: Rate
     deadline_left_s: Rate | None  # None: the job has none
     spent_usd: Rate  # until now
@@ -130,7 +129,6 @@ class LaunchRequested(msgspec.Struct, frozen=True, tag="launch-requested", omit_
     slot: Count | None  # None: for whichever it is seated on, see `Seated`
     pool: NonEmpty[str]
     worker: NonEmpty[str]
-    stand_in: bool = False
     machine_type: str = ""  # empty: whichever the pool has
     zone: str = ""  # likewise
     bid_usd_per_hour: Rate | None = None  # what it may cost at most; None: no limit

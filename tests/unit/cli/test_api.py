@@ -45,7 +45,7 @@ from services.cli.app import app
 from services.cli.system.api import Api
 from services.cli.system.direct import Direct
 from services.cli.system.outside import Ways
-from tests.unit.admin.conftest import SIMULATE_S
+from tests.unit.admin.conftest import LIMITS
 from tests.unit.admin.live.helpers import eventually
 from tests.unit.admin.test_model import kept, trained
 from tests.unit.admin.test_provisioning import planned as decided
@@ -109,8 +109,9 @@ class Both:
         self.keys = {
             role: KeyStore(world.log).create(role, role)[0] for role in ("viewer", "operator")
         }
-        settings = Settings(blobs="s3://memory", market=self.market, api_simulate_s=SIMULATE_S)
-        served = create_app(Outside(settings, lambda: world.log, world.board, lambda: world.blobs))
+        settings = Settings(blobs="s3://memory", market=self.market)
+        outside = Outside(settings, lambda: world.log, world.board, lambda: world.blobs)
+        served = create_app(outside, LIMITS)
         self.service: Service = served.state.service
         self.bridge = Bridge(served)
 

@@ -61,7 +61,6 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
     [
         (Priced(0, T0, {}), "Priced.usd_per_hour"),
         (replace(planned(), places=(2, 0)), "Planned.places"),
-        (replace(planned(), stand_ins=(9,)), "Planned.stand_ins"),
         (planned_by_count(OfferCount("moon", 1)), "Planned.machines"),
         (replace(planned(), machines=(OfferCount("spot", 1),)), "Planned.machines"),
         (replace(planned(), expected_cost_usd=float("inf")), "expected_cost_usd"),

@@ -178,7 +178,6 @@ PLANNED = plans.Planned(
     binding="deadline",
     pools=("on-demand", "spot"),
     places=(1, -1),
-    stand_ins=(0,),
     spot=1,
     on_demand=1,
     updates_left=5.0,
@@ -199,8 +198,8 @@ PLANS = (
     plans.Lead(3, "me", 1.5),
     plans.Priced(1, 1.5, {"spot": 0.5}, (plans.OfferPrice("spot", "m5", "a", 0.5),)),
     PLANNED,
-    replace(PLANNED, places=(), stand_ins=(), machines=(COUNTED,)),
-    plans.LaunchRequested(1, 2, 1.5, 0, "spot", "w1", True, "m5", "a", 0.5),  # noqa: FBT003
+    replace(PLANNED, places=(), machines=(COUNTED,)),
+    plans.LaunchRequested(1, 2, 1.5, 0, "spot", "w1", "m5", "a", 0.5),
     plans.Started(1, 2, 1.5, "i-1", "m5", "a", 0.5),
     plans.Seated(1, 1.5, 0, 2, "w1"),
     plans.Left(1, 1.5, 2),
