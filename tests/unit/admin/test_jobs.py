@@ -347,7 +347,7 @@ def test_a_paused_job_keeps_its_numbers_in_the_list(world: World) -> None:
     claim, batch = BatchReady(WorkerId("w1"), spans, 64, ()), Batch(0, WorkerId("w1"), spans, 64)
     with closing(world.log.writer()) as writer:
         writer.append(control_topic("digits"), encode_claim(claim))
-        for record in (Lead(-1, GENESIS, "c"), UpdateApplied(0, 1, (batch,), 64, 0.25, {})):
+        for record in (Lead(-1, GENESIS, "c", 0), UpdateApplied(0, 1, (batch,), 64, 0.25, {})):
             writer.append(updates_topic("digits"), encode_audit(record))
     world.ask("PATCH", "/v1/jobs/digits", json={"wanted": "paused"})
 

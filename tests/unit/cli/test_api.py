@@ -388,7 +388,7 @@ def test_watch_shows_what_it_shows_directly(submitted: Both) -> None:
     world, place = submitted.direct, Partition("clinic-a", 0)
     world.write("clinic-a", *[b"record"] * 5)
     claimed(world, 1)
-    lead = encode_audit(Lead(-1, GENESIS, "c"))
+    lead = encode_audit(Lead(-1, GENESIS, "c", 0))
     world.write("doll.digits.updates", lead, encode_audit(update(0, 1)))
     board = world.board("digits")
     first = {place: 2, Partition("clinic-a", 1): 0}
@@ -409,13 +409,13 @@ def test_during_a_takeover_both_show_the_history_that_counts(submitted: Both) ->
     claimed(world, 1, 2, 3, 4)
     world.board("digits").hold_lease("c2", 60.0)
     course: list[AuditRecord] = [
-        Lead(-1, GENESIS, "c1"),
+        Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
         update(0, 2),
         update(0, 3),
-        Lead(0, ModelId(0, 1), "c2"),  # takes back 2 and 3
+        Lead(0, ModelId(0, 1), "c2", 4),  # takes back 2 and 3
         update(0, 4),  # by the one before, who does not know it yet
-        Lead(0, ModelId(0, 3), "c3"),  # too late: counts for nobody
+        Lead(0, ModelId(0, 3), "c3", 6),  # too late: counts for nobody
         update(4, 2),
         update(6, 9),
     ]
@@ -465,7 +465,7 @@ def test_what_was_trained_and_then_lost_is_told_by_both(submitted: Both) -> None
 
 def test_models_are_pulled_with_the_same_tensors(submitted: Both, tmp_path: Path) -> None:
     world = submitted.direct
-    lead = encode_audit(Lead(-1, GENESIS, "c"))
+    lead = encode_audit(Lead(-1, GENESIS, "c", 0))
     world.write("doll.digits.updates", lead, encode_audit(update(0, 1)))
     world.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 1), 2, trained(1))), "c1")
     assert "1" in submitted.same("model", "list", "digits")

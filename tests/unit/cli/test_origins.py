@@ -36,7 +36,7 @@ def led(world: World) -> World:
     """Versions 1, 2 and 3 of digits; a second leader took the third back. Of each a checkpoint."""
     submitted(world)
     made = (update(1, batch(0, 0, 2)), update(2, batch(1, 2, 4)), update(3, batch(2, 4, 6)))
-    records = (LEAD, *made, Lead(0, ModelId(0, 2), "c2"))
+    records = (LEAD, *made, Lead(0, ModelId(0, 2), "c2", 4))
     world.write("doll.digits.updates", *map(encode_audit, records))
     keep(world, saved(0, ModelId(0, 1), 2, 1.0, 0.3))
     keep(world, saved(0, ModelId(0, 2), 3, 2.0, 0.4))

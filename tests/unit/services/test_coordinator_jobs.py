@@ -16,9 +16,9 @@ from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.ports.servers import NewRecord, NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import fields_of
-from common.testing.clock import ManualClock
 from services.coordinator import effects, loop
 from services.coordinator.candidates import LONGEST_S, Candidates
+from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
 
