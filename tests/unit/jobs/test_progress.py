@@ -608,7 +608,8 @@ def test_after_a_rollback_to_before_the_kept_updates_the_lag_is_what_the_leader_
 ) -> None:
     # versions   1  2  3  ..  16  [17  18  19  20]     a Lead takes back what is above 4
     monkeypatch.setattr("common.jobs.progress.POINTS", 4)
-    view = JobProgress(job(), kept=4)
+    monkeypatch.setattr("common.jobs.progress.KEPT", 4)
+    view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     for version in range(1, 21):
         view.feed_claim(version - 1, BatchReady(WorkerId("w0"), batch(version).address, BATCH))

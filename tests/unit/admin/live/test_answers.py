@@ -158,7 +158,9 @@ def test_of_many_updates_the_newest_are_kept_and_the_sums_of_all(
     course: list[tuple[str, int, int]], kept: int
 ) -> None:
     records = written(course)
-    view = JobProgress(job(), kept=kept)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.jobs.progress.KEPT", kept)
+        view = JobProgress(job())
     for offset, record in enumerate(records):
         view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
     updates = [record for _, record in effective(records)[0]]
