@@ -30,7 +30,7 @@ from common.telemetry.metrics.serving import Watchdogs
 from common.testing.clock import ManualClock
 from common.wire.messages import frame
 from load.harness.s3_servers import LIES, Lie
-from services.coordinator.snapshots import SnapshotStore
+from services.coordinator.effects.snapshots import SnapshotStore
 from tests.bad_blobs import DyingBlobs, LyingBlobs
 from tests.unit.cli.test_job import JOB
 
