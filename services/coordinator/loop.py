@@ -95,6 +95,11 @@ class JobCoordinator:
         self._fault = fault
         replica.metrics.follow(self.job, metrics)  # until `close`
 
+    @property
+    def leads(self) -> bool:
+        """True if this replica leads the job."""
+        return self._machine.leader is not None
+
     def turn(self) -> float | None:
         """Take in what has happened, then do what is due."""
         machine, effects = self._machine, self._effects
@@ -103,13 +108,13 @@ class JobCoordinator:
         self._follow(self._newest())
         left = True
         for _ in range(PASSES):
-            left = left and self._take_in()
+            left = left and self.take_in()
         if not left and monotonic() >= machine.due():  # judged by all that is known by now
             self.decide(events.Tick())
         effects.poll()
         self._see_hold()
         self._see_workers()
-        is_led = machine.leader is not None or self._context.ends
+        is_led = self.leads or self._context.ends
         if effects.ending.finished or (self._stopping and not is_led):
             return None
         stands_by = self._context.role == "standby"
@@ -157,7 +162,7 @@ class JobCoordinator:
             if self._changes("window", note) and note:
                 self._log.warning("window_too_small", reason=note)
 
-    def _take_in(self) -> bool:
+    def take_in(self) -> bool:
         """Decide about all that is in the inbox; False if it was empty."""
         some = False
         for event in self._inbox.read():
@@ -187,7 +192,7 @@ class JobCoordinator:
             self._log.info("job_changed", revision=record.revision)
             self._effects.models.change(record.spec)
             self.decide(events.SettingsChanged(protocol_settings(record)))
-            if self._machine.leader is not None and (reason := self._effects.leadership.lacking):
+            if self.leads and (reason := self._effects.leadership.lacking):
                 self.decide(events.Trouble(reason))
         self._record, self._measuring.spec = record, record.spec
         if self._gave_up and record.wanted == "running" and self._wish.wanted == "paused":
@@ -220,9 +225,7 @@ class JobCoordinator:
 
     def _checkpoint_age_s(self) -> float | None:
         """Told by the leader alone; asked by the thread that answers scrapes."""
-        if self._machine.leader is None:
-            return None
-        return self._effects.snapshots.store.age_s()
+        return self._effects.snapshots.store.age_s() if self.leads else None
 
 
 def _is_hopeless(fault: Fault) -> bool:
