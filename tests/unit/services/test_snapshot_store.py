@@ -29,7 +29,7 @@ from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.wire.messages import frame
 from load.harness.s3_servers import LIES, Lie
-from services.coordinator.snapshots import SnapshotStore
+from services.coordinator.effects.snapshots import SnapshotStore
 from tests.bad_blobs import DyingBlobs, LyingBlobs
 from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
