@@ -113,7 +113,7 @@ def measure_admin(on: Servers, jobs: int) -> Found:
         port = free_port()
         key, _ = KeyStore(log).create("load", "operator")
         address = Address("127.0.0.1", port, key)
-        own = on.settings.model_copy(update={"api_port": port, "api_requests_per_s": 1e5})
+        own = on.settings.model_copy(update={"api_port": port})
         service = Service("admin", "admin", own, on.logs)
         stack.callback(stop_all, [service])
         ended = threading.Event()

@@ -32,7 +32,7 @@ from common.learning.optimizers import OptimizerSettings
 from common.learning.significance import Compression, View
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
-from common.spot.experiments.arrivals import Even, Stream
+from common.spot.experiments.arrivals import Stream, even
 from common.spot.experiments.by_protocol import Reassign
 from common.spot.experiments.learning import Sgd, Training
 from common.spot.experiments.protocol import (
@@ -147,7 +147,7 @@ _audited = Counter[str]()  # updates of all runs, and those staler than they may
 
 
 def _backlogs(count: int) -> list[Stream]:
-    return [Stream(Partition("s", n), Even(_PLENTY_PER_S, 0.5)) for n in range(count)]
+    return [Stream(Partition("s", n), even(_PLENTY_PER_S, 0.5)) for n in range(count)]
 
 
 def _protocol(

@@ -40,11 +40,9 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("tests",),
 )
 THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import it
-    # A spare machine's worker reads from the plans which slot it has.
-    "services.worker.seat",
     "common.telemetry.metrics.provisioner",
     # Routes, views and commands about machines, plans and simulations.
-    *("services.admin.live.answers", "services.admin.live.follower", "services.admin.live.view"),
+    *("services.admin.live.answers", "services.admin.live.followers"),
     *("services.admin.pricing", "services.admin.routes.provisioning", "services.admin.service"),
     "services.admin.simulating",
     *("services.cli.commands.plan", "services.cli.commands.simulate", "services.cli.commands.up"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from common.api.answers import (
+    EvaluationAnswer,
     JobAnswer,
     JobSummary,
     Progress,
@@ -16,24 +17,39 @@ from common.api.answers import (
 from common.jobs.notes import notes_on
 
 if TYPE_CHECKING:
-    from common.api.answers import EvaluationAnswer
-    from common.jobs.progress import JobProgress, Numbers, State
+    from common.jobs.progress import Evaluations, JobProgress, Numbers, State
     from common.jobs.purge import Remains
     from common.jobs.store import JobRecord
     from common.kafka.table import Unreadable
 
 
-def progress_answer(
-    job: JobProgress, now: float, evaluation: EvaluationAnswer | None = None
-) -> Progress:
+def progress_answer(job: JobProgress, now: float) -> Progress:
     """How far a job is."""
     done = job.record.reason if job.record.wanted == "stopped" else ""
+    evaluation = _evaluation_answer(job.evaluations)
     return Progress(**job.numbers(now)._asdict(), done=done, evaluation=evaluation)
+
+
+def _evaluation_answer(found: Evaluations) -> EvaluationAnswer | None:
+    """Return the newest that evaluators told; None if nothing was told yet."""
+    test = found.tests[-1] if found.tests else None
+    predicted = {name: told[-1] for name, told in found.predictions.items()}
+    if test is None and not predicted:
+        return None
+    return EvaluationAnswer(
+        version=test.model.version if test else None,
+        at_s=test.at_s if test else None,
+        records=test.records if test else 0,
+        test=test.test if test else {},
+        prequential={name: told.prequential[name] for name, told in predicted.items()},
+        predicted=max((told.model.version for told in predicted.values()), default=None),
+        drifts=len(found.drifts),
+    )
 
 
 def update_answers(job: JobProgress, first: int, last: int) -> tuple[UpdateAnswer, ...]:
     """Effective updates from one version to another, both included, as far as they are there."""
-    return tuple(map(UpdateAnswer.model_validate, job.columns.rows(first, last)))
+    return tuple(map(UpdateAnswer.model_validate, job.updates.rows(first, last)))
 
 
 def remains_answer(found: Remains) -> RemainsAnswer:

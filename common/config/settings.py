@@ -193,8 +193,8 @@ class Settings(BaseModel):
     group_memory_mib: int = Field(default=0, ge=0)
     """Of a worker, in MiB, for the weights of a job with `aggregation: {mode: group}` and all that
     goes with them; 0: half of what the machine or its container has."""
-    device: Literal["auto", "cpu", "cuda"] | None = None
-    """`auto`, `cpu` or `cuda`, whatever the job says; by default the job's."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What gradients are computed on; `auto`: the GPU if there is one, else the CPU."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of one gradient; 0: all cores."""
     notices: Literal["none", "ec2"] = "none"
@@ -235,20 +235,10 @@ class Settings(BaseModel):
     """File of its certificate chain, for https."""
     api_tls_key: str = ""
     """File of the certificate's key."""
-    api_requests_per_s: float = Field(default=1000.0, gt=0, allow_inf_nan=False)
-    """Requests of one key, on average; twice that at once."""
     api_body_bytes: int = Field(default=1 << 20, ge=1024)
     """Largest body of a request."""
-    api_streams: int = Field(default=200, ge=1)
-    """Event streams open at once."""
-    api_connections: int = Field(default=300, ge=1)
-    """Connections of one address, open at once."""
     api_proxies: Annotated[_Names, AfterValidator(_check_networks)] = ()
     """Addresses and networks, between commas, of proxies whose X-Forwarded-For is believed."""
-    api_simulate_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
-    """Longest time of one simulation."""
-    api_traces: str = ""
-    """Folder of the traces that simulations may name."""
     oidc_issuer: _Url = ""
     """OpenID Connect issuer whose access tokens the admin service takes, beside API keys."""
     oidc_audience: str = ""

@@ -125,7 +125,7 @@ class Coordinator:
             commands += self._hold(self._leader.trouble, "")
         if self._leader is not None and self._leader.fallback is not None:
             commands += self._fall_back(self._leader.fallback, now)
-        if self._leader is not None and self._leader.parted:
+        if self._leader is not None and self._leader.handover.done:
             commands += self._hand_over(now)
         if do.Finish in map(type, commands):
             self._reset()
@@ -291,7 +291,7 @@ class Coordinator:
         """Who holds the weights while this candidate leads: whom its owner wants, or who does now.
 
         Others begin with what is in storage. Where the newest update is not there, who holds it
-        goes on, and stores it first: see `Leader.parted`. Members begin with the version that was
+        goes on, and stores it first: see `HandOver`. Members begin with the version that was
         rolled forward to, a coordinator with the weights of the snapshot that was found.
         """
         snapshot, history = chosen.snapshot, chosen.history
@@ -388,7 +388,7 @@ class Coordinator:
         self._leader = Leader(*parts, digest=candidacy.digest)
         self._alive_at = now
         yield do.Begin(epoch, snapshot)
-        yield from self._leader.begin(now)
+        yield from self._leader.begin(self._history, now)
         if settings.slices != self._settings.slices:
             yield from self._leader.change(self._settings, now)
         yield from self._leader.want(self._wish.wanted, now)

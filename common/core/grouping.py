@@ -50,6 +50,8 @@ class Grouper:
         self._queues = dict[WorkerId, dict[str, list[int]]]()
         self._backlog = dict[str, int]()  # records that wait, by stream
         self._turns = Turns[str]()
+        # The oldest batch, and the version since which it is the oldest.
+        self._oldest_since: tuple[int | None, int] = (None, 0)
         for batch in batches:
             self.add(batch)
 
@@ -61,6 +63,17 @@ class Grouper:
     def oldest(self) -> int | None:
         """Control offset of the batch that has waited longest."""
         return min(self._waiting, default=None)
+
+    def see_oldest(self, version: int) -> tuple[int | None, int]:
+        """Return the oldest batch, and the version since which it is seen to be the oldest.
+
+        Args:
+            version: The newest version.
+        """
+        oldest = self.oldest
+        if self._oldest_since[0] != oldest:
+            self._oldest_since = oldest, version
+        return self._oldest_since
 
     @property
     def batches(self) -> tuple[Batch, ...]:

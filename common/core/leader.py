@@ -8,9 +8,9 @@ synchronous rule, there is one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 from common.core import commands as do
 from common.core import losses
 from common.core.aggregation import BoardAggregation
+from common.core.completion import Completion
 from common.core.group.leading import GroupAggregation
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
@@ -42,7 +43,6 @@ from common.core.messages import (
     Quarantined,
     Reply,
     Requeued,
-    Synchrony,
     TriggerId,
     Unsettled,
     UpdateApplied,
@@ -50,32 +50,25 @@ from common.core.messages import (
     WorkerId,
     WorkerLeaving,
 )
+from common.core.modes import ModeSelector
 from common.core.poison import PoisonLimits, Suspects
+from common.core.replay import ReplayFilter
 from common.core.rounds import GradientTimes, Round, Rounds, judge
 from common.core.scores import ScoreWindow
 from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition, Partition
-from common.core.stop_rule import StopRule
-from common.core.switching import Switch
-from common.core.tuning import GroupSizeTuner, Scatter
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import StreamsSeen, Summed, Wanted
     from common.core.history import History
     from common.core.liveness import Heartbeat
-    from common.core.settings import CoordinatorSettings, Mode, Rule
+    from common.core.settings import CoordinatorSettings, Mode
 
 
 NO_WISH = Wish()
 NO_STRIKES: Mapping[int, int] = {}
-CLAIMS_LOST = (
-    "the control topic lost records that Kafka had acknowledged: the batch at {:,}, of which an"
-    " update was made, is not there any more; `doll job resume --after-loss` goes on from the best"
-    " snapshot that the control and the updates topic still cover: what was learned since is read"
-    " and learned again"
-)
 STOPPED = "stopped by its owner"
 OVER = "its round is over"
 DIED = "poison: its workers died of it"
@@ -84,6 +77,51 @@ _ANSWERS = (Gradient, GradientReady, Failed)  # as a union it would be made anew
 # leads. One that says it took longer yet is wrong, and would put deadlines off.
 BEFORE_S = 600.0
 REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
+
+
+class StatusSchedule:
+    """Says when a leader's status is due: at intervals, and soon after something was decided."""
+
+    def __init__(self, settings: CoordinatorSettings, now: float) -> None:
+        self._settings = settings
+        self._put_at = now
+        self._decided_due = inf  # when the status must say what was decided since the last
+
+    def put(self, now: float) -> None:
+        """The status says all that is decided by now."""
+        self._put_at, self._decided_due = now, inf
+
+    def decided(self, now: float, *, calm: bool) -> bool:
+        """Return True if the status is to say at once that something was decided."""
+        if calm or now >= self._put_at + self._settings.leader_status_news_s:
+            return True
+        self._decided_due = self._put_at + self._settings.leader_status_news_s
+        return False
+
+    def is_due(self, now: float, *, calm: bool) -> bool:
+        """Return True if it is time for the next status."""
+        settings = self._settings
+        every_s = settings.calm_s if calm else settings.leader_status_s
+        return now >= min(self._put_at + every_s, self._decided_due)
+
+    def due(self, *, calm: bool) -> float:
+        """Return when the next status is due; a calm leader's owner ticks often enough itself."""
+        every_s = inf if calm else self._settings.leader_status_s
+        return min(self._put_at + every_s, self._decided_due)
+
+
+@dataclass(slots=True)
+class HandOver:
+    """How far the weights are on their way from members to the coordinator, or back.
+
+    A change of the job asks for it. The leader has the newest version stored, and says so in a
+    snapshot; then its coordinator stands again, so that others hold the weights.
+    """
+
+    requested: bool = False
+    version: ModelId | None = None  # that was to be stored
+    snapshot_taken: bool = False
+    done: bool = False
 
 
 class Leader:
@@ -119,38 +157,18 @@ class Leader:
         self._settings = settings
         self._changed: CoordinatorSettings | None = None  # from the next update boundary on
         self._made = snapshot.made
-        self._progress = snapshot.progress
-        self._samples = snapshot.samples
         self._ledger = Ledger.of(snapshot)
         self._control = snapshot.control
-        self._history = history
-        # Claims above the snapshot's control position are replayed, of batches that its weights
-        # contain, too. An operator took some of those back before they were used.
-        self._used = {batch.offset: batch for batch in snapshot.used or ()}
-        self._unclaimed = max(self._used, default=-1)  # until the claims up to there are replayed
-        self.trouble = ""  # why no machine may go on
-        requeued = {o: batch for o, batch in history.requeued.items() if o not in self._used}
-        # Their claims may lie above the snapshot's control position and be replayed only now. What
-        # this leader publishes before that must name them: its successor's history begins later.
-        self._quarantined = {batch.offset: batch for batch in snapshot.quarantined}
-        self._quarantined |= {o: record.batch for o, record in history.quarantined.items()}
-        for offset in requeued:
-            self._quarantined.pop(offset, None)
-        waiting = {batch.offset: batch for batch in snapshot.waiting}
-        # What was taken back since waits too, unless its claim is still to be replayed.
-        waiting |= {o: b for o, b in requeued.items() if o < snapshot.control_position}
-        self._grouper = Grouper(b for b in waiting.values() if not self._is_quarantined(b))
+        self._replay = ReplayFilter(snapshot, history)
+        self._grouper = Grouper(self._replay.waiting(snapshot))
         self._returned = set(snapshot.returned)
         self._suspects = Suspects(settings.strikes, snapshot.strikes)
-        self._suspects.clear(self._quarantined.keys() | requeued.keys())
+        self._suspects.clear(self._replay.settled)
         self._suspects.restore(strikes)
         self._poison = PoisonLimits(settings.poison_in_a_row, settings.poison_share)
         self._rounds = Rounds(self._suspects, GradientTimes(settings.deadline_floor_s))
         self._scores = ScoreWindow()
-        self._switch = Switch(settings, snapshot.synchrony)
-        self._synchrony = snapshot.synchrony  # of the last update; None: the job's own K, s = 0
-        self._tuner = _tuner(settings, snapshot.synchrony)
-        self._scatters = dict[int, Scatter]()  # of updates, until their sum is known
+        self._modes = ModeSelector(settings, snapshot.synchrony)
         self._liveness = Liveness(settings.heartbeats_grace_s, digest or snapshot.digest)
         self._publisher = SnapshotSchedule(settings, snapshot, history, now)
         grace_s = settings.heartbeats_grace_s
@@ -159,25 +177,22 @@ class Leader:
             if settings.aggregation is None
             else GroupAggregation(epoch, snapshot, history, settings.aggregation, grace_s)
         )
-        self._settled = snapshot.settled
         self._triggers = 0
-        self._oldest: tuple[int | None, int] = (None, 0)  # that waits, and since which version
-        self._goal = StopRule(settings, snapshot.losses)
+        self._completion = Completion(settings, snapshot)
         self._wanted: Wanted = "running"
-        self.parting = False  # others are to hold the weights, once they are in storage
-        self._parting_at: ModelId | None = None  # the version that was to be stored for them
-        self._last_taken = False  # the snapshot that says that it is
-        self.parted = False  # it is: stand again
-        self._finishing = ""  # why the job ends, once it does
-        self._finished = False
+        self.handover = HandOver()
         self._moved_at = now  # last accepted batch or update, for the linger of a group
-        self._leader_status_at = now
-        self._news_due = float("inf")  # when a status must say what was decided since the last
+        self._status = StatusSchedule(settings, now)
 
     @property
     def model(self) -> ModelId:
         """The current weights, as this leader names them."""
         return ModelId(self._epoch, self._made.version)
+
+    @property
+    def trouble(self) -> str:
+        """Why no machine may go on; mostly empty."""
+        return self._replay.trouble
 
     @property
     def fallback(self) -> ModelId | None:
@@ -207,7 +222,7 @@ class Leader:
     @property
     def calm(self) -> bool:
         """Whether nobody is there to be asked, and nothing under way: it need not look often."""
-        return not (len(self._rounds) or self._liveness.live or self._finishing)
+        return not (len(self._rounds) or self._liveness.live or self._completion.reason)
 
     @property
     def awaited(self) -> int:
@@ -241,25 +256,13 @@ class Leader:
 
     @property
     def mode(self) -> Mode:
-        """How a round is made that begins now: as the rule says that holds, else as the job.
-
-        It is the tuner's K then, if there is one.
-        """
-        rule, own = self._rule, self._settings.mode
-        if rule is not None:
-            return rule.mode
-        if self._tuner is None or self._tuner.group_size == own.group_size:
-            return own
-        return replace(own, group_size=self._tuner.group_size, learning_rate=None)
-
-    @property
-    def _rule(self) -> Rule | None:
-        return self._switch.choose(self._settings, len(self._liveness.live))
+        """Mode of a round that would begin now."""
+        return self._modes.mode(len(self._liveness.live))
 
     @property
     def busy(self) -> float:
         """Share of their time that workers computed lately."""
-        return self._switch.busy
+        return self._modes.busy
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -276,12 +279,12 @@ class Leader:
             oldest = oldest if each is None else min(oldest, each)
         return Unsettled(position, oldest, waiting, len(self._liveness.live))
 
-    def begin(self, now: float) -> Iterator[CoordinatorCommand]:
+    def begin(self, history: History, now: float) -> Iterator[CoordinatorCommand]:
         """The first commands; dead letters that an earlier leader owed are written again."""
         yield from self._aggregation.publish(self.model)
         yield self._leader_status(now)
         yield do.ReadHeartbeats()
-        for record in self._history.quarantined.values():
+        for record in history.quarantined.values():
             yield self._letter(record)
         yield from self._expire_gone()
         # At once: a successor then finds one of the leader in force, unless the board was wiped.
@@ -296,31 +299,27 @@ class Leader:
         for offset, record in records:
             decision = self._ledger.decide(offset, record)
             batch = decision.batch
-            if self._quarantined:
-                self._check_quarantine(offset, batch)
-            used = bool(self._used) and self._check_used(offset, batch)
+            admitted = self._replay.admits(offset, batch)
             if not decision.accepted:
                 continue
             self._moved_at = now
             if isinstance(record, BatchReady) and record.skipped:
                 topic_ids = self._ledger.topic_ids(record.address)
                 yield do.DeadLetterRecords(record.skipped, topic_ids)
-            if batch is not None and not (used or self._is_quarantined(batch)):
+            if admitted and batch is not None:
                 self._grouper.add(batch)
             if isinstance(record, Opened):
                 yield from self._expire_gone()
         if records:
             self._control = LogPosition(self._ledger.position, self._control.topic_id, epoch)
-        if self.calm or now >= self._leader_status_at + self._settings.leader_status_news_s:
+        if self._status.decided(now, calm=self.calm):
             yield self._leader_status(now)
-        else:
-            self._news_due = self._leader_status_at + self._settings.leader_status_news_s
         yield from self._advance(now)
 
     def why_lost(self, seen: StreamsSeen) -> str:
         """Why the job must be held, by what is seen of its streams; empty where it goes on."""
-        if self._ledger.position <= self._unclaimed and seen.control_end <= self._unclaimed:
-            return CLAIMS_LOST.format(self._unclaimed)
+        if reason := self._replay.why_lost(self._ledger.position, seen.control_end):
+            return reason
         lost = self._lost(seen)
         if all(self._wish.opening(place, lost[place], seen.number) for place in lost):
             return ""
@@ -351,7 +350,7 @@ class Leader:
 
     def _lost(self, seen: StreamsSeen) -> dict[Partition, Parted]:
         """Partitions that are not the logs that they were, by all that is decided of claims."""
-        if self._finishing or self._ledger.position < seen.control_end:
+        if self._completion.reason or self._ledger.position < seen.control_end:
             return {}
         return {
             place: parted
@@ -387,27 +386,21 @@ class Leader:
                 if round_ is None:
                     yield do.Drop(reply, reason)
                 else:
-                    self._switch.computed(reply.seconds)
+                    self._modes.computed(reply.seconds)
                     yield do.AddGradient(round_.number, reply)
         yield from self._advance(now)
 
     def summed(self, event: Summed, now: float) -> Iterator[CoordinatorCommand]:
         """Learn how large the sum of an update was: K may be another one from now on."""
-        if event.model.epoch == self._epoch and self._observe(event.model.version, event.square):
+        if event.model.epoch != self._epoch:
+            return
+        if self._modes.observe(event.model.version, event.square):
             yield from self._advance(now)
 
     def state_stored(self, made: ModelId, now: float) -> Iterator[CoordinatorCommand]:
         """A version is where members copy it from."""
         self._aggregation.keep(made)
         yield from self._advance(now)
-
-    def _observe(self, version: int, square: float) -> bool:
-        """Whether the tuner learns something of the sum of an update."""
-        scatter = self._scatters.pop(version, None)
-        if scatter is None or self._tuner is None:
-            return False
-        self._tuner.observe(scatter, square)
-        return True
 
     def _heard(self, reply: GroupReply, now: float) -> Iterator[CoordinatorCommand]:
         """Learn what a member holds, or has finished."""
@@ -448,7 +441,7 @@ class Leader:
             if isinstance(record, Quarantined):
                 yield self._letter(record)
             elif (square := self._aggregation.read_back(record)) is not UNSET:
-                self._observe(record.version, square)
+                self._modes.observe(record.version, square)
             yield from self._published(self._publisher.publish())
         yield from self._advance(now)
 
@@ -459,7 +452,7 @@ class Leader:
         """
         self._liveness.wiped(now)
         yield from self.orders_lost(now)
-        if not self._finishing:
+        if not self._completion.reason:
             yield from self._take_snapshot(now, checkpoint=False)
 
     def orders_lost(self, now: float) -> Iterator[CoordinatorCommand]:
@@ -481,7 +474,7 @@ class Leader:
     def change(self, settings: CoordinatorSettings, now: float) -> Iterator[CoordinatorCommand]:
         """The owner changed the job: it counts for rounds that begin after the next update."""
         self._changed = settings
-        self._goal.put_off(settings.stop_at)
+        self._completion.put_off(settings.stop_at)
         yield from self._advance(now)
 
     def hold(self, reason: str, detail: str = "") -> Iterator[CoordinatorCommand]:
@@ -496,20 +489,20 @@ class Leader:
         if late:
             self._liveness.suspect(late, now)
             yield from self._proceed(rounds, now)
-        if now >= min(self._leader_status_at + self._leader_status_every_s(), self._news_due):
+        if self._status.is_due(now, calm=self.calm):
             yield self._leader_status(now)
-        if reason := self._goal.reached(self._progress, now):
+        if reason := self._completion.reached(now):
             yield from self._finish_job(reason, now)
         yield from self._advance(now)
 
     def due(self) -> float:
         """When `tick` has something to do; while it is calm, its owner's own ticks will do."""
-        stop_at = float("inf") if self._goal.stop_at is None else self._goal.stop_at
+        stop_at = float("inf") if self._completion.stop_at is None else self._completion.stop_at
+        status_due = self._status.due(calm=self.calm)
         if self.calm:
-            return min(stop_at, self._news_due)
-        status_due = min(self._leader_status_at + self._settings.leader_status_s, self._news_due)
+            return min(stop_at, status_due)
         times = [status_due, self._aggregation.due()]
-        if self._finishing:
+        if self._completion.reason:
             return min(times)  # only the audit is waited for, or a member that stores a checkpoint
         if len(self._rounds):
             times.append(self._rounds.due() or status_due)
@@ -519,9 +512,6 @@ class Leader:
         snapshot_due = self._publisher.due()
         times += [stop_at, *([] if snapshot_due is None else [snapshot_due])]
         return min(times)
-
-    def _leader_status_every_s(self) -> float:
-        return self._settings.calm_s if self.calm else self._settings.leader_status_s
 
     # --- what now? ---------------------------------------------------------------------------
 
@@ -538,51 +528,51 @@ class Leader:
     def _decide(  # noqa: C901 -- one thing after the other, and each may end it
         self, now: float
     ) -> Iterator[CoordinatorCommand]:
-        self._switch.pass_time(now, len(self._liveness.live) if len(self._rounds) else 0)
+        self._modes.pass_time(now, len(self._liveness.live) if len(self._rounds) else 0)
         if self._changed is not None and self._changed.slices != self._settings.slices:
             yield from self._abandon(self._rounds)  # what keeps it may be what its owner changes
-        if self._changed is not None and not len(self._rounds) and not self._finishing:
+        if self._changed is not None and not len(self._rounds) and not self._completion.reason:
             yield from self._take_change(self._changed, now)
-        if self._finishing:
+        if self._completion.reason:
             yield from self._end()
             return
         if not self._rounds.wait_for_gradients:
             self._fill()
-            while not self._finishing and (round_ := self._ripe(now)) is not None:
+            while not self._completion.reason and (round_ := self._ripe(now)) is not None:
                 yield from self._apply(round_, now)
                 # With further rounds always in flight there would never be a better time.
-                if self._changed is not None and not self._finishing:
+                if self._changed is not None and not self._completion.reason:
                     yield from self._take_change(self._changed, now)
-            if self._finishing:
+            if self._completion.reason:
                 return
             if giving_way := self._giving_way():
                 yield from self._abandon(giving_way)
                 yield from self._advance(now)
                 return
         yield from self._order(now)
-        kind = self._publisher.consider(now, self._progress, self._ledger.position)
+        kind = self._publisher.consider(now, self._completion.progress, self._ledger.position)
         last = self._aggregation.wants_checkpoint and not self._checkpoint_waits
         if last or kind is not None:
             yield from self._take_snapshot(now, checkpoint=last or kind == "checkpoint")
-        if self.parting:
-            yield from self._part(now)
+        if self.handover.requested:
+            yield from self._hand_over(self.handover, now)
 
-    def _part(self, now: float) -> Iterator[CoordinatorCommand]:
+    def _hand_over(self, handover: HandOver, now: float) -> Iterator[CoordinatorCommand]:
         """Have the newest version stored, and say so: then others can hold the weights."""
         if self._publisher.unread or self._publisher.pending:
             return
         if self._made == GENESIS:
-            self.parted = True
+            handover.done = True
         elif self._made not in self._aggregation.stored:
-            if self._parting_at != self._made:
-                self._parting_at, self._last_taken = self._made, False
+            if handover.version != self._made:
+                handover.version, handover.snapshot_taken = self._made, False
                 yield from self._take_snapshot(now, checkpoint=True)
-        elif self._last_taken:
-            self.parted = True
+        elif handover.snapshot_taken:
+            handover.done = True
         else:
-            self._last_taken = True
+            handover.snapshot_taken = True
             yield from self._take_snapshot(now, checkpoint=False)
-            self.parted = not self._publisher.pending
+            handover.done = not self._publisher.pending
 
     @property
     def _checkpoint_waits(self) -> bool:
@@ -590,30 +580,29 @@ class Leader:
 
     def _end(self) -> Iterator[CoordinatorCommand]:
         """The job is over, once its last checkpoint is taken: say so."""
-        if self._finished or self._checkpoint_waits:
+        if self._completion.announced or self._checkpoint_waits:
             return
-        self._finished = True
+        self._completion.announced = True
         self._aggregation.dismiss()
         if self._aggregation.news:
             yield self._trigger(())
-        stopped = self._finishing == STOPPED
-        yield do.Finish(self._finishing, self._settings.revision, stopped=stopped)
+        stopped = self._completion.reason == STOPPED
+        yield do.Finish(self._completion.reason, self._settings.revision, stopped=stopped)
 
     def _take_change(
         self, settings: CoordinatorSettings, now: float
     ) -> Iterator[CoordinatorCommand]:
         """Go by the changed settings from the next round on."""
-        if _tuned(settings) != _tuned(self._settings):
-            self._tuner = _tuner(settings)
+        self._modes.change(settings)
         among, own = settings.aggregation, self._settings.aggregation
-        self.parting = settings.slices != self._settings.slices
-        self._aggregation.change(among, parts=self.parting)
-        if self.parting:  # till then it leads as it began
-            self._parting_at, self._last_taken = None, False
+        parts = settings.slices != self._settings.slices
+        self.handover = HandOver(requested=parts)
+        self._aggregation.change(among, parts=parts)
+        if parts:  # till then it leads as it began
             settings = replace(settings, aggregation=own)
         self._settings, self._changed = settings, None
-        self._goal.change(settings)
-        if reason := self._goal.reached(self._progress, now):
+        self._completion.change(settings)
+        if reason := self._completion.reached(now):
             yield from self._finish_job(reason, now)
 
     def _fill(self) -> None:
@@ -693,10 +682,10 @@ class Leader:
     def _begin(self, now: float, live: frozenset[WorkerId]) -> bool:
         """Begin a round: where all are in time, audit not too far behind, K wait (or linger)."""
         waiting = len(self._grouper)
-        if not waiting or self.parting or self._wanted != "running":
+        if not waiting or self.handover.requested or self._wanted != "running":
             return False
         # What updates used may be claimed a second time, if that was lost.
-        replayed = self._ledger.position > self._unclaimed
+        replayed = self._ledger.position > self._replay.last_used
         if not replayed or self._publisher.unread > self._aggregation.unread_audits:
             return False
         settings, workers, mode = self._settings, len(self._liveness.live), self.mode
@@ -715,24 +704,18 @@ class Leader:
         else:
             group = self._grouper.take(synchrony.group_size, loads=self._rounds.loads())
         self._rounds.begin(mode, workers, settings, group, worker)
-        self._switch.begin(self._rule, workers)
+        self._modes.begin(workers)
         return True
 
     def _overtaken(self, staleness: int) -> int | None:
         """The batch that has waited longest, if more updates than so many go before it."""
-        oldest, since = self._see_oldest()
+        oldest, since = self._grouper.see_oldest(self._made.version)
         return oldest if self._made.version + len(self._rounds) - since > staleness else None
-
-    def _see_oldest(self) -> tuple[int | None, int]:
-        oldest = self._grouper.oldest
-        if self._oldest[0] != oldest:
-            self._oldest = oldest, self._made.version
-        return self._oldest
 
     def _draft(self, round_: Round) -> UpdateApplied:
         """The next update, as this round would make it."""
-        noise_scale = None if self._tuner is None else self._tuner.noise_scale
-        return round_.update(self._epoch, self._made.version + 1, self._progress, noise_scale)
+        progress, noise_scale = self._completion.progress, self._modes.noise_scale
+        return round_.update(self._epoch, self._made.version + 1, progress, noise_scale)
 
     def _apply(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
         self._rounds.end(round_)
@@ -741,22 +724,21 @@ class Leader:
         update = msgspec.structs.replace(update, moved=self._rounds.traffic.take())
         if round_.scores is not None:
             update.metrics.update(self._scores.add(round_.scores, now))
-        self._progress = update.progress
         self._made = ModelId(update.epoch, update.version)
-        self._see_oldest()  # several rounds may be applied before the next one begins
-        self._samples += update.samples
-        self._synchrony = update.synchrony or None
+        # Several rounds may be applied before the next one begins.
+        self._grouper.see_oldest(self._made.version)
+        self._modes.last = update.synchrony or None
         if self._returned:
             self._returned.difference_update(batch.offset for batch in update.batches)
-        self._goal.observe(update.loss, round_.share)
+        self._completion.applied(update, round_.share)
         self._poison.applied(len(update.batches))
-        measured = self._tuner is not None and self._rule is None
+        measured = self._modes.measures(len(self._liveness.live))
         if measured:
-            self._scatters[update.version] = round_.scatter
+            self._modes.expect(update.version, round_.scatter)
         yield from self._aggregation.apply(round_, update, measured=measured)
         yield self._publisher.append(update)
         yield from self._aggregation.publish(self.model, whole=False)
-        if reason := self._goal.reached(self._progress, now):
+        if reason := self._completion.reached(now):
             yield from self._finish_job(reason, now)
 
     def _lingered(self, now: float) -> bool:
@@ -819,32 +801,9 @@ class Leader:
                 self._returned.discard(batch.offset)
                 yield self._publisher.append(Quarantined(self._epoch, batch, "expired"))
 
-    def _check_used(self, offset: int, batch: Batch | None) -> bool:
-        """Whether exactly this batch is in an update after the snapshot that it began with.
-
-        Where an update used another batch at its offset, claims were lost.
-        """
-        used = batch is not None and self._used.get(offset) == batch.without_skipped()
-        if offset in self._used and not used:
-            self.trouble = CLAIMS_LOST.format(offset)
-        return used
-
-    def _is_quarantined(self, batch: Batch) -> bool:
-        """Whether an earlier leader quarantined exactly this batch."""
-        return self._quarantined.get(batch.offset) == batch
-
-    def _check_quarantine(self, offset: int, batch: Batch | None) -> None:
-        """Forget a quarantine if the control topic says something else at its batch's offset.
-
-        Where that topic lost its tail, another claim may stand there now.
-        """
-        if offset in self._quarantined and (batch is None or not self._is_quarantined(batch)):
-            del self._quarantined[offset]
-            self._history.forget_batch(offset)
-
     def _requeue(self, batch: Batch, now: float) -> Iterator[CoordinatorCommand]:
         """An operator took a batch back: it waits, or will when its claim is replayed."""
-        self._quarantined.pop(batch.offset, None)
+        self._replay.requeue(batch.offset)
         self._publisher.requeue(batch)
         if batch.offset < self._ledger.position:
             self._grouper.add(batch)
@@ -867,7 +826,7 @@ class Leader:
     # --- status, snapshots, the end ----------------------------------------------------------
 
     def _leader_status(self, now: float) -> do.PutLeaderStatus:
-        self._leader_status_at, self._news_due = now, float("inf")
+        self._status.put(now)
         unsettled = self.unsettled
         return do.PutLeaderStatus(
             LeaderStatus(
@@ -877,7 +836,7 @@ class Leader:
                 oldest_unsettled=unsettled.oldest_unsettled,
                 waiting=unsettled.waiting,
                 live=unsettled.live,
-                settled=self._settled,
+                settled=self._publisher.settled,
                 opened=self._ledger.opened,
                 known=self._ledger.known,
                 group=self._aggregation.status,
@@ -886,6 +845,7 @@ class Leader:
         )
 
     def _snapshot(self) -> Snapshot:
+        progress = self._completion.progress
         snapshot = Snapshot(
             by=self._epoch,
             made=self._made,
@@ -897,27 +857,23 @@ class Leader:
             waiting=self.batches,
             strikes=self._suspects.strikes,
             returned=tuple(sorted(self._returned)),
-            samples=self._samples,
-            losses=self._goal.losses,
-            quarantined=tuple(
-                batch
-                for offset, batch in sorted(self._quarantined.items(), key=itemgetter(0))
-                if offset >= self._ledger.position
-            ),
-            used=tuple(b for o, b in self._used.items() if o >= self._ledger.position) or UNSET,
+            samples=self._completion.samples,
+            losses=self._completion.losses,
+            quarantined=self._replay.quarantined(self._ledger.position),
+            used=self._replay.used(self._ledger.position) or UNSET,
             opened=self._ledger.opened,
             known=self._ledger.known,
-            synchrony=self._synchrony,
-            equivalent=None if self._progress == self._made.version else self._progress,
+            synchrony=self._modes.last,
+            equivalent=None if progress == self._made.version else progress,
             digest=self._liveness.digest,
         )
         return self._aggregation.marked(snapshot)
 
     def _finish_job(self, reason: str, now: float) -> Iterator[CoordinatorCommand]:
         """Put the rounds in flight back, and take the last checkpoint."""
-        if self._finishing:
+        if self._completion.reason:
             return
-        self._finishing = reason
+        self._completion.reason = reason
         yield from self._abandon(self._rounds)
         yield from self._take_snapshot(now, checkpoint=True)
 
@@ -945,23 +901,5 @@ class Leader:
         """What a checkpoint covers is settled for lag tools, too."""
         for command in commands:
             if isinstance(command, do.PublishSnapshot) and command.checkpoint:
-                self._settled = command.snapshot.settled
+                self._publisher.settled = command.snapshot.settled
             yield command
-
-
-def _tuned(settings: CoordinatorSettings) -> tuple[object, ...]:
-    """What a tuner is made by."""
-    return settings.group_sizes, settings.mode.group_size
-
-
-def _tuner(
-    settings: CoordinatorSettings, synchrony: Synchrony | None = None
-) -> GroupSizeTuner | None:
-    """Tune K, where the job's owner wants that: from the last update's on, if no rule made it."""
-    if settings.group_sizes is None:
-        return None
-    mode = settings.mode
-    if synchrony is not None:
-        last = replace(mode, group_size=synchrony.group_size)
-        mode = last if last.makes(synchrony) else mode
-    return GroupSizeTuner(mode.group_size, *settings.group_sizes, settings.rule_rounds)

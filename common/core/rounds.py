@@ -35,8 +35,8 @@ from common.core.messages import (
     UpdateApplied,
     WorkerId,
 )
+from common.core.modes import Scatter, rate_scale
 from common.core.traffic import UpdateTraffic
-from common.core.tuning import Scatter, rate_scale
 
 if TYPE_CHECKING:
     from common.core.messages import Gradient

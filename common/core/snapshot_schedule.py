@@ -80,6 +80,8 @@ class SnapshotSchedule:
         self._settings = settings
         self._history = history
         self._appended = 0
+        # Position of each partition below which the newest checkpoint has settled everything.
+        self.settled = snapshot.settled
         self._looked = (0, 0)  # the last own record that was read back at a look; looks since
         self._pending: _Pending | None = None
         progress, position = snapshot.progress, snapshot.control_position

@@ -190,7 +190,7 @@ class PageService:
         with service.followers.of(name).view() as view:
             for at_s, lag in world.lags[:-1]:
                 leader_status = leader_status_of(world, lag, self._ends)
-                view.look(Look(at_s, world.statuses, leader_status, led=True, ends=self._ends))
+                view.job.look(Look(at_s, world.statuses, leader_status, led=True, ends=self._ends))
         self._redis.restart()
         self._redis.jobs = present
 

@@ -303,7 +303,6 @@ class _Market:
                 binding="deadline",
                 pools=POOLS,
                 places=places,
-                stand_ins=(),
                 spot=spot,
                 on_demand=SLOTS - spot,
                 updates_left=9000.0 - version,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from scipy.optimize import curve_fit
 
-from common.core.tuning import GroupSizeTuner, Scatter, rate_scale
+from common.core.modes import GroupSizeTuner, Scatter, rate_scale
 from common.core.vectors import squared_norm
 from common.data.records import batches
 from common.learning.gradients import GradientComputer

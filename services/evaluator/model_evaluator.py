@@ -51,7 +51,7 @@ class ModelEvaluator:
 
     def __init__(self, spec: JobSpec, settings: Settings) -> None:
         self._task = task_of(spec, settings.tasks)
-        device = resolve_device(settings.device or spec.device)
+        device = resolve_device(settings.device)
         self._model = FlatModel(build_model(self._task, spec.seed).to(device))
 
     def load(self, snapshot: bytes) -> None:

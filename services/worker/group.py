@@ -79,6 +79,8 @@ JOIN_S = 1.0  # for threads that were told to end: forming a group cannot be giv
 # way as seldom as that, whatever the job's settings say.
 PAUSE = 20
 NOBODY: tuple[Member, ...] = ()
+# To store what nobody else holds, or pass it on: the shortest notice leaves 10 s and more.
+LEAVE_S = 5.0
 
 
 class GroupAccess(NamedTuple):
@@ -87,7 +89,7 @@ class GroupAccess(NamedTuple):
     groups: Groups
     checkpoints: CheckpointStore
     origin: str = ""  # checksum of the weights that the job begins with; empty: as it specifies
-    leave_s: float = 5.0  # so long a member that leaves may be needed
+    leave_s: float = LEAVE_S  # so long a member that leaves may be needed
 
 
 class GroupLoop:

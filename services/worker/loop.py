@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 # A gradient of a whole group's batches, or a GPU's first, takes a minute or two; whoever is late
 # has its batches computed by others long before, so that being patient delays nothing.
 GRADIENT_STILL_S = 300.0
+# Of batches that are kept decoded; of what exceeds it only the address is, and it is read again. A
+# worker's gradient and optimizer take more, and twice 2K batches of images fit.
+CACHE_MIB = 256
 
 
 class Observers(NamedTuple):
@@ -105,7 +108,7 @@ class JobWorker:
         computer = GradientComputer(
             task,
             build_model(task, spec.seed),
-            resolve_device(settings.device or spec.device),
+            resolve_device(settings.device),
             autocast=spec.autocast,
             reduction=spec.reduction,
         )
@@ -113,7 +116,7 @@ class JobWorker:
         if isinstance(codec, RegisteredCodec):
             found = JobSchemas(log, job.id, open_registry(settings))
             schemas = SchemaFinder(codec, found, self._log)
-        cache = BatchCache(spec.memory_mib << 20)
+        cache = BatchCache(CACHE_MIB << 20)
         layout = computer.model.layout
         self._digest = digest_of(layout)
         self._spec, self._settings = spec, settings
@@ -133,7 +136,7 @@ class JobWorker:
                     spec.waiting_bound,
                     spec.batch_linger_s,
                     spec.largest_group,
-                    spec.min_batch or (2 if computer.has_batch_norm else 1),
+                    2 if computer.has_batch_norm else 1,
                 ),
                 codec=codec,
                 schemas=schemas,

@@ -81,10 +81,8 @@ task: {{{TASK}}}
 batch_size: 8
 group_size: 2
 optimizer: {{name: sgd, learning_rate: 0.1}}
-poison_in_a_row: 1000
 batch_linger_s: 0.3
 group_linger_s: 0.5
-deadline_floor_s: 0.3
 hot_snapshot: {{every_s: 0.2}}
 evaluation: {{every_updates: 5, stream: clinic-a-test, records: 20}}
 provisioning: {{workers: 1, policy: adaptive, review_s: 1}}

@@ -158,9 +158,14 @@ MUTANTS = (
         600,
         (
             Edit(
-                CORE + "leader.py",
+                CORE + "replay.py",
                 "return self._quarantined.get(batch.offset) == batch",
                 "return batch.offset in self._quarantined",
+            ),
+            Edit(
+                CORE + "replay.py",
+                "if quarantined is not None and quarantined != batch:",
+                "if quarantined is not None and batch is None:",
             ),
         ),
     ),
@@ -615,7 +620,7 @@ MUTANTS = (
     Mutant(
         "an update counts by the job's own K",
         100,
-        (Edit(CORE + "leader.py", "self._progress = update.progress", "self._progress += 1"),),
+        (Edit(CORE + "completion.py", "self.progress = update.progress", "self.progress += 1"),),
     ),
     Mutant(
         "the learning rate goes by how far the model is",
@@ -628,7 +633,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "equivalent=None if self._progress == self._made.version else self._progress,",
+                "equivalent=None if progress == self._made.version else progress,",
                 "equivalent=None,",
             ),
         ),
@@ -638,7 +643,7 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "tuning.py",
+                CORE + "modes.py",
                 "wanted = max(ceil(min(noise, most)), least)",
                 "wanted = max(ceil(min(noise, 2 * most)), 1)",
             ),
@@ -649,21 +654,21 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "leader.py",
-                "            return rule.mode\n        if self._tuner is None or",
-                "            own = rule.mode\n        if self._tuner is None or",
+                CORE + "modes.py",
+                "            return rule.mode\n        if tuner is None or",
+                "            own = rule.mode\n        if tuner is None or",
             ),
         ),
     ),
     Mutant(
         "a change of K or of its bounds begins another tuner",
         100,
-        (Edit(CORE + "leader.py", "if _tuned(settings) != _tuned(self._settings):", "if False:"),),
+        (Edit(CORE + "modes.py", "if _tuned(settings) != _tuned(self._settings):", "if False:"),),
     ),
     Mutant(
         "a new leader goes on with the K of the last update",
         600,
-        (Edit(CORE + "leader.py", "_tuner(settings, snapshot.synchrony)", "_tuner(settings)"),),
+        (Edit(CORE + "modes.py", "_tuner(settings, synchrony)", "_tuner(settings)"),),
     ),
     Mutant(
         "in a snapshot the batches of all rounds in flight still wait",
@@ -713,14 +718,14 @@ MUTANTS = (
     Mutant(
         "what was quarantined is not trained on after a takeover",
         2000,
-        (Edit(CORE + "leader.py", "(used or self._is_quarantined(batch))", "used"),),
+        (Edit(CORE + "replay.py", "(used or self._is_quarantined(batch))", "used"),),
     ),
     Mutant(
         "what was quarantined after a snapshot is not trained on either",
         1000,
         (
             Edit(
-                CORE + "leader.py",
+                CORE + "replay.py",
                 "b for b in waiting.values() if not self._is_quarantined(b)",
                 "b for b in waiting.values()",
             ),
@@ -744,7 +749,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "for record in self._history.quarantined.values():",
+                "for record in history.quarantined.values():",
                 "for record in ():",
             ),
         ),
@@ -799,9 +804,9 @@ MUTANTS = (
         1000,
         (
             Edit(
-                CORE + "leader.py",
-                "waiting |= {o: b for o, b in requeued.items() if o < snapshot.control_position}",
-                "pass",
+                CORE + "replay.py",
+                "waiting |= {o: b for o, b in self.requeued.items() if o <",
+                "waiting |= {o: b for o, b in self.requeued.items() if o < 0 *",
             ),
         ),
     ),
@@ -870,7 +875,7 @@ GROUP_MUTANTS = (
         40,
         (
             Edit(
-                CORE + "leader.py",
+                CORE + "replay.py",
                 "(used or self._is_quarantined(batch))",
                 "self._is_quarantined(batch)",
             ),

@@ -79,6 +79,8 @@ CONFIRMED = 3
 SOLE = 3  # lifetimes that who alone holds something may be silent
 SILENT = "it does not answer: it stands still, or what it is said to have said was forged"
 RIVAL = "another process of its name is believed"
+# Members that must have an update whole where others broke off: no single death then loses it.
+COPIES = 2
 AGAIN = 10  # times `heal_s` after which an update waits for the same member once more
 # Where the job's owner names no times: connections are made, and numbers sent, at least as fast.
 HEAL_S, HEALED_PER_S = 1.0, 25_000_000
@@ -374,7 +376,7 @@ class GroupAggregation:
 
     def _judge(self, attempt: Attempt, now: float) -> None:
         there = self._reports.members(self._there)
-        self._verdict = attempt.judge(there, self._settings.copies, now)
+        self._verdict = attempt.judge(there, COPIES, now)
         if self._verdict in {"diverged", "different"}:
             self._doubtful += 1
             if self._doubtful < CONFIRMED:

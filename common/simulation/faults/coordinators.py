@@ -170,7 +170,7 @@ class SimulatedCoordinator:
             and leader_status.control_position == self._control_at.offset
             and leader_status.waiting < enough
             and not any(round_.todo for round_ in leader.rounds)
-            and not leader.parting
+            and not leader.handover.requested
         )
 
     # --- inputs -------------------------------------------------------------------------------

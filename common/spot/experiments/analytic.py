@@ -343,39 +343,3 @@ def simulate_analytically(
 def _changed(prices: Sequence[Prices], before_s: float, now_s: float) -> Flags:
     changed: Flags = np.logical_or.reduce([one.changed(before_s, now_s) for one in prices])
     return changed
-
-
-def sample_updates_at(
-    rates_per_s: Array,
-    group_size: int,
-    batch_size: int,
-    times_s: Array,
-    runs: int,
-    rng: np.random.Generator,
-) -> Counts:
-    """Draw J_t, the number of updates after some times, where nothing is preempted.
-
-    What Theorem 1 says is normal. Gradients take no time: an update is there with its last batch.
-
-    Args:
-        rates_per_s: (N,) lambda_A,n
-        group_size: K
-        batch_size: b
-        times_s: (T,) ascending
-        runs: R, independent ones
-        rng: Draws the records.
-
-    Returns:
-        (T, R) int64
-
-    Raises:
-        ParameterError: If times are negative or descend.
-    """
-    if len(times_s) and (np.diff(times_s, prepend=0.0) < 0).any():
-        raise ParameterError("times_s", "must ascend from 0 or later")
-    records = Records((runs, len(rates_per_s)), 1.0, rng)
-    updates = np.empty((len(times_s), runs), np.int64)
-    for index, time_s in enumerate(times_s.tolist()):
-        records.expected[:] = rates_per_s * time_s
-        updates[index] = (records.count(slice(None)) // batch_size).sum(axis=1) // group_size
-    return updates

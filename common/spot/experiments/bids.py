@@ -256,7 +256,6 @@ class _Run:
             pools=pools,
             gradient_s=givens.gradient_s,
             up=np.zeros(givens.workers, np.bool_),
-            stands_in_s=np.full(givens.workers, np.nan),
             waiting=self._left,
             machines={
                 offer: MachineCount(ready[offer], coming[offer]) for offer in {*ready, *coming}

@@ -170,13 +170,12 @@ class PolicyDriver:
             return
         givens, fleet = self._givens, self._fleet
         if self._begun:
-            self._known_up[runs] = fleet.own_up[runs]
+            self._known_up[runs] = fleet.active[runs]
         self._begun = True
         ready, coming = fleet.machines()
         for known, now in zip(self._machines, (ready, coming), strict=True):
             known[:, runs] = now[:, runs]
         up = self._known_up[runs]
-        stands_in_s = fleet.stands_in_s(runs, now_s)
         rates_per_s = self._rates_per_s(runs)
         deadlines_s = np.maximum(givens.deadline_s[runs] - now_s, 0.0).tolist()
         lefts = updates_left[runs].tolist()
@@ -201,7 +200,6 @@ class PolicyDriver:
                 pools[row],
                 givens.gradient_s,
                 up[row],
-                stands_in_s[row],
                 told,
                 machines,
                 lag_s=None if lag_s is None else lag_s[run],
@@ -217,7 +215,7 @@ class PolicyDriver:
         if not self._begun:
             return everybody
         if policy.watches_outages:
-            moved = np.any(self._fleet.own_up ^ self._known_up, axis=1)
+            moved = np.any(self._fleet.active ^ self._known_up, axis=1)
             for known, now in zip(self._machines, self._fleet.machines(), strict=True):
                 moved |= self._fleet.counted & np.any(known != now, axis=0)
             return np.logical_or(price_changed, moved)
@@ -267,10 +265,11 @@ class PolicyDriver:
         if self._unknown is None or index == ON_DEMAND:
             return np.full(len(runs), pool.availability), np.full(len(runs), pool.cycle_s)
         beliefs, _ = self._unknown
-        up_s = self._fleet.own_s[index, runs]
+        usage = self._fleet.usage
+        up_s = usage.machine_s[index, runs]
         # by rounding they might differ by less than nothing
-        down_s = np.maximum(self._fleet.wanted_s[index, runs] - up_s, 0.0)
-        outages = self._fleet.preemptions[index, runs].astype(np.float64)
+        down_s = np.maximum(usage.wanted_s[index, runs] - up_s, 0.0)
+        outages = usage.preemptions[index, runs].astype(np.float64)
         availability = availability_from_times(up_s, down_s, outages, beliefs.machines)
         cycle_s = cycle_from_times(up_s, down_s, outages, beliefs.machines)
         return np.asarray(availability.value), np.asarray(cycle_s.value)

@@ -27,7 +27,7 @@ class Change(NamedTuple):
     at_s: float
     reason: str
     spot: int  # slots in a pool that may be preempted
-    on_demand: int  # slots on demand, and stand-ins
+    on_demand: int  # slots on demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,15 @@ POOL_KEYS = PoolUse._fields[1:]  # of a pool's part of the JSON
 
 
 def pool_uses(fleet: Fleet, run: int) -> tuple[PoolUse, ...]:
-    """Read off a fleet what a run has used of each pool; stand-ins count as on-demand machines."""
+    """Read off a fleet what a run has used of each pool."""
+    usage = fleet.usage
     return tuple(
         PoolUse(
             pool.name,
-            float(fleet.usd[index, run]),
-            float(fleet.machine_s[index, run]),
-            int(fleet.launches[index, run]),
-            int(fleet.preemptions[index, run]),
+            float(usage.usd[index, run]),
+            float(usage.machine_s[index, run]),
+            int(usage.launches[index, run]),
+            int(usage.preemptions[index, run]),
         )
         for index, pool in enumerate(fleet.pools)
     )

@@ -33,7 +33,7 @@ from common.spot.theory.provisioning import (
     cost_curve,
     plan_of,
 )
-from common.spot.theory.updates import partial_batches_s
+from common.spot.theory.work import partial_batches_s
 
 if TYPE_CHECKING:
     from common.spot.theory.work import Market, Work

@@ -24,7 +24,7 @@ from common.spot.policies.fixed import FIRST_SPOT, decision, market_of
 from common.spot.theory.errors import ParameterError, not_negative
 from common.spot.theory.preemption import relaxation_s, variance_of_uptime_s2
 from common.spot.theory.provisioning import Order, Plan, as_plan, choose, cost_curve
-from common.spot.theory.updates import partial_batches_s
+from common.spot.theory.work import partial_batches_s
 
 if TYPE_CHECKING:
     from common.spot.policies.policy import Decision, Situation

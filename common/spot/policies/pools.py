@@ -33,7 +33,7 @@ from common.spot.policies.spot import Spot, life_s, spot_of
 from common.spot.theory.errors import ParameterError, not_negative, positive
 from common.spot.theory.preemption import effective_availability
 from common.spot.theory.provisioning import Binding, Plan
-from common.spot.theory.updates import partial_batches_s
+from common.spot.theory.work import partial_batches_s
 
 # Of the reserve, towards the end: who kept all of it until the last update would be early by it.
 SPENT = 0.25

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec import UNSET
 
+from common.core.completion import LOSS_WINDOW
 from common.core.history import History
 from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
-from common.core.stop_rule import LOSS_WINDOW
 from common.spot.policies.policy import ON_DEMAND
 from common.spot.provisioning.availability import Availability
 from common.spot.provisioning.records import (
@@ -269,10 +269,8 @@ class Estimator:
 
     @property
     def update_mb(self) -> float:
-        """Megabytes that a machine moves for an update: as the job says, measured, or a formula."""
-        told, measured = self.settings.told_update_mb, self._transfer.mean()
-        if told is not None:
-            return told
+        """Megabytes that a machine moves for an update: measured, or a formula before that."""
+        measured = self._transfer.mean()
         return self.settings.update_mb if measured is None else float(measured.value)
 
     def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:

@@ -41,10 +41,7 @@ class ProvisionerSettings:
     max_lag_s: float | None = None
     spot_up_to: float = 1.5
     reliable: int = 0
-    # Megabytes that a machine moves for an update: as the job's owner says, whose word stands above
-    # what is measured (None: nothing), and before anything is.
-    told_update_mb: float | None = None
-    update_mb: float = 0.0
+    update_mb: float = 0.0  # that a machine moves for an update, before that is measured
     balanced: bool = False  # ask it for fewer workers where time x cost is less: see `sizing`
 
     lease_ttl_s: float = 10.0  # how long a dead provisioner is waited for

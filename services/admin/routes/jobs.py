@@ -39,6 +39,7 @@ from common.errors import UnavailableError, UserError
 from common.jobs.edit import BLOCKS, CHANGEABLE, changed_spec, plain
 from common.jobs.progress import JobProgress, Word
 from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
+from services.admin.live.answers import curves_answer, updates_page, workers_answer
 from services.admin.live.listing import NUMBERS
 from services.admin.middleware.access import OPERATOR, Operator
 from services.admin.middleware.problems import documented
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
     from fastapi.openapi.models import Example
 
-    from services.admin.live.follower import JobFollower
+    from services.admin.live.followers import JobFollower
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
 
@@ -381,7 +382,7 @@ async def list_updates(
     """List effective updates by version; those that a new leader took back are not among them."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
-        return view.page(after, limit)
+        return updates_page(view.job, after, limit)
 
 
 @router.get("/{job}/workers", responses=documented(404))
@@ -389,7 +390,7 @@ async def list_workers(service: Answering, job: JobName) -> WorkersAnswer:
     """List workers by name: who sends heartbeats, and whose machine runs without any."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
-        return view.workers(service.clock())
+        return workers_answer(view.job, view.ledger, service.clock())
 
 
 @router.get("/{job}/streams", responses=documented(404))
@@ -397,7 +398,7 @@ async def list_streams(service: Answering, job: JobName) -> StreamsAnswer:
     """List the job's datastreams: arrival rate, lag, dead letters."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
-        return view.streams()
+        return StreamsAnswer.model_validate({"streams": view.job.streams()})
 
 
 @router.get("/{job}/curves", responses=documented(404), response_model=CurvesAnswer)
@@ -417,5 +418,5 @@ def _fingerprint(caller: str, key: str, spec: JobSpec, source: str) -> str:
 
 def _curves(follower: JobFollower, now: float) -> str:
     with follower.view() as view:
-        told = view.curves(now)
+        told = curves_answer(view.job, view.ledger, now)
     return told.model_dump_json()

@@ -82,7 +82,7 @@ def up(
     # While the servers start; in the order in which they are asked for.
     prepare("coordinator", *["provisioner"] * (market is not None), *["evaluator"] * evaluator)
     prepare(*["worker"] * (workers is None or workers > 0), "admin")
-    from common.embedded.kafka import embedded_settings
+    from common.embedded.control import embedded_settings
     from common.embedded.services import stop_all
     from common.embedded.stack import EmbeddedStack
     from common.spot.market.market_file import load_market

@@ -116,7 +116,8 @@ def demo(  # noqa: PLR0913 -- the options of a command
         old.unlink()
     base = outside_of(context).settings
     with Ending() as ending, EmbeddedStack(base, kafka=kafka, redis=redis) as stack:
-        settings = stack.settings
+        # Several workers share this machine, and the model is small.
+        settings = stack.settings.model_copy(update={"device": "cpu"})
         if provision:
             shutil.rmtree(out / _MACHINES, ignore_errors=True)
             (out / _MARKET).write_bytes(plan.market())

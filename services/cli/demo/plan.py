@@ -38,7 +38,6 @@ seed: {seed}
 checkpoint: {{every_s: 3.0}}
 batch_linger_s: 0.5
 group_linger_s: 0.5
-device: cpu
 """
 _UPDATE_RECORDS = 128  # K b
 

@@ -19,6 +19,7 @@ from common.storage.memory import MemoryBlobs
 from services.admin.app import create_app
 from services.cli.app import app
 from services.cli.system.outside import Ways
+from tests.unit.admin.conftest import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,7 +99,9 @@ class World:
             end: What answers instead of the service.
         """
         settings = {"DOLL_BLOBS": blobs, **self.environment}
-        bridge = Bridge(lambda: create_app(self._connect(read_settings(settings))), self._key_of)
+        bridge = Bridge(
+            lambda: create_app(self._connect(read_settings(settings)), LIMITS), self._key_of
+        )
         try:
             result = CliRunner().invoke(
                 app,

@@ -260,7 +260,7 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     assert "0.2500" in shown
 
 
-def test_show_says_that_records_fewer_than_min_batch_wait_and_prints_json_alone(
+def test_show_says_that_a_single_record_waits_and_prints_json_alone(
     world: World,
 ) -> None:
     submitted(world)
@@ -273,7 +273,7 @@ def test_show_says_that_records_fewer_than_min_batch_wait_and_prints_json_alone(
     board.beat(WorkerId("w1"), "too-few", 60.0)
     shown = world.run("job", "show", "digits")
     assert json.loads(shown.stdout)["wanted"] == "running"
-    why = "1 record waits: fewer than min_batch (2)"
+    why = "1 record waits: batch normalization needs two"
     assert f"digits: waiting for records: {why}\n" in shown.stderr
     assert "workers 1" in world.run("job", "watch", "digits", "--once").stdout
 

@@ -211,18 +211,9 @@ def test_indicators_without_times_say_nothing() -> None:
     assert rates_of([BatchReady(WorkerId("w"), (Span("a", 0, 0, 10),), 10)]) is None
 
 
-def test_transfer_is_what_the_workers_of_the_job_have_counted_unless_its_owner_says(
-    world: World,
-) -> None:
+def test_transfer_is_what_the_workers_of_the_job_have_counted(world: World) -> None:
     running(world)
     assert remaining("paper", world.log, 0.0).update_mb is None
     batch = Batch(3, WorkerId("w1"), (Span("a", 0, 30, 40),), 10)
     world.write("doll.paper.updates", encode_audit(UpdateApplied(0, 4, (batch,), 10, 0.5, moved=7)))
     assert remaining("paper", world.log, 0.0).update_mb == pytest.approx(7e-6)
-
-
-def test_transfer_that_the_owner_of_a_job_tells_is_what_plans_take(world: World) -> None:
-    running(world, JOB + "provisioning: {workers: 2, update_mb: 3}\n")
-    batch = Batch(3, WorkerId("w1"), (Span("a", 0, 30, 40),), 10)
-    world.write("doll.paper.updates", encode_audit(UpdateApplied(0, 4, (batch,), 10, 0.5, moved=7)))
-    assert remaining("paper", world.log, 0.0).update_mb == 3.0

@@ -180,7 +180,7 @@ def test_an_update_of_members_in_between_makes_the_lead_of_the_board_void() -> N
     assert (lead.base, lead.slices) == (ModelId(0, 2), 0)
     bench.read_updates()
     assert bench.machine.leader is not None
-    assert bench.machine.leader.parting
+    assert bench.machine.leader.handover.requested
 
 
 def test_where_the_coordinator_led_last_no_snapshot_will_do_of_which_members_have_the_weights() -> (

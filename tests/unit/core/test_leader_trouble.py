@@ -8,6 +8,7 @@ import pytest
 
 from common.core import commands as do
 from common.core import events
+from common.core.completion import LOSS_WINDOW
 from common.core.messages import (
     GENESIS,
     Assignment,
@@ -19,7 +20,6 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.snapshots import Snapshot
-from common.core.stop_rule import LOSS_WINDOW
 from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import FIRST, A, B, C, P, answer, batch, of_kind, the
 from tests.unit.core.leaders import update

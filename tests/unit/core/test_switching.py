@@ -12,11 +12,12 @@ from msgspec import UNSET
 
 from common.core import commands as do
 from common.core import events
-from common.core.messages import Failed, Synchrony
+from common.core.completion import LOSS_WINDOW, Completion
+from common.core.messages import Failed, Synchrony, UpdateApplied
+from common.core.modes import FEWER, ModeSelector
 from common.core.schedule import Schedule
 from common.core.settings import CoordinatorSettings, Mode, Rule
-from common.core.stop_rule import LOSS_WINDOW, StopRule
-from common.core.switching import FEWER, Switch
+from common.core.snapshots import genesis
 from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import A, B, answer, gradient, of_kind, the
 from tests.unit.core.test_leader import leading
@@ -24,7 +25,6 @@ from tests.unit.core.test_leader import leading
 if TYPE_CHECKING:
     from msgspec import UnsetType
 
-    from common.core.messages import UpdateApplied
     from common.core.schedule import ScheduleKind
 
 ROUNDS = 4
@@ -40,27 +40,25 @@ class _Rounds:
     def __init__(
         self, settings: CoordinatorSettings = SETTINGS, last: Synchrony | None = None
     ) -> None:
-        self.settings = settings
-        self.switch = Switch(settings, last)
+        self.modes = ModeSelector(settings, last)
         self.now = 0.0
-        self.rules = list[Rule | None]()
+        self.chosen = list[Mode]()
 
-    def begin(self, live: int, *, busy: float = 1.0, count: int = 1) -> Rule | None:
+    def begin(self, live: int, *, busy: float = 1.0, count: int = 1) -> Mode:
         for _ in range(count):
-            self.switch.pass_time(self.now, live)
-            rule = self.switch.choose(self.settings, live)
-            self.switch.begin(rule, live)
-            self.rules.append(rule)
+            self.modes.pass_time(self.now, live)
+            self.chosen.append(self.modes.mode(live))
+            self.modes.begin(live)
             self.now += 1.0
-            self.switch.computed(busy * live)
-        return self.rules[-1]
+            self.modes.computed(busy * live)
+        return self.chosen[-1]
 
 
 def test_the_first_rule_that_holds_counts() -> None:
-    assert _Rounds().begin(3) is None
-    assert _Rounds().begin(4) is MANY
-    both = replace(SETTINGS, rules=(replace(MANY, workers_from=2), MANY))
-    assert _Rounds(both).begin(5) is both.rules[0]
+    assert _Rounds().begin(3) is OWN
+    assert _Rounds().begin(4) is MANY.mode
+    both = replace(SETTINGS, rules=(Rule(Mode(4), workers_from=2), MANY))
+    assert _Rounds(both).begin(5) is both.rules[0].mode
 
 
 def test_a_choice_is_kept_for_some_rounds() -> None:
@@ -71,48 +69,48 @@ def test_a_choice_is_kept_for_some_rounds() -> None:
     rounds.begin(4, count=ROUNDS - 1)
     rounds.begin(4)
     rounds.begin(3, count=ROUNDS)
-    assert rounds.rules == [*[None] * ROUNDS, *[MANY] * ROUNDS, None]
+    assert rounds.chosen == [*[OWN] * ROUNDS, *[MANY.mode] * ROUNDS, OWN]
 
 
 def test_workers_that_mostly_wait_are_seen_after_some_rounds() -> None:
     rounds = _Rounds()
-    assert rounds.begin(3, busy=0.4, count=ROUNDS) is None
-    assert rounds.begin(3) is IDLE
+    assert rounds.begin(3, busy=0.4, count=ROUNDS) is OWN
+    assert rounds.begin(3) is IDLE.mode
 
 
 def test_a_time_without_anything_to_learn_from_does_not_count() -> None:
     rounds = _Rounds()
     for _ in range(2 * ROUNDS):
         rounds.begin(3, busy=0.9)
-        rounds.switch.pass_time(rounds.now, 3)
+        rounds.modes.pass_time(rounds.now, 3)
         rounds.now += 100.0
-        rounds.switch.pass_time(rounds.now, 0)
-    assert rounds.switch.busy == pytest.approx(0.9)
-    assert set(rounds.rules) == {None}
+        rounds.modes.pass_time(rounds.now, 0)
+    assert rounds.modes.busy == pytest.approx(0.9)
+    assert set(rounds.chosen) == {OWN}
 
 
 def test_what_made_workers_busy_is_kept_until_a_quarter_of_them_is_gone() -> None:
     rounds = _Rounds(replace(SETTINGS, rules=(IDLE,)))
     rounds.begin(16, busy=0.4, count=ROUNDS)
-    assert rounds.begin(16, busy=0.95, count=100) is IDLE
-    assert rounds.begin(13, busy=0.95, count=100) is IDLE
-    assert rounds.begin(12) is None
+    assert rounds.begin(16, busy=0.95, count=100) is IDLE.mode
+    assert rounds.begin(13, busy=0.95, count=100) is IDLE.mode
+    assert rounds.begin(12) is OWN
 
 
 def test_a_rule_that_the_owner_took_away_ends_at_once() -> None:
     rounds = _Rounds()
-    assert rounds.begin(4) is MANY
-    rounds.settings = replace(SETTINGS, rules=(IDLE,))
-    assert rounds.begin(4) is None
+    assert rounds.begin(4) is MANY.mode
+    rounds.modes.change(replace(SETTINGS, rules=(IDLE,)))
+    assert rounds.begin(4) is OWN
 
 
 def test_a_successor_goes_on_as_the_last_update_was_made() -> None:
     # It has not seen yet how busy workers are, nor how many they are.
     rounds = _Rounds(last=Synchrony(2, 8, lone=True))
-    assert rounds.begin(3, count=100) is IDLE
-    assert rounds.begin(2) is None
+    assert rounds.begin(3, count=100) is IDLE.mode
+    assert rounds.begin(2) is OWN
     other = _Rounds(last=Synchrony(5))  # of rules that are there no more
-    assert other.begin(4) is MANY
+    assert other.begin(4) is MANY.mode
 
 
 @given(
@@ -124,12 +122,12 @@ def test_it_never_goes_back_and_forth(steps: list[tuple[int, float, float]]) -> 
     since = 0  # rounds begun with the newest choice
     for live, busy, pause_s in steps:
         rounds.now += pause_s
-        rule = rounds.begin(live, busy=busy)
-        before = rounds.rules[-2] if len(rounds.rules) > 1 else rule
-        if rule is not before:
+        mode = rounds.begin(live, busy=busy)
+        before = rounds.chosen[-2] if len(rounds.chosen) > 1 else mode
+        if mode is not before:
             assert since >= ROUNDS
-            assert before is not IDLE or live <= FEWER * live_then
-        if rule is not before or len(rounds.rules) == 1:
+            assert before is not IDLE.mode or live <= FEWER * live_then
+        if mode is not before or len(rounds.chosen) == 1:
             since, live_then = 0, live
         since += 1
 
@@ -260,15 +258,15 @@ def test_the_loss_window_is_of_as_many_updates_of_the_job(
     parts: list[tuple[int, float]],
 ) -> None:
     # each is of so many batches, where an update of the job has six
-    rule = StopRule(QUIET, ())
+    completion = Completion(QUIET, genesis({}))
     batches = list[float]()
     for size, loss in parts:
-        rule.observe(loss, size / 6)
+        completion.applied(UpdateApplied(1, 1, (), 1, loss), size / 6)
         batches += [loss] * size
     whole = len(batches) // 6
-    assert len(rule.losses) == min(whole, LOSS_WINDOW)
+    assert len(completion.losses) == min(whole, LOSS_WINDOW)
     if whole <= LOSS_WINDOW:
-        known = sum(rule.losses) * 6
+        known = sum(completion.losses) * 6
         assert sum(batches[: whole * 6]) == pytest.approx(known, abs=9.0 * 12)
 
 

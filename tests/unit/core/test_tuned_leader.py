@@ -11,8 +11,8 @@ from msgspec import UNSET, structs
 from common.core import commands as do
 from common.core import events
 from common.core.messages import ModelId, Synchrony
+from common.core.modes import rate_scale
 from common.core.settings import Mode, Rule
-from common.core.tuning import rate_scale
 from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import SAMPLES, A, B, answer, of_kind, the
 from tests.unit.core.test_leader import leading

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.tuning import MOST_STEP, SHRINK, GroupSizeTuner, Scatter, rate_scale
+from common.core.modes import MOST_STEP, SHRINK, GroupSizeTuner, Scatter, rate_scale
 
 BATCH = 8  # records
 ROUNDS = 20

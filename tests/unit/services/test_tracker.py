@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from common.ports.servers import Blobs
     from common.ports.tracking import Tracking
 
-TRACKED = f"{JOB}tracking: {{register: {NAME}, every_updates: 2}}\n"
+TRACKED = f"{JOB}tracking: {{register: {NAME}}}\n"
 URL = "http://mlflow:5000"
-PACE = TrackingPace(look_s=1e6, away_s=2e6, refused_s=3e6, quiet_s=0.0)
+PACE = TrackingPace(look_s=1e6, away_s=2e6, refused_s=3e6, quiet_s=0.0, every_updates=2)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -78,7 +77,6 @@ def test_a_policy_that_watches_nothing_is_asked_once() -> None:
     for offered in (ALL, [[False, True]], ALL):
         table.go_on(offered)
     assert table.times_s == [0.0]
-    assert table.fleet.places.tolist() == [[SPOT, ON_DEMAND]]
     assert table.driver.history == [[Change(0.0, "so it is written", 1, 1)]]
 
 
@@ -157,29 +155,16 @@ def test_only_another_object_is_another_decision() -> None:
     def answer(situation: Situation, last: Decision | None) -> Decision:
         if last is not None and situation.now_s < 4:
             return last
-        stand_ins = [False, last is not None]
-        return decide([NOWHERE, SPOT], stand_ins, situation, f"at {situation.now_s:g}")
+        first = NOWHERE if last is None else ON_DEMAND
+        return decide([first, SPOT], situation, f"at {situation.now_s:g}")
 
     table = Table(Scripted(answer, review_s=2.0))
     for _ in range(3):
         table.go_on(ALL)
     assert table.driver.history[0] == [Change(0.0, "at 0", 1, 0), Change(4.0, "at 4", 1, 1)]
-    assert table.fleet.stand_ins.tolist() == [[False, True]]
     last = table.driver.last[0]
     assert last is not None
     assert last.basis is table.policy.asked[-1]
-
-
-def test_a_policy_is_told_how_long_a_stand_in_has_stood() -> None:
-    def answer(situation: Situation, last: Decision | None) -> Decision:
-        return last or decide([SPOT, SPOT], [True, False], situation)
-
-    table = Table(Scripted(answer, review_s=4.0))
-    for _ in range(3):
-        table.go_on(ALL)
-    stands_in_s = table.policy.asked[-1].stands_in_s
-    assert stands_in_s[0] == 4.0
-    assert math.isnan(stands_in_s[1])
 
 
 class Counted:

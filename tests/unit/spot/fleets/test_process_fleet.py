@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from common.spot.fleets.local.records import Record, Records
 from common.spot.fleets.local.table import Table
-from common.spot.fleets.memory import MemoryPrices
 from common.spot.machines import LaunchRequest, Offer
 from common.spot.provisioning.costs import Bill
 from common.spot.theory.billing import BY_NAME
 from common.testing.clock import ManualClock
 from tests.contract.fleet_providers import ON_DEMAND, SPOT, Processes
+from tests.memory_fleet import MemoryPrices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -106,7 +106,7 @@ def test_a_renewal_has_the_odds_of_its_bid_above_the_price_of_now() -> None:
     assert not slow.renews([], below, 3600.0, np.array([0.2]))
 
 
-@pytest.mark.parametrize("field", ["most_per_s", "horizon_s", "eviction_s", "change_s"])
+@pytest.mark.parametrize("field", ["most_per_s", "eviction_s", "change_s"])
 def test_a_number_out_of_range_is_named(field: str) -> None:
     prices = calm(0.2)
     numbers = {"most_per_s": 4.0} | {field: -1.0}

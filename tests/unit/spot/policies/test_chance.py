@@ -192,7 +192,6 @@ def test_the_policy_decides_once() -> None:
         pools=(Pool("on-demand", 0.286), Pool("spot", 0.158, 0.9)),
         gradient_s=0.01,
         up=np.ones(64, np.bool_),
-        stands_in_s=np.full(64, np.nan),
     )
 
     first = policy.reconsider(situation, None)

@@ -36,9 +36,9 @@ def seen(
     now_s: float = 0.0,
     machines: dict[str, tuple[int, int]] | None = None,
 ) -> Situation:
-    up, none = np.ones(job.workers, np.bool_), np.full(job.workers, np.nan)
+    up = np.ones(job.workers, np.bool_)
     there = {Offer(name): MachineCount(*counts) for name, counts in (machines or {}).items()}
-    return Situation(now_s, job, pools, GRADIENT_S, up, none, machines=there)
+    return Situation(now_s, job, pools, GRADIENT_S, up, machines=there)
 
 
 def hours(left_s: float, deadline_s: float) -> Work:

@@ -10,7 +10,6 @@ import pytest
 
 from common.core.messages import GENESIS, UpdateApplied
 from common.core.messages import Lead as Leads
-from common.spot.fleets.memory import MemoryFleet
 from common.spot.machines import LaunchRequest, Offer
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import deciding, events
@@ -32,6 +31,7 @@ from common.spot.provisioning.records import (
 )
 from common.spot.provisioning.term import UNREAD_S
 from tests.counting_policy import Counting
+from tests.memory_fleet import MemoryFleet
 from tests.unit.core.examples import batch
 from tests.unit.spot.provisioning.desk import ProviderThread, Street
 from tests.unit.spot.provisioning.examples import SETTINGS, T0, lead, ordered, planned, priced

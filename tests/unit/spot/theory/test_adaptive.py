@@ -37,7 +37,6 @@ def situation(
         pools=pools,
         gradient_s=0.01,
         up=np.ones(WORKERS, np.bool_),
-        stands_in_s=np.full(WORKERS, np.nan),
     )
 
 

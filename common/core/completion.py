@@ -1,4 +1,4 @@
-"""When a job is done: after so many updates, at such a loss, or when its time is over.
+"""How far a job is, and when it is done: by its updates, its loss, its deadline, or its owner.
 
 Updates are those of the job's own K: two of half as many batches count as one.
 """
@@ -6,27 +6,35 @@ Updates are those of the job's own K: two of half as many batches count as one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from common.core.messages import UpdateApplied
     from common.core.settings import CoordinatorSettings
+    from common.core.snapshots import Snapshot
 
 NEARLY = 1e-6  # of an update: ten tenths may come to a little less than one
 LOSS_WINDOW = 20  # updates over which the loss is judged: one lucky batch does not end a job
 
 
-class StopRule:
-    """A job's end, as its owner set it, and the losses that it is judged by.
+class Completion:
+    """How far a job is, and its end, as its owner set it.
 
-    Args:
-        losses: Of the last updates that a snapshot contains, oldest first.
+    Attributes:
+        progress: Updates of the job's own K that were applied.
+        samples: Records in them.
+        reason: Why the job ends, once it does.
+        announced: True once the leader has said so.
     """
 
-    def __init__(self, settings: CoordinatorSettings, losses: Iterable[float]) -> None:
+    def __init__(self, settings: CoordinatorSettings, snapshot: Snapshot) -> None:
         self._settings = settings
+        self.progress = snapshot.progress
+        self.samples = snapshot.samples
+        self.reason = ""
+        self.announced = False
         self.stop_at = settings.stop_at  # None: it has no deadline
-        self._losses = deque[float](losses, maxlen=LOSS_WINDOW)
+        self._losses = deque[float](snapshot.losses, maxlen=LOSS_WINDOW)
         self._begun = 0.0  # share of the next one, and
         self._loss_sum = 0.0  # the losses in it, times their shares
 
@@ -45,18 +53,20 @@ class StopRule:
         self._settings = settings
         self.stop_at = settings.stop_at
 
-    def observe(self, loss: float, share: float = 1.0) -> None:
-        """Take in the loss of an update that counts as so many."""
+    def applied(self, update: UpdateApplied, share: float = 1.0) -> None:
+        """Take in an update that counts as so many of the job's own K."""
+        self.progress = update.progress
+        self.samples += update.samples
         self._begun += share
-        self._loss_sum += share * loss
+        self._loss_sum += share * update.loss
         while self._begun > 1 - NEARLY:
             mean = self._loss_sum / self._begun
             self._losses.append(mean)
             self._begun, self._loss_sum = self._begun - 1, self._loss_sum - mean
 
-    def reached(self, progress: float, now: float) -> str:
+    def reached(self, now: float) -> str:
         """Why the job is done; empty while it is not."""
-        settings = self._settings
+        settings, progress = self._settings, self.progress
         if settings.stop_updates is not None and progress > settings.stop_updates - NEARLY:
             return f"{progress:.0f} updates applied"
         if settings.stop_loss is not None and len(self._losses) == LOSS_WINDOW:
