@@ -1265,7 +1265,7 @@ class JobProgress:
         return spec.synchronised.core_mode(spec.group_size).synchrony(workers)
 
     def _learning_rate(self) -> float | None:
-        """At which the newest update was made; None where an older program made it."""
+        """Rate of the newest update; None if it does not say."""
         if self._newest is None:
             optimizer = self.record.spec.optimizer
             return optimizer.learning_rate * optimizer.scheduled.share(0)

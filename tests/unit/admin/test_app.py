@@ -10,9 +10,9 @@ from common.config.servers import Outside
 from common.config.settings import Settings
 from common.errors import OutsideError
 from common.telemetry.metrics.serving import STILL_S, Watchdog
-from common.testing.clock import ManualClock
 from services.admin import app as app_module
 from services.admin.app import create_app
+from tests.fakes.clock import ManualClock
 from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:

@@ -126,7 +126,7 @@ def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- on
         elif what < 0.95:
             after = chance.choice([history.epoch, history.epoch, epochs[-2]])
             base = history.path[-min(len(history.path), chance.randint(1, 4))]
-            if append(Lead(after, base, "c")):
+            if append(Lead(after, base, "c", len(updates))):
                 epochs.append(len(updates) - 1)
                 settled = {v: made for v, made in settled.items() if v <= base.version}
         elif what < 0.98 and history.quarantined:
