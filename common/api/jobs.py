@@ -12,7 +12,6 @@ from common.api.answers import (
     Progress,
     RemainsAnswer,
     UnreadableRecord,
-    UpdateAnswer,
 )
 from common.jobs.notes import notes_on
 from common.jobs.progress import Numbers
@@ -46,11 +45,6 @@ def _evaluation_answer(found: Evaluations) -> EvaluationAnswer | None:
         predicted=max((told.model.version for told in predicted.values()), default=None),
         drifts=len(found.drifts),
     )
-
-
-def update_answers(job: JobProgress, first: int, last: int) -> tuple[UpdateAnswer, ...]:
-    """Effective updates from one version to another, both included, as far as they are there."""
-    return tuple(map(UpdateAnswer.model_validate, job.updates.rows(first, last)))
 
 
 def remains_answer(found: Remains) -> RemainsAnswer:

@@ -97,10 +97,6 @@ class State(NamedTuple):
     word: Word
     why: str  # one line
 
-    def __str__(self) -> str:
-        """As it is shown where there is one line for both."""
-        return f"{self.word}: {self.why}" if self.why else self.word
-
 
 def _outage_sentence(server: str, met: Sequence[tuple[str, OutageNotice]]) -> str:
     """Return a sentence about a server that some processes cannot use; "" is whoever looks."""

@@ -20,11 +20,11 @@ from common.api.answers import (
     PrequentialCurve,
     ReviewEvent,
     SwitchAnswer,
+    UpdateAnswer,
     UpdatesPage,
     WorkerAnswer,
     WorkersAnswer,
 )
-from common.api.jobs import update_answers
 from common.core.messages import Drifted, Evaluated, WorkerId
 from common.spot.api import plan_answer
 from common.spot.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
@@ -106,7 +106,8 @@ def _lives(ledger: FleetLedger) -> tuple[Life, ...]:
 def updates_page(job: JobProgress, after: int, limit: int) -> UpdatesPage:
     """Effective updates above a version, at most so many."""
     first = max(after + 1, job.updates.oldest or 1)
-    updates = update_answers(job, first, first + limit - 1)
+    rows = job.updates.rows(first, first + limit - 1)
+    updates = tuple(map(UpdateAnswer.model_validate, rows))
     more = bool(updates) and updates[-1].version < job.version
     return UpdatesPage(
         updates=updates,

@@ -615,7 +615,7 @@ def test_after_a_rollback_to_before_the_kept_updates_the_lag_is_what_the_leader_
         view.feed_claim(version - 1, BatchReady(WorkerId("w0"), batch(version).address, BATCH))
         view.feed_update(version, update(0, version), NOW, NOW)
     assert view.numbers(NOW).whole
-    view.feed_update(21, lead(0, ModelId(0, 4)), NOW, NOW)
+    view.feed_update(21, lead(0, ModelId(0, 4), epoch=21), NOW, NOW)
     view.look(Look(NOW, {}, leader_status(waiting=3), led=True, ends=FIRST))
     numbers = view.numbers(NOW)
     assert (numbers.version, numbers.whole, numbers.waiting) == (4, False, 3)
