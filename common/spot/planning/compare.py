@@ -5,10 +5,6 @@ Not for every command: it brings scipy.
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +23,7 @@ from common.spot.experiments.results import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from common.config.policy_names import PolicyName
@@ -50,27 +46,6 @@ def with_policies(experiment: Experiment, names: Sequence[PolicyName]) -> dict[s
     return variants
 
 
-@contextmanager
-def silent_output() -> Iterator[None]:
-    """Discard what is written to standard output meanwhile, by whatever library.
-
-    HiGHS (1.12, in scipy) prints lines for its own authors there when it repairs a solution; a
-    script that reads JSON from a command would stumble over them.
-    """
-    sys.stdout.flush()
-    kept = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        ctypes.CDLL(None).fflush(None)  # what C has buffered would come out later
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
-
-
-@silent_output()
 def compare(
     variants: Mapping[str, Experiment],
     folder: Path,
