@@ -88,7 +88,7 @@ class _Work:
         """Say once what does not change."""
         job = self.record.id
         with closing(log.writer()) as writer:
-            writer.append(updates_topic(job), encode_audit(Lead(-1, GENESIS, "load")))
+            writer.append(updates_topic(job), encode_audit(Lead(-1, GENESIS, "load", 0)))
             writer.flush(_READY_S)
         self.board.hold_lease("load", _TTL_S)
         self.board.put_leader_status(

@@ -860,7 +860,7 @@ def make_held(name: str, now_s: float) -> World:
     record = make_record(name, now_s, "paused", why, rented=False)
     detail = "Traceback (most recent call last):\n  ...\nKeyError: 'label'"
     quarantined = [Quarantined(0, poison(offset), "poison: KeyError") for offset in range(3)]
-    happened: list[AuditRecord] = [Lead(-1, GENESIS, "c1"), *quarantined]
+    happened: list[AuditRecord] = [Lead(-1, GENESIS, "c1", 0), *quarantined]
     return World(
         record._replace(held=True, detail=detail),
         updates=[(now_s - 60.0, each) for each in happened],

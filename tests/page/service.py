@@ -120,7 +120,7 @@ class PageService:
         position = self._log.bounds(Partition(topics.updates_topic(job), 0)).end
         made = ModelId(last.epoch, last.version)
         snapshot = Snapshot(last.epoch, made, position, 0, dict(world.record.first))
-        trainer = trainer_of(world.record.spec, (), 1)().snapshot()
+        trainer = trainer_of(world.record.spec, ())().snapshot()
         saved = to_bytes(SnapshotFile(snapshot, trainer))
         self._board(job).put_snapshot(last.epoch, saved, "c1")
 

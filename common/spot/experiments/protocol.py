@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from common.spot.experiments.arrivals import Stream
 
 DRAWN = 4096  # times drawn at once: a draw costs little, a call much
-LOOK_S = (
-    0.1  # between looks at the leader's status of who waits for room (`WorkerSettings.standing_s`)
-)
+LOOK_S = 0.1  # between looks at the leader's status (`WorkerSettings.leader_status_s`)
 FOR_EVER_S = 1e12
 TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
 LEADER_STATUS_S = (
@@ -345,7 +343,7 @@ class Machine:
             case do.Place(positions):
                 for partition in positions:
                     self._await(self.streams[partition])
-            case do.DropRows(partition):
+            case do.Unplace(partition):
                 self._awaited.pop(partition, None)
             case do.ReadLeaderStatus():
                 self._feed(events.LeaderStatusSeen(self._protocol.leader_status))
