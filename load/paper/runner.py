@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import sys
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
@@ -60,11 +58,6 @@ def _outcome(work: tuple[Experiment, Path, int, int]) -> Outcome:
     return Outcome(runs, sum(run.changes for run in found) / len(found), Summary.of(runs))
 
 
-def _say_nothing() -> None:
-    """Discard what libraries print: HiGHS prints lines for its own authors, into our bar."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 Wanted = TypeVar("Wanted")
 Got = TypeVar("Got")
 
@@ -83,7 +76,7 @@ class Runner:
         if processes > 1:
             # Spawned: a fork of a process that has run torch's threads may stand still for ever.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(processes, context, initializer=_say_nothing)
+            self._pool = ProcessPoolExecutor(processes, context)
         self._progress = progress.Progress(
             "{task.description}",
             *(progress.BarColumn(), progress.TaskProgressColumn(), progress.MofNCompleteColumn()),

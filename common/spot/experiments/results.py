@@ -71,6 +71,10 @@ class Throughput:
 
 
 POOL_KEYS = PoolUse._fields[1:]  # of a pool's part of the JSON
+_RUN_KEYS = (
+    *("seed", "index", "finished", "met", "runtime_s", "deadline_s", "updates", "cost_usd"),
+    *("on_demand_only_usd", "cost_ratio", "spot_share", "launches", "preemptions", "changes"),
+)
 
 
 def pool_uses(fleet: Fleet, run: int) -> tuple[PoolUse, ...]:
@@ -143,22 +147,9 @@ class Run:
 
     def as_dict(self) -> dict[str, Json]:
         """Make it ready for JSON; the history stays out."""
-        told: dict[str, Json] = {
-            "seed": self.seed,
-            "index": self.index,
-            "finished": self.finished,
-            "met": self.met,
-            "runtime_s": self.runtime_s,
-            "deadline_s": self.deadline_s,
-            "updates": self.updates,
-            "cost_usd": self.cost_usd,
-            "on_demand_only_usd": self.on_demand_only_usd,
-            "cost_ratio": self.cost_ratio,
-            "spot_share": self.spot_share,
-            "launches": self.launches,
-            "preemptions": self.preemptions,
-            "changes": self.changes,
-            "pools": {name: dict(zip(POOL_KEYS, used, strict=True)) for name, *used in self.pools},
+        told: dict[str, Json] = {name: getattr(self, name) for name in _RUN_KEYS}
+        told["pools"] = {
+            name: dict(zip(POOL_KEYS, used, strict=True)) for name, *used in self.pools
         }
         if self.throughput is not None:
             told["throughput"] = asdict(self.throughput)
@@ -224,6 +215,10 @@ class Summary:
         met = sum(run.met for run in runs)
         low, high = wilson(met, len(runs))
         runtimes_s = np.array([run.runtime_s for run in runs])
+
+        def mean(name: str) -> float:
+            return float(np.mean([getattr(run, name) for run in runs]))
+
         return cls(
             runs=len(runs),
             finished=sum(run.finished for run in runs),
@@ -234,10 +229,10 @@ class Summary:
             cost_ratio=Spread.of(np.array([run.cost_ratio for run in runs])),
             runtime_s=Spread.of(runtimes_s),
             runtime_ratio=Spread.of(runtimes_s / [run.deadline_s for run in runs]),
-            spot_share=float(np.mean([run.spot_share for run in runs])),
-            launches=float(np.mean([run.launches for run in runs])),
-            preemptions=float(np.mean([run.preemptions for run in runs])),
-            changes=float(np.mean([run.changes for run in runs])),
+            spot_share=mean("spot_share"),
+            launches=mean("launches"),
+            preemptions=mean("preemptions"),
+            changes=mean("changes"),
             throughput=Throughput.over([run.throughput for run in runs if run.throughput]),
         )
 

@@ -1,7 +1,7 @@
 """Simulates in a process of its own: `python -m common.spot.planning.apart`, which can be killed.
 
-One line of JSON comes on standard input, one goes to standard output; what libraries print goes
-nowhere. The process ends when its standard input does: whoever asked has gone.
+One line of JSON comes on standard input, one goes to standard output. The process ends when its
+standard input does: whoever asked has gone.
 """
 
 from __future__ import annotations

@@ -5,29 +5,15 @@ Not for every command: it brings scipy.
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
-from common.errors import WireError
 from common.spot.experiments.experiment import learner_of, simulate, simulate_by_protocol
-from common.spot.experiments.results import (
-    Change,
-    Point,
-    PoolUse,
-    Run,
-    Summary,
-    Throughput,
-)
+from common.spot.experiments.results import Point, Run, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from common.config.policy_names import PolicyName
@@ -50,27 +36,6 @@ def with_policies(experiment: Experiment, names: Sequence[PolicyName]) -> dict[s
     return variants
 
 
-@contextmanager
-def silent_output() -> Iterator[None]:
-    """Discard what is written to standard output meanwhile, by whatever library.
-
-    HiGHS (1.12, in scipy) prints lines for its own authors there when it repairs a solution; a
-    script that reads JSON from a command would stumble over them.
-    """
-    sys.stdout.flush()
-    kept = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        ctypes.CDLL(None).fflush(None)  # what C has buffered would come out later
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
-
-
-@silent_output()
 def compare(
     variants: Mapping[str, Experiment],
     folder: Path,
@@ -115,71 +80,6 @@ def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) ->
             for name, it in results.items()
         }
     return data
-
-
-def results_of(data: bytes) -> dict[str, Result]:
-    """Read back from JSON what `as_data` told; of what changed only how often is known.
-
-    Raises:
-        WireError: If it is something else.
-    """
-    try:
-        told = _TOLD.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"results of a simulation: {error}") from error
-    return {
-        name: Result(tuple(map(_run, runs)), tuple(told.curves.get(name, ())))
-        for name, runs in told.runs.items()
-    }
-
-
-class _Told(msgspec.Struct):
-    runs: dict[str, list[_ToldRun]]
-    curves: dict[str, list[tuple[Point, ...]]] = {}
-
-
-class _ToldRun(msgspec.Struct):
-    """What of `Run.as_dict` is not computed from the rest."""
-
-    seed: int
-    index: int
-    finished: bool
-    runtime_s: float
-    deadline_s: float
-    updates: float
-    on_demand_only_usd: float
-    changes: int
-    pools: dict[str, _ToldPool]
-    throughput: Throughput | None = None
-
-
-class _ToldPool(msgspec.Struct):
-    usd: float
-    machine_s: float
-    launches: int
-    preemptions: int
-
-
-_TOLD = msgspec.json.Decoder(_Told)
-
-
-def _run(told: _ToldRun) -> Run:
-    pools = tuple(
-        PoolUse(name, pool.usd, pool.machine_s, pool.launches, pool.preemptions)
-        for name, pool in told.pools.items()
-    )
-    return Run(
-        told.seed,
-        told.index,
-        told.finished,
-        told.runtime_s,
-        told.deadline_s,
-        told.updates,
-        told.on_demand_only_usd,
-        pools,
-        (Change(0.0, "", 0, 0),) * (told.changes + 1),
-        told.throughput,
-    )
 
 
 def _learn(

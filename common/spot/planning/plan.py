@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -205,35 +205,18 @@ def tell(answers: Sequence[Answer], *, list_workers: bool, points: int) -> ToldP
         points: About so many of the curve; 0: no curve.
     """
     found = answers[0]
-    plan, work, prices = found.plan, found.asked.work, found.market
     several = len(answers) > 1
+    workers = tuple(sorted(found.plan.spot_workers.tolist())) if list_workers else None
     return ToldPlan(
-        feasible=plan.feasible,
-        spot=plan.spot,
-        on_demand=plan.on_demand,
-        expected_cost_usd=_finite(plan.expected_cost_usd),
-        expected_runtime_s=_finite(plan.expected_runtime_s),
-        cost_ratio_to_on_demand=_finite(plan.cost_ratio_to_on_demand),
-        binding=plan.binding,
-        reason=plan.reason,
-        deadline_probability=_share(float(found.chances[plan.spot])),
-        spot_workers=tuple(sorted(plan.spot_workers.tolist())) if list_workers else None,
+        **_common(found.plan, found.asked.work, found.market),
+        deadline_probability=_share(float(found.chances[found.plan.spot])),
+        spot_workers=workers,
         names=found.asked.names,
         curve=_curve(found, points) if points else None,
         notes=found.asked.notes,
-        workers=work.workers,
-        arrivals_per_s=float(work.rates_per_s.sum()),
-        group_size=work.group_size,
-        batch_size=work.batch_size,
-        updates=work.updates,
-        deadline_s=work.deadline_s,
-        undisturbed_s=_finite(work.undisturbed_s),
-        availability=prices.spot.availability,
-        spot_usd_per_hour=prices.spot.usd_per_hour,
-        on_demand_usd_per_hour=prices.on_demand.usd_per_hour,
+        arrivals_per_s=float(found.asked.work.rates_per_s.sum()),
         on_demand_only_usd=_finite(float(found.curve.costs_usd[0])),
-        cycle_s=prices.spot.cycle_s,
-        pool=prices.spot.name if several else "",
+        pool=found.market.spot.name if several else "",
         pools=tuple(map(_of_pool, answers)) if several else (),
     )
 
@@ -244,38 +227,44 @@ def _bids_told(asked: Asked, request: PlanRequest) -> ToldPlan:
     with named("gradient_s"), np.errstate(all="ignore"):
         pools = (first.on_demand, *(market.spot for market in asked.markets))
         decision = bids(work, pools, request)
-    plan = decision.plan
     return ToldPlan(
-        feasible=plan.feasible,
-        spot=plan.spot,
-        on_demand=plan.on_demand,
-        expected_cost_usd=_finite(plan.expected_cost_usd),
-        expected_runtime_s=_finite(plan.expected_runtime_s),
-        cost_ratio_to_on_demand=_finite(plan.cost_ratio_to_on_demand),
-        binding=plan.binding,
-        reason=plan.reason,
-        deadline_probability=float(plan.feasible),
+        **_common(decision.plan, work, first),
+        deadline_probability=float(decision.plan.feasible),
         spot_workers=None,
         names=(),
         curve=None,
         notes=(*asked.notes, BIDS),
-        workers=work.workers,
         arrivals_per_s=0.0,
-        group_size=work.group_size,
-        batch_size=work.batch_size,
-        updates=work.updates,
-        deadline_s=work.deadline_s,
-        undisturbed_s=_finite(work.undisturbed_s),
-        availability=first.spot.availability,
-        spot_usd_per_hour=first.spot.usd_per_hour,
-        on_demand_usd_per_hour=first.on_demand.usd_per_hour,
         on_demand_only_usd=_finite(work.on_demand_only_usd(first.on_demand)),
-        cycle_s=first.spot.cycle_s,
         bids=tuple(
             ToldBid(pool=offer.pool, machines=count, at_most_usd_per_hour=offer.bid_usd_per_hour)
             for offer, count in decision.machines.items()
         ),
     )
+
+
+def _common(plan: Plan, work: Work, prices: Market) -> dict[str, Any]:
+    """What is told of a plan of any kind."""
+    return {
+        "feasible": plan.feasible,
+        "spot": plan.spot,
+        "on_demand": plan.on_demand,
+        "expected_cost_usd": _finite(plan.expected_cost_usd),
+        "expected_runtime_s": _finite(plan.expected_runtime_s),
+        "cost_ratio_to_on_demand": _finite(plan.cost_ratio_to_on_demand),
+        "binding": plan.binding,
+        "reason": plan.reason,
+        "workers": work.workers,
+        "group_size": work.group_size,
+        "batch_size": work.batch_size,
+        "updates": work.updates,
+        "deadline_s": work.deadline_s,
+        "undisturbed_s": _finite(work.undisturbed_s),
+        "availability": prices.spot.availability,
+        "spot_usd_per_hour": prices.spot.usd_per_hour,
+        "on_demand_usd_per_hour": prices.on_demand.usd_per_hour,
+        "cycle_s": prices.spot.cycle_s,
+    }
 
 
 def _of_pool(found: Answer) -> ToldPoolPlan:
