@@ -116,10 +116,10 @@ def _decisions(work: Work, pools: tuple[Pool, ...], many: str) -> Iterator[Case]
         "pools where streams move": Pools("reassign"),
         "bids": Bidding(odds=odds_of(pools, past)),
     }
-    none = np.full(MANY_WORKERS, np.nan)
+    up = np.ones(MANY_WORKERS, np.bool_)
     for name, policy in policies.items():
         waiting = float(UPDATES) if policy.plans_backlog else None
-        situation = Situation(0.0, work, pools, 0.001, np.isnan(none), none, waiting)
+        situation = Situation(0.0, work, pools, 0.001, up, waiting)
         first = policy.reconsider(situation, None)
         there = {
             offer: MachineCount(max(count - LOST, 0)) for offer, count in first.machines.items()

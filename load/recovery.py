@@ -176,15 +176,9 @@ def main() -> int:
         default=standard.group_size,
         help="K; default: 4; of thaw: workers",
     )
-    parser.add_argument(
-        "--floor",
-        type=float,
-        default=standard.deadline_floor_s,
-        help="of deadlines, s; default: 0.5",
-    )
     given = parser.parse_args()
     workers: int = given.workers or standard.workers
-    conditions = Conditions(workers, given.group_size, deadline_floor_s=given.floor)
+    conditions = Conditions(workers, given.group_size)
     machine, found = report.machine(), list[Measured | thaws.Thaws]()
     with servers(given.kafka, tasks=(ENTRYPOINT,)) as on:
         for each, wanted in measurements(conditions).items():

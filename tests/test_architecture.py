@@ -40,16 +40,14 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("tests",),
 )
 THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import it
-    # A spare machine's worker reads from the plans which slot it has.
-    "services.worker.seat",
     "common.telemetry.metrics.provisioner",
     # Routes, views and commands about machines, plans and simulations.
-    *("services.admin.live.answers", "services.admin.live.follower", "services.admin.live.view"),
+    *("services.admin.live.answers", "services.admin.live.followers"),
     *("services.admin.pricing", "services.admin.routes.jobs", "services.admin.routes.provisioning"),
     *("services.admin.service", "services.admin.simulating"),
     *("services.cli.commands.plan", "services.cli.commands.simulate", "services.cli.commands.up"),
     "services.cli.demo.run",
-    *("services.cli.render.plots", "services.cli.system.api", "services.cli.system.direct"),
+    *("services.cli.system.api", "services.cli.system.direct"),
     "services.cli.system.system",
 )
 CORE_LIBRARIES = {"msgspec", "numpy"}
@@ -88,7 +86,6 @@ HOMES = {  # a client library has one home
         "common/spot/policies/",
         "common/spot/experiments/results.py",
     ),
-    "matplotlib": ("services/cli/render/plots.py",),
     "structlog": ("common/telemetry/logging.py",),
     "typer": ("services/cli/",),
     "rich": ("services/cli/", "common/simulation/__main__.py"),

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     import httpx2
 
-    from common.ports.tracking import Metric, RunStatus
+    from common.config.settings import Settings
+    from common.ports.tracking import Metric, RunStatus, Tracking
 
 T = TypeVar("T")
 ANSWER_S = 10.0
@@ -344,3 +345,13 @@ def _filters(tags: Mapping[str, str]) -> list[str]:
 def _quoted(value: str) -> str:
     """As a filter takes it; what has quotes of both kinds cannot be asked for."""
     return f'"{value}"' if "'" in value else f"'{value}'"
+
+
+def open_tracking(settings: Settings) -> Tracking | None:
+    """Open the MLflow server, None where the settings name none; it is not asked before a call."""
+    if not settings.mlflow:
+        return None
+    user = (
+        (settings.mlflow_username, settings.mlflow_password) if settings.mlflow_username else None
+    )
+    return MlflowServer(settings.mlflow, token=settings.mlflow_token, user=user)

@@ -491,9 +491,9 @@ class CurvesAnswer(Answer):
     """What a page draws: columns of equal length, thinned to what an eye can tell apart."""
 
     now_s: Time
-    update_at_s: tuple[float, ...] = Field(description="When each point's last update was made.")
+    update_at_s: tuple[float, ...] = Field(description="When the update of each point was made.")
     version: tuple[int, ...] = Field(description="Of that update.")
-    loss: tuple[float, ...] = Field(description="Mean per sample of each point's updates.")
+    loss: tuple[float, ...] = Field(description="Mean per sample of that update.")
     metrics: dict[str, tuple[float | None, ...]] = Field(description="Likewise, by name.")
     updates_per_s: tuple[float, ...] = Field(description="Over the 10 s before each point.")
     lag_at_s: tuple[float, ...] = Field(description="When lags were looked at.")
@@ -547,7 +547,7 @@ class PlanInForce(Answer):
     feasible: bool = Field(description="Whether the deadline can be met.")
     binding: str = Field(description="What limits the plan.", examples=["deadline"])
     spot: Count = Field(description="N_s: workers on spot machines.")
-    on_demand: Count = Field(description="Machines on demand, stand-ins with them.")
+    on_demand: Count = Field(description="Machines on demand.")
     places: dict[str, Count] = Field(description="Machines by pool; `none`: slots without one.")
     updates_left: float = Field(description="Until the job is done.")
     deadline_left_s: float | None = Field(description="Null: the job has none.")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from common.api.answers import (
+    EvaluationAnswer,
     JobAnswer,
     JobSummary,
     Progress,
@@ -18,25 +19,41 @@ from common.core.spans import Partition
 from common.jobs import store
 from common.jobs.changes import Change
 from common.jobs.notes import notes_on
+from common.jobs.progress import Numbers
 
 if TYPE_CHECKING:
-    from common.api.answers import EvaluationAnswer
-    from common.jobs.progress import JobProgress, Numbers, State, Word
+    from common.jobs.progress import Evaluations, JobProgress, State, Word
     from common.jobs.purge import Remains
     from common.kafka.table import Unreadable
 
 
-def progress_answer(
-    job: JobProgress, now: float, evaluation: EvaluationAnswer | None = None
-) -> Progress:
+def progress_answer(job: JobProgress, now: float) -> Progress:
     """How far a job is."""
     done = job.record.reason if job.record.wanted == "stopped" else ""
+    evaluation = _evaluation_answer(job.evaluations)
     return Progress(**job.numbers(now)._asdict(), done=done, evaluation=evaluation)
+
+
+def _evaluation_answer(found: Evaluations) -> EvaluationAnswer | None:
+    """Return the newest that evaluators told; None if nothing was told yet."""
+    test = found.tests[-1] if found.tests else None
+    predicted = {name: told[-1] for name, told in found.predictions.items()}
+    if test is None and not predicted:
+        return None
+    return EvaluationAnswer(
+        version=test.model.version if test else None,
+        at_s=test.at_s if test else None,
+        records=test.records if test else 0,
+        test=test.test if test else {},
+        prequential={name: told.prequential[name] for name, told in predicted.items()},
+        predicted=max((told.model.version for told in predicted.values()), default=None),
+        drifts=len(found.drifts),
+    )
 
 
 def update_answers(job: JobProgress, first: int, last: int) -> tuple[UpdateAnswer, ...]:
     """Effective updates from one version to another, both included, as far as they are there."""
-    return tuple(map(UpdateAnswer.model_validate, job.columns.rows(first, last)))
+    return tuple(map(UpdateAnswer.model_validate, job.updates.rows(first, last)))
 
 
 def remains_answer(found: Remains) -> RemainsAnswer:
@@ -92,31 +109,24 @@ def job_summary(
         spent_usd: Cost of its machines; None: not known, or it has none.
     """
     spec = record.spec
-    return JobSummary(
-        id=spec.name,
-        wanted=record.wanted,
-        reason=record.reason,
-        submitted_s=record.submitted_s,
-        streams=spec.streams,
-        task=spec.task.name or spec.task.entrypoint or "",
-        batch_size=spec.batch_size,
-        group_size=spec.group_size,
-        provisioned=spec.provisioning is not None,
-        state=state.word,
-        why=state.why,
-        version=numbers and numbers.version,
-        loss=numbers and numbers.loss,
-        accuracy=numbers and numbers.metrics.get("accuracy"),
-        updates_per_s=numbers and numbers.updates_per_s,
-        workers=numbers and numbers.workers,
-        lag=numbers and numbers.lag,
-        skipped=numbers and numbers.skipped,
-        quarantined=numbers and numbers.quarantined,
-        expired=numbers and numbers.expired,
-        lost=numbers and numbers.lost,
-        spent_usd=spent_usd,
-        whole=numbers is None or numbers.whole,
-    )
+    known = dict.fromkeys(Numbers._fields) if numbers is None else numbers._asdict()
+    others = {
+        "id": spec.name,
+        "wanted": record.wanted,
+        "reason": record.reason,
+        "submitted_s": record.submitted_s,
+        "streams": spec.streams,
+        "task": spec.task.name or spec.task.entrypoint or "",
+        "batch_size": spec.batch_size,
+        "group_size": spec.group_size,
+        "provisioned": spec.provisioning is not None,
+        "state": state.word,
+        "why": state.why,
+        "accuracy": numbers and numbers.metrics.get("accuracy"),
+        "spent_usd": spent_usd,
+        "whole": numbers is None or numbers.whole,
+    }
+    return JobSummary.model_validate(known | others)
 
 
 def counted(words: Iterable[Word]) -> dict[Word, int]:

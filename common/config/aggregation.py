@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from common.config.synchronisation import MOST, Count, Part, Positive
+from common.config.synchronisation import MOST, Part
 from common.core.settings import AggregationSettings, SliceSettings
 
 _Several = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MOST})]
@@ -14,15 +14,7 @@ _Several = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MOST
 _STAGES = WithJsonSchema({"anyOf": [{"const": "auto"}, {"enum": [1, 2, 3]}]})
 # More than owners, so that each has about as many, and few: each is a step of its own.
 SLICES = 32
-_OF_SLICES = ("stage", "servers", "owners", "backup")
-
-
-class BackupSpec(Part):
-    """How often owners of slices store what they hold."""
-
-    every_updates: Count = 20
-    """Each n-th version is a checkpoint, however few `checkpoint` asks for: where all owners of a
-    slice die at once, what came after it is learned again."""
+_OF_SLICES = ("stage", "servers", "owners")
 
 
 class AggregationSpec(Part):
@@ -43,15 +35,6 @@ class AggregationSpec(Part):
     """Of `slices`: how many own some; `auto`: half of the spot machines, at least one."""
     owners: Annotated[int, Field(ge=1, le=3)] = 2
     """Of `slices`: how many own each."""
-    backup: BackupSpec = BackupSpec()
-    """Of `slices`: copies in storage."""
-    copies: Count = 2
-    """Workers that must have an update whole before it counts where others broke off; fewer where
-    fewer live."""
-    heal_s: Literal["auto"] | Positive = "auto"
-    """So long an update waits for a worker that copies the weights; `auto`: by their size."""
-    leave_s: Positive = 5.0
-    """So long a worker that leaves may be needed for what it holds."""
     transport: Literal["gloo", "nccl"] = "gloo"
     """Of `group`: what carries the numbers: TCP between machines' memory, or NCCL between GPUs, one
     for each worker. From one to the other a job changes by way of `board`."""
@@ -59,7 +42,6 @@ class AggregationSpec(Part):
     @property
     def core(self) -> AggregationSettings:
         """As a leader goes by it."""
-        heal_s = None if self.heal_s == "auto" else self.heal_s
         slices = SliceSettings(
             SLICES,
             self.owners,
@@ -67,7 +49,7 @@ class AggregationSpec(Part):
             None if self.stage == "auto" else self.stage,
         )
         sliced = self.layout == "slices"
-        return AggregationSettings(self.copies, heal_s, slices=slices if sliced else None)
+        return AggregationSettings(slices=slices if sliced else None)
 
     @model_validator(mode="after")
     def _each_counts(self) -> Self:

@@ -11,17 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, NewType, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
+from common.core.bounds import (
+    Count,
+    Finite,
+    HostPort,
+    KafkaEpoch,
+    NonEmpty,
+    Ordinal,
+    OrNone,
+    Rate,
+    Seconds,
+    Square,
+    Sum,
+    Time,
+)
 from common.core.spans import Address, LogPosition, Partition, Span
 
 WorkerId = NewType("WorkerId", str)
-Positions: TypeAlias = dict[Partition, int]  # a position per partition: the next offset to read
+Positions: TypeAlias = dict[Partition, Count]  # a position per partition: the next offset to read
 Vector: TypeAlias = npt.NDArray[np.float32]  # (P + B,) parameters, then buffers
 
 
@@ -32,8 +46,8 @@ class ModelId(NamedTuple):
     version 17, and a gradient of one is worth nothing to the other.
     """
 
-    epoch: int  # e, the number of the maker's leadership: see `Lead`
-    version: int  # J, updates applied so far
+    epoch: OrNone  # e, the number of the maker's leadership: see `Lead`
+    version: Count  # J, updates applied so far
 
 
 GENESIS = ModelId(-1, 0)  # the weights that the job's specification makes, before anyone led
@@ -63,8 +77,8 @@ def drawn_at_s(number: int) -> float:
 class TriggerId(NamedTuple):
     """Order of triggers, across leaders: an id never goes back, whoever wakes up."""
 
-    epoch: int
-    number: int  # counts this leader's triggers from 1
+    epoch: OrNone
+    number: Count  # counts this leader's triggers from 1
 
 
 class TriggerStream(NamedTuple):
@@ -77,8 +91,8 @@ class TriggerStream(NamedTuple):
 class Member(NamedTuple):
     """A process among those that add gradients up: whoever comes back under a name is another."""
 
-    worker: WorkerId
-    life: int  # random, at the process's start
+    worker: NonEmpty[WorkerId]
+    life: Count  # random, at the process's start
 
 
 class AttemptId(NamedTuple):
@@ -87,9 +101,9 @@ class AttemptId(NamedTuple):
     Collectives match by the order of calls: a second one could meet the first.
     """
 
-    epoch: int  # of its leader
-    membership: int  # its number
-    version: int  # J, after the update
+    epoch: Count  # of its leader
+    membership: Ordinal  # its number
+    version: Ordinal  # J, after the update
 
 
 # --- the control topic: what workers claim, of which logs --------------------------------------
@@ -104,9 +118,10 @@ class Skipped(NamedTuple):
 
     topic: str
     partition: int
-    offset: int  # of the first
+    offset: Count  # of the first
     reason: str
-    gaps: tuple[int, ...] = ()  # from each to the next: 8 and 13 follow offset 7 by gaps of 1 and 5
+    # From each to the next: 8 and 13 follow offset 7 by gaps of 1 and 5.
+    gaps: tuple[Ordinal, ...] = ()
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -122,18 +137,18 @@ class Skipped(NamedTuple):
 class BatchReady(msgspec.Struct, frozen=True, gc=False, tag="batch-ready"):
     """Worker *n* holds a batch: the batch indicator S_B;j,n (Algorithm 1, line 8)."""
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     address: Address  # where its records are; at most one span per partition
-    samples: int  # records that decoded: b, or fewer where a batch was closed early
+    samples: Count  # records that decoded: b, or fewer where a batch was closed early
     skipped: tuple[Skipped, ...] = ()
-    first_arrival_s: float = 0.0  # Kafka timestamps of its records, for estimates of lambda_A
-    last_arrival_s: float = 0.0
+    first_arrival_s: Finite = 0.0  # Kafka timestamps of its records, for estimates of lambda_A
+    last_arrival_s: Finite = 0.0
 
 
 class SpanExpired(msgspec.Struct, frozen=True, gc=False, tag="span-expired"):
     """Retention deleted these records unread: claimed all the same, so that the rest goes on."""
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     address: Address
 
 
@@ -148,11 +163,11 @@ class Opened(msgspec.Struct, frozen=True, gc=False, tag="opened"):
     """
 
     partition: Partition
-    after: int | None  # the generation in force; None: the job has no such partition yet
-    generation: int
+    after: Count | None  # the generation in force; None: the job has no such partition yet
+    generation: Count
     topic_id: str  # Kafka's, in its text form; empty: not known
-    start: int  # where its records begin
-    epoch: int  # Kafka's leader epoch of the last record below `start`; -1: there is none
+    start: Count  # where its records begin
+    epoch: KafkaEpoch  # of the last record below `start`; -1: there is none
 
 
 ControlRecord: TypeAlias = Claim | Opened
@@ -169,10 +184,10 @@ def topic_id_of(opened: Openings, span: Span) -> str:
 class Batch(msgspec.Struct, frozen=True, gc=False):
     """An accepted batch: its identity is its control offset, its content its address."""
 
-    offset: int
-    worker: WorkerId  # who announced it and probably still has it in memory
+    offset: Count
+    worker: NonEmpty[WorkerId]  # who announced it and probably still has it in memory
     address: Address
-    samples: int
+    samples: Count
     skipped: tuple[Skipped, ...] = ()
 
     def without_skipped(self) -> Batch:
@@ -189,14 +204,14 @@ SynchronisationMode: TypeAlias = Literal["synchronous", "stale", "asynchronous",
 class Synchrony(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Which batches make an update, and at which weights their gradients may be taken."""
 
-    group_size: int  # K
+    group_size: Ordinal  # K
     # s: how many updates may lie between the weights of a gradient and its own update; 0: none, the
     # paper's synchronous rule.
-    staleness: int = 0
+    staleness: Count = 0
     lone: bool = False  # all batches of a group go to one worker: nobody waits for anybody
     # At which rate a worker moves its own copy of the weights between the batches of one order
     # (model averaging); 0: it does not.
-    local_rate: float = 0.0
+    local_rate: Rate = 0.0
 
     @property
     def mode(self) -> SynchronisationMode:
@@ -211,66 +226,63 @@ class Synchrony(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Lead(msgspec.Struct, frozen=True, gc=False, tag="lead"):
     """A candidate wants to lead: counts only if `after` is the Lead in force (compare-and-set).
 
-    Its number becomes the epoch. Every update above `base` is taken back.
+    Every update above `base` is taken back.
     """
 
-    after: int  # epoch of the Lead that the candidate found in force, -1 for none
+    after: OrNone  # epoch of the Lead that the candidate found in force, -1 for none
     base: ModelId  # the update contained in the snapshot that it starts from
-    candidate: str  # unique for each candidacy, to recognise one's own record
-    epoch: int = -1  # `unused_number`, and above `after`; -1: of an older program, see `epoch_at`
+    candidate: NonEmpty[str]  # unique for each candidacy, to recognise one's own record
+    epoch: Count  # `unused_number`, and above `after`
     # Wishes of the job's owner to go on after a loss, as this candidate counts them: one that is
     # above all before it lets snapshots be passed over of which Kafka lost records.
-    after_loss: int = 0
+    after_loss: Count = 0
     loss: str = ""  # what was lost, if some were
     # Counts only if its base is the newest effective update: members hold the weights of no other.
     exact: bool | UnsetType = UNSET
     # Where members hold the weights: into how many slices with owners; 0: each holds everything.
-    slices: int | UnsetType = UNSET
-
-    def epoch_at(self, offset: int) -> int:
-        """The epoch that begins with this record: without a number, its own offset."""
-        return offset if self.epoch < 0 else self.epoch
+    slices: Count | UnsetType = UNSET
 
 
 class Traffic(NamedTuple):
     """Weights and gradients that a worker has sent and received, since it began to count."""
 
-    life: int  # random, drawn as the count began: counts of two lives are not one
-    total: int  # bytes, which never get fewer: a message that is lost, late or doubled loses none
+    life: Count  # random, drawn as the count began: counts of two lives are not one
+    total: Count  # bytes, which never get fewer: a message that is lost, late or doubled loses none
 
 
 class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied"):
     """One model update and exactly the batches that made it (Algorithm 4, line 11)."""
 
-    epoch: int
-    version: int  # J, after this update
-    batches: tuple[Batch, ...]  # K of them, unless `short` says why not; `without_skipped`
-    samples: int
-    loss: float  # mean per sample at the weights before the update (prequential)
+    epoch: Count
+    version: Ordinal  # J, after this update
+    # K of them, unless `short` says why not; `without_skipped`.
+    batches: NonEmpty[tuple[Batch, ...]]
+    samples: Count
+    loss: Finite  # mean per sample at the weights before the update (prequential)
     # Mean of each task metric over the samples that have a value of it, at the same weights as the
     # loss, and the `WINDOWED` metrics.
-    metrics: dict[str, float] = {}
+    metrics: dict[str, Finite] = {}
     short: str = ""  # why fewer than K batches: "linger", "missing", "quarantined", or ""
-    revision: int = 0  # of the job's settings, K among them, that it was made under
-    gradient_s: float = 0.0  # mean compute time of one batch's gradient
-    skipped: dict[str, int] = {}  # records of the batches that did not decode, by stream
-    number: int = 0  # of this leader's updates and quarantines, from 1; 0: an older program's
+    revision: Count = 0  # of the job's settings, K among them, that it was made under
+    gradient_s: Seconds = 0.0  # mean compute time of one batch's gradient
+    skipped: dict[str, Count] = {}  # records of the batches that did not decode, by stream
+    number: Count = 0  # of this leader's updates and quarantines, from 1; 0: an older program's
     # What follows is left out where nothing is to be said.
     synchrony: Synchrony | UnsetType = UNSET  # else K of its revision, at the version before
-    base: int | UnsetType = UNSET  # oldest version that its gradients are of; else the one before
-    parts: tuple[int, ...] | UnsetType = UNSET  # so many of its batches, in order, were walked
-    scale: float | UnsetType = UNSET  # of the learning rate, for this step; else 1
-    rate: float | UnsetType = UNSET  # of this step, in all; an older program's does not say it
+    base: Count | UnsetType = UNSET  # oldest version that its gradients are of; else the one before
+    parts: tuple[Ordinal, ...] | UnsetType = UNSET  # so many of its batches, in order, were walked
+    scale: Rate | UnsetType = UNSET  # of the learning rate, for this step; else 1
+    rate: Rate | UnsetType = UNSET  # of this step, in all; else as the trainer was made
     # How many updates of the job's own K the model has come to with this one; else as many as J.
-    equivalent: float | UnsetType = UNSET
+    equivalent: Rate | UnsetType = UNSET
     by: AttemptId | UnsetType = UNSET  # of members: whoever has prepared this one may apply it
-    digest: int | UnsetType = UNSET  # of what they prepared
-    copies: int | UnsetType = UNSET  # how many of them have it whole
+    digest: Count | UnsetType = UNSET  # of what they prepared
+    copies: Ordinal | UnsetType = UNSET  # how many of them have it whole
     # Bytes of weights and gradients that a worker sent and received for an update, as its makers
     # have counted since the update before.
-    moved: int | UnsetType = UNSET
+    moved: Count | UnsetType = UNSET
     # By metric, how many samples have a value. Left out are metrics that all samples have one of.
-    measured: dict[str, int] | UnsetType = UNSET
+    measured: dict[str, Ordinal] | UnsetType = UNSET
 
     def samples_with(self, metric: str) -> int:
         """Return the number of samples that a metric is the mean of."""
@@ -295,10 +307,10 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied")
 class Quarantined(msgspec.Struct, frozen=True, gc=False, tag="quarantined"):
     """A batch that cannot be used: settled without training. No Lead takes this back."""
 
-    epoch: int
+    epoch: Count
     batch: Batch  # whole: if an operator takes it back, it waits again from this record alone
     reason: str  # "poison: ..." or "expired"
-    number: int = 0  # likewise
+    number: Count = 0  # likewise
 
     @property
     def expired(self) -> bool:
@@ -314,8 +326,8 @@ class Requeued(msgspec.Struct, frozen=True, gc=False, tag="requeued"):
     """
 
     batch: Batch
-    by: str  # who asked, for people
-    at_s: float  # since 1970
+    by: NonEmpty[str]  # who asked, for people
+    at_s: Finite  # since 1970
 
 
 class Replayed(msgspec.Struct, frozen=True, gc=False, tag="replayed"):
@@ -326,8 +338,8 @@ class Replayed(msgspec.Struct, frozen=True, gc=False, tag="replayed"):
     """
 
     batch: Batch
-    by: str  # likewise
-    at_s: float  # likewise
+    by: NonEmpty[str]  # likewise
+    at_s: Finite  # likewise
 
 
 class Evaluated(msgspec.Struct, frozen=True, gc=False, tag="evaluated"):
@@ -337,22 +349,22 @@ class Evaluated(msgspec.Struct, frozen=True, gc=False, tag="evaluated"):
     """
 
     model: ModelId
-    at_s: float  # since 1970
-    records: int  # of the test set; 0: there is none, and no `test`
-    test: dict[str, float]  # loss and the task's metrics on the test set, mean per record
+    at_s: Finite  # since 1970
+    records: Count  # of the test set; 0: there is none, and no `test`
+    test: dict[str, Finite]  # loss and the task's metrics on the test set, mean per record
     # By stream, likewise, of some of its records that the model learned from next. A version may be
     # told in parts: the test first, streams as their records come.
-    prequential: dict[str, dict[str, float]] = {}
+    prequential: dict[str, dict[str, Finite]] = {}
 
 
 class Drifted(msgspec.Struct, frozen=True, gc=False, tag="drifted"):
     """A stream's errors are no longer what they were; told as `Evaluated` is."""
 
     model: ModelId  # at which it was noticed
-    at_s: float  # since 1970
-    stream: str
-    before: float  # mean error per record, of the window that was forgotten
-    after: float  # of the window that is left
+    at_s: Finite  # since 1970
+    stream: NonEmpty[str]
+    before: Finite  # mean error per record, of the window that was forgotten
+    after: Finite  # of the window that is left
 
 
 class CheckpointStored(msgspec.Struct, frozen=True, gc=False, tag="checkpoint-stored"):
@@ -363,8 +375,8 @@ class CheckpointStored(msgspec.Struct, frozen=True, gc=False, tag="checkpoint-st
     record has no number: it is as true after a lost record as before one.
     """
 
-    epoch: int
-    version: int
+    epoch: Count
+    version: Count
 
     @property
     def name(self) -> ModelId:
@@ -391,25 +403,27 @@ class GroupStatus(msgspec.Struct, frozen=True, gc=False):
 
     members: tuple[WorkerId, ...]
     left_out: dict[WorkerId, str] = {}  # who lives and cannot be one, and why
-    stage: int = 0  # 1 to 3, where slices have owners; 0: not known yet, or they have none
+    # Of AgileML, where slices have owners; 0: not known yet, or they have none.
+    stage: Annotated[int, Meta(ge=0, le=3)] = 0
     owners: tuple[WorkerId, ...] = ()  # of slices
     # Who copies the weights while updates wait for it, and how many seconds they do at most.
-    waits: dict[WorkerId, float] = {}
+    waits: dict[WorkerId, Rate] = {}
 
 
 class LeaderStatus(msgspec.Struct, frozen=True, gc=False):
     """Where the leader stands: what a worker needs to find its place, in one value."""
 
-    epoch: int
+    epoch: Count
     # Every control record below this offset has been decided.
-    control_position: int
+    control_position: Count
     claimed: Positions  # below it, every record is of one accepted batch, or has expired
     # Control offset of the oldest unsettled batch; `control_position` when none is.
-    oldest_unsettled: int
-    waiting: int  # batches not yet settled
-    live: int  # workers that the leader sees
+    oldest_unsettled: Count
+    waiting: Count  # batches not yet settled
+    live: Count  # workers that the leader sees
     settled: Positions  # the frontier that a checkpoint covers, for lag tools
-    triggers: str = ""  # which stream of triggers is the leader's; empty: the first one
+    # Which stream of triggers is the leader's; empty: the first one.
+    triggers: Annotated[str, Meta(max_length=64)] = ""
     opened: Openings = {}  # by partition; without any, it is of generation 0
     known: LogPositions = {}  # by partition, where a claim or an opening said it
     group: GroupStatus | UnsetType = UNSET  # where members hold the weights
@@ -436,23 +450,23 @@ class LeaderStatus(msgspec.Struct, frozen=True, gc=False):
 class Assignment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One worker's part of a trigger: one gradient over all these batches, sent as one message."""
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     batches: tuple[Batch, ...]
-    local_rate: float = 0.0  # see `Synchrony`
+    local_rate: Rate = 0.0  # see `Synchrony`
     squared: bool = False  # its gradient is to say how large it is
 
 
 class Unsettled(NamedTuple):
     """What waits in a job, as its leader knows: how much more its workers may read."""
 
-    control_position: int  # every control record below this offset has been decided
-    oldest_unsettled: int  # control offset of a batch; `control_position` when there is none
-    waiting: int  # batches not yet settled
-    live: int  # workers that the leader sees
+    control_position: Count  # every control record below this offset has been decided
+    oldest_unsettled: Count  # control offset of a batch; `control_position` when there is none
+    waiting: Count  # batches not yet settled
+    live: Count  # workers that the leader sees
 
 
 # Of which slices of the weights the optimizer's state is meant, ascending; left out: of them all.
-Slices: TypeAlias = tuple[int, ...] | UnsetType
+Slices: TypeAlias = tuple[Count, ...] | UnsetType
 Tier: TypeAlias = Literal["reliable", "spot"]
 
 
@@ -462,11 +476,11 @@ class Membership(msgspec.Struct, frozen=True, gc=False):
     A later one of the same leader, or any of a later leader, ends it with what it attempts.
     """
 
-    number: int  # counts this leader's from 1; 0: none yet
+    number: Count  # counts this leader's from 1; 0: none yet
     members: tuple[Member, ...] = ()  # in order of their ranks
     # By slice, the ranks of those who step it: the first sends its weights to all, the others hold
     # its optimizer state as well. Left out: each member holds and steps everything.
-    owners: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    owners: tuple[tuple[Count, ...], ...] | UnsetType = UNSET
 
     def owned(self, member: Member) -> Slices:
         """Slices of which a member will hold the optimizer's state after the next step."""
@@ -480,11 +494,11 @@ class Reduce(msgspec.Struct, frozen=True, gc=False):
     """All members enter at once: each adds these of its gradients, all have the sum of all."""
 
     attempt: AttemptId
-    parts: tuple[tuple[tuple[int, ...], ...], ...]  # by rank: batches of each gradient message
-    samples: int  # of all gradients
-    local_rate: float = 0.0  # all were taken on a walk at this rate
-    learning_rate: float | None = None  # of the step, without its scale; None: the job's
-    scale: float = 1.0
+    parts: tuple[tuple[tuple[Count, ...], ...], ...]  # by rank: batches of each gradient message
+    samples: Ordinal  # of all gradients
+    local_rate: Rate = 0.0  # all were taken on a walk at this rate
+    learning_rate: Rate | None = None  # of the step, without its scale; None: the job's
+    scale: Rate = 1.0
     measured: bool = False  # they are to say how large the sum is
 
 
@@ -502,7 +516,7 @@ class GroupOrders(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     made: ModelId  # the version of the trigger's model, as its audit record names it
     membership: Membership
     by: AttemptId | None = None  # that made the version: its result may be applied
-    origin: int = 0  # of version 0: the life of the member that made its weights; 0: nobody yet
+    origin: Count = 0  # of version 0: the life of the member that made its weights; 0: nobody yet
     reduce: Reduce | None = None
     copies: tuple[Copy, ...] = ()
     report: bool = False  # all are to say what they hold
@@ -510,8 +524,9 @@ class GroupOrders(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     offer: Member | None = None  # is to offer this version to evaluators
     stores: tuple[Member, ...] = ()  # are to store a version: where slices have owners, by slice
     stores_of: ModelId | UnsetType = UNSET  # which; left out: this one
-    addresses: dict[WorkerId, str] = {}  # of all who are named above: where others reach them
-    slices: int = 0  # as the leader's `Lead` says
+    # Of all who are named above: where others reach them.
+    addresses: dict[NonEmpty[WorkerId], NonEmpty[HostPort]] = {}
+    slices: Count = 0  # as the leader's `Lead` says
 
     def named(self) -> Iterator[Member]:
         """Who is, or is to do something."""
@@ -532,9 +547,9 @@ class UpdateTrigger(msgspec.Struct, frozen=True, gc=False):
     orders: tuple[Assignment, ...]
     weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
     reply_to: str = ""  # the replica that leads: where gradients go
-    unsettled: Unsettled | None = None  # as it is posted; None: of an older program
+    unsettled: Unsettled | None = None  # as it is posted; None: it does not say
     # Orders at versions below are void: nobody waits for them any more; left out: the model's.
-    awaits: int | UnsetType = UNSET
+    awaits: Count | UnsetType = UNSET
     # Whoever has the model `since` overwrites these of its numbers, sparse as the wire writes them.
     since: ModelId | UnsetType = UNSET
     changes: bytes | UnsetType = UNSET
@@ -556,8 +571,8 @@ class UpdateTrigger(msgspec.Struct, frozen=True, gc=False):
 class MetricSum(NamedTuple):
     """A metric summed over the samples that have a value of it."""
 
-    total: float
-    samples: int  # at least 1
+    total: Sum
+    samples: Ordinal  # at least 1
 
 
 class Gradient(msgspec.Struct, frozen=True, gc=False, tag="gradient"):
@@ -566,49 +581,49 @@ class Gradient(msgspec.Struct, frozen=True, gc=False, tag="gradient"):
     The vector travels beside the message, as raw bytes: see `common.wire.messages`.
     """
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     model: ModelId  # that it was taken at
-    batches: tuple[int, ...]  # control offsets
-    samples: int
-    loss_sum: float  # summed over the samples
+    batches: NonEmpty[tuple[Count, ...]]  # control offsets
+    samples: Count
+    loss_sum: Sum  # summed over the samples
     metric_sums: dict[str, MetricSum]  # without the metrics that no sample has a value of
-    seconds: float  # compute time, for the deadline of later rounds
+    seconds: Seconds  # compute time, for the deadline of later rounds
     # Vector or SparseVector: (P,) gradient summed over the samples, then (B,) buffers x samples
     vector: Any = None
     # At which the copy was moved between its batches; left out: it was not.
-    local_rate: float | UnsetType = UNSET
+    local_rate: Rate | UnsetType = UNSET
     # |its (P,) gradient|^2, where the order asks for it
-    square: float | UnsetType = UNSET
-    scores: tuple[int, ...] | UnsetType = UNSET  # of a task of two classes: `common.core.scores`
+    square: Square | UnsetType = UNSET
+    scores: tuple[Count, ...] | UnsetType = UNSET  # of a task of two classes: `common.core.scores`
     traffic: Traffic | UnsetType = UNSET  # of its worker, before this message
 
 
 class GradientReady(msgspec.Struct, frozen=True, gc=False, tag="gradient-ready"):
     """The gradient of one order, which stays where it was computed: `Gradient` without vector."""
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     model: ModelId
-    batches: tuple[int, ...]
-    samples: int
-    loss_sum: float
+    batches: NonEmpty[tuple[Count, ...]]
+    samples: Count
+    loss_sum: Sum
     metric_sums: dict[str, MetricSum]
-    seconds: float
-    life: int  # see `Member`
-    local_rate: float | UnsetType = UNSET
-    square: float | UnsetType = UNSET
-    scores: tuple[int, ...] | UnsetType = UNSET
+    seconds: Seconds
+    life: Count  # see `Member`
+    local_rate: Rate | UnsetType = UNSET
+    square: Square | UnsetType = UNSET
+    scores: tuple[Count, ...] | UnsetType = UNSET
     traffic: Traffic | UnsetType = UNSET
 
 
 class Reduced(msgspec.Struct, frozen=True, gc=False, tag="reduced"):
     """A member has the whole result of an attempt; it applies that once the audit names it."""
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     model: ModelId  # that it is to be applied to
-    life: int
+    life: Count
     attempt: AttemptId
-    digest: int  # of the result, and of the weights that it is to be applied to
-    square: float | UnsetType = UNSET  # |sum of gradients|^2, where that is asked for
+    digest: Count  # of the result, and of the weights that it is to be applied to
+    square: Square | UnsetType = UNSET  # |sum of gradients|^2, where that is asked for
 
 
 BrokenReason: TypeAlias = Literal[
@@ -621,9 +636,9 @@ BrokenReason: TypeAlias = Literal[
 class Broken(msgspec.Struct, frozen=True, gc=False, tag="broken"):
     """A member has left an attempt, and can take no further part in its membership."""
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     model: ModelId
-    life: int
+    life: Count
     attempt: AttemptId
     reason: BrokenReason = "left"
     unreachable: tuple[Member, ...] = ()  # whom it could not reach
@@ -632,27 +647,27 @@ class Broken(msgspec.Struct, frozen=True, gc=False, tag="broken"):
 class StateReport(msgspec.Struct, frozen=True, gc=False, tag="state-report"):
     """What a member holds, whole; an older word never undoes a newer."""
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     model: ModelId  # of the newest trigger that it heard
-    life: int
+    life: Count
     heard: TriggerId  # that trigger
     made: ModelId | None  # the version that it holds, as its audit record names it; None: none
-    origin: int = 0  # likewise of version 0: see `GroupOrders`
+    origin: Count = 0  # likewise of version 0: see `GroupOrders`
     unreachable: tuple[Member, ...] = ()  # of whom it could not copy
-    address: str = ""  # where others reach it: host:port
-    numbers: int = 0  # of its weights and buffers: P + B
+    address: HostPort = ""  # where others reach it: host:port
+    numbers: Count = 0  # of its weights and buffers: P + B
     slices: Slices = UNSET  # whose optimizer state it holds at that version
     tier: Tier | UnsetType = UNSET  # of its machine; left out: spot, or it matters to nobody
-    began_s: float | UnsetType = UNSET  # when its process did, since 1970
-    room: int | UnsetType = UNSET  # slices whose optimizer state it has memory for; left out: all
+    began_s: Time | UnsetType = UNSET  # when its process did, since 1970
+    room: Count | UnsetType = UNSET  # slices whose optimizer state it has memory for; left out: all
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False, tag="stored"):
     """A member has stored a version: whoever finds it there can begin with it."""
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     model: ModelId
-    life: int
+    life: Count
     made: ModelId
     slices: Slices = UNSET  # of it; none: it was asked for some, and has them no more
 
@@ -671,20 +686,20 @@ MOST_TRACEBACK = 4000  # characters of a traceback that a worker sends: its end 
 class Failed(msgspec.Struct, frozen=True, gc=False, tag="failed"):
     """An order that gave no gradient, and why."""
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     model: ModelId
-    batches: tuple[int, ...]  # the batches the reason is about
+    batches: NonEmpty[tuple[Count, ...]]  # the batches the reason is about
     reason: FailedReason
     detail: str = ""  # one line
-    traceback: str = ""  # of the exception, at most `MOST_TRACEBACK` characters
+    traceback: Annotated[str, Meta(max_length=MOST_TRACEBACK)] = ""  # of the exception
 
 
 class WorkerLeaving(msgspec.Struct, frozen=True, gc=False, tag="worker-leaving"):
     """The worker leaves: it begins no further gradient, and others may have its batches at once."""
 
-    worker: WorkerId
+    worker: NonEmpty[WorkerId]
     model: ModelId  # of the newest trigger that it heard; the epoch says which leader is meant
-    finishing: tuple[int, ...] = ()  # control offsets that it still sends a gradient of
+    finishing: tuple[Count, ...] = ()  # control offsets that it still sends a gradient of
 
 
 GroupReply: TypeAlias = GradientReady | Reduced | Broken | StateReport | Stored

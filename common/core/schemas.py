@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 SchemaKind: TypeAlias = Literal["AVRO", "PROTOBUF", "JSON"]
 
@@ -27,5 +28,6 @@ class Schema(msgspec.Struct, frozen=True):
 class SchemaFound(msgspec.Struct, frozen=True, tag="schema-found"):
     """What a registry had under an id when a worker of a job met it; of two, the first counts."""
 
-    id: int
+    # In the four bytes before a record.
+    id: Annotated[int, Meta(ge=0, lt=2**32)]
     schema: Schema

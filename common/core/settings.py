@@ -85,7 +85,6 @@ class SliceSettings:
 class AggregationSettings:
     """How workers add gradients up among themselves."""
 
-    copies: int = 2  # members that must have an update whole, where so many live
     # That an update waits for a member which copies the weights; None: by their size.
     heal_s: float | None = None
     first_attempt_s: float | None = None  # that a collective may take, until one was measured

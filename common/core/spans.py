@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
+from common.core.bounds import Count, KafkaEpoch, NonEmpty, OrNone
+
 
 class Partition(NamedTuple):
     """One partition of one datastream's topic."""
 
-    topic: str
-    index: int  # type: ignore[assignment]  # nobody searches a partition as a tuple
+    topic: NonEmpty[str]
+    index: Count  # type: ignore[assignment]  # nobody searches a partition as a tuple
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.index}]"
@@ -23,9 +25,9 @@ class LogPosition(NamedTuple):
     a new leader epoch. So a position alone does not say that the log below is still the same.
     """
 
-    offset: int  # of the next record
+    offset: Count  # of the next record
     topic_id: str = ""  # Kafka's, in its text form; empty: not known
-    epoch: int = -1  # Kafka's leader epoch of the last record below `offset`; -1: not known
+    epoch: KafkaEpoch = -1  # of the last record below `offset`; -1: not known
 
     @classmethod
     def of(cls, position: int | LogPosition) -> LogPosition:
@@ -43,14 +45,14 @@ class Span(NamedTuple):
     tail, or a topic that was created anew, gives the same ones to other records.
     """
 
-    topic: str
-    partition: int
-    start: int
-    end: int
-    generation: int = 0  # of the partition: see `common.core.ledger`
-    before: int = -1  # Kafka's leader epoch of the last record below `start`; -1: not known
-    known: int = -1  # the offset after the last record below `end`; -1: not known
-    epoch: int = -1  # and that record's leader epoch; -1: not known
+    topic: NonEmpty[str]
+    partition: Count
+    start: Count
+    end: Count
+    generation: Count = 0  # of the partition: see `common.core.ledger`
+    before: KafkaEpoch = -1  # of the last record below `start`; -1: not known
+    known: OrNone = -1  # the offset after the last record below `end`; -1: not known
+    epoch: KafkaEpoch = -1  # and that record's leader epoch; -1: not known
 
     @property
     def place(self) -> Partition:
@@ -61,7 +63,8 @@ class Span(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.start}:{self.end}"
 
 
-Address: TypeAlias = tuple[Span, ...]  # a batch's content: sorted, at most one span per partition
+# A batch's content: sorted, at most one span per partition.
+Address: TypeAlias = NonEmpty[tuple[Span, ...]]
 
 
 def address_of(spans: Iterable[Span]) -> Address:

@@ -22,9 +22,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
+
+from common.core.bounds import Count, NonEmpty, Ordinal, PerSecond, Seconds
 
 # --- what everybody publishes ----------------------------------------------------------------
 
@@ -32,27 +35,28 @@ import msgspec
 class JobDemand(msgspec.Struct, frozen=True):
     """What a job needs, as its leader sees it; durations, no times, as clocks differ."""
 
-    job: str
-    number: int = 0  # of this publication: a record that does not change is not heard of
-    backlog: int = 0  # records that an update could be made of now and was not
-    arrivals_per_s: float = 0.0  # records
-    worker_records_per_s: float = 0.0  # what one worker manages here; 0: nobody knows
-    most_workers: int = 1  # that it can use: partitions
-    weight: float = 1.0  # its share of workers where they are fewer than needed
+    job: NonEmpty[str]
+    number: Count = 0  # of this publication: a record that does not change is not heard of
+    backlog: Count = 0  # records that an update could be made of now and was not
+    arrivals_per_s: PerSecond = 0.0  # records
+    worker_records_per_s: PerSecond = 0.0  # what one worker manages here; 0: nobody knows
+    most_workers: Ordinal = 1  # that it can use: partitions
+    # Share of workers where they are fewer than needed.
+    weight: Annotated[float, Meta(gt=0, le=1e12)] = 1.0
     runs: bool = True  # neither paused nor held
     # Workers that its owner asks for (`provisioning.workers`) while there is something to train.
-    target: int = 0
-    unserved_s: float = 0.0  # since when it has a backlog and nobody to work on it
+    target: Count = 0
+    unserved_s: Seconds = 0.0  # since when it has a backlog and nobody to work on it
     task: str = ""  # name or entrypoint: what a worker must be able to do
 
 
 class WorkerPlacement(msgspec.Struct, frozen=True):
     """Where a worker is, and where it is about to go."""
 
-    worker: str
-    number: int = 0  # of this publication
+    worker: NonEmpty[str]
+    number: Count = 0  # of this publication
     job: str = ""  # empty: nowhere yet
-    stay_s: float = 0.0  # for how long it has been there
+    stay_s: Seconds = 0.0  # for how long it has been there
     pinned: bool = False  # it is for this job alone
     tasks: tuple[str, ...] = ()  # that it can do; empty: all
     avoided: tuple[str, ...] = ()  # jobs that failed here: not tried again for a while

@@ -1,18 +1,19 @@
 """Samples over time in bounded memory: when there are too many, every second one goes.
 
-capacity 4     a b c d          full: a c e ., from now on every second one is kept
-a c e g          full: a e i ., from now on every fourth
+capacity 4     a b c d          one more: a c e, from now on every second one is kept
+a c e g        one more: a e i, from now on every fourth
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Thinned(Generic[T]):
-    """Samples in order, and always the newest.
+    """Samples in order: the first, the newest, and equal steps between.
 
     Args:
         capacity: Samples kept, at most; an even number.
@@ -20,22 +21,31 @@ class Thinned(Generic[T]):
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._kept = list[T]()
+        self._samples = list[T]()
         self._stride = 1
         self._seen = 0
-        self._newest: T | None = None
 
     def add(self, sample: T) -> None:
         """Take in one more."""
-        self._newest = sample
-        if self._seen % self._stride == 0:
-            if len(self._kept) == self._capacity:
-                self._kept = self._kept[::2]
-                self._stride *= 2
-            self._kept.append(sample)
+        if (self._seen - 1) % self._stride:
+            # The newest until now lies between two steps.
+            self._samples.pop()
+        self._samples.append(sample)
         self._seen += 1
+        if len(self._samples) > self._capacity:
+            self._samples = self._samples[::2]
+            self._stride *= 2
+
+    def take_back(self, stays: Callable[[T], bool]) -> None:
+        """Forget the newest samples until one of them stays."""
+        before = len(self._samples)
+        while self._samples and not stays(self._samples[-1]):
+            self._samples.pop()
+        if not self._samples:
+            self._stride, self._seen = 1, 0
+        elif len(self._samples) < before:
+            self._seen = (len(self._samples) - 1) * self._stride + 1
 
     def samples(self) -> list[T]:
-        """What is kept, and the newest behind it."""
-        behind = (self._seen - 1) % self._stride != 0 and self._newest is not None
-        return [*self._kept, self._newest] if behind and self._newest is not None else self._kept
+        """Return what is kept, the newest last; do not change it."""
+        return self._samples

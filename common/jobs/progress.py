@@ -19,14 +19,13 @@ What a job's state is called, and exactly when, stands in `docs/reference/job-st
 
 from __future__ import annotations
 
-from array import array
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from math import isnan, nan
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+import msgspec
 from msgspec import UNSET
 
 from common.core.ledger import Ledger
@@ -36,9 +35,10 @@ from common.core.messages import (
     Batch,
     BatchReady,
     ControlRecord,
+    Drifted,
+    Evaluated,
     Lead,
     LeaderStatus,
-    ModelId,
     Opened,
     Positions,
     Quarantined,
@@ -54,6 +54,7 @@ from common.core.scores import WINDOWED
 from common.core.settings import slices_of
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition, Span
+from common.core.thinned import Thinned
 from common.jobs.notes import window_note
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ QUIET_S = 3.0  # without an update: shorter, and a slow stream would flicker; lo
 RECENT_RECORDS = 10_000  # of which the share that was skipped or quarantined is taken
 TOPIC_RECORDS = 1_000  # likewise, of one stream: a slow one would not show among all
 _REASONS = 3  # of those that are told, the commonest
-_DEFAULT_MIN_BATCH = 2  # of a job whose worker waits for it, though the job file does not say it
+DEGRADED_SHARE = 0.01  # skipped or quarantined above it is more than stray bad records
 _REASON_LETTERS = 100
 _SERVERS = {
     "kafka": "Kafka",
@@ -158,18 +159,16 @@ class Look(NamedTuple):
     unable: Mapping[str, str] = {}  # why a process cannot do its part of the job, by its name
 
 
-# --- effective updates, as compact columns: about 95 bytes for each -------------------------------
+# --- effective updates ----------------------------------------------------------------------------
 
 # Updates that are kept singly, for pages of updates: five times the points of a curve. A rollback
-# goes back far less. Each takes about 95 bytes.
+# goes back far less. Each takes about 150 bytes.
 KEPT = 10_000
 KEPT_SWITCHES = 200
-_MODES: tuple[SynchronisationMode, ...] = get_args(SynchronisationMode)
-_NAMES = 32  # metrics of a job, and reasons for a short group: more than tasks and modes have
-_OTHER = "other"
+POINTS = 2_000  # of a curve: as wide as a page, more could not be told apart
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True, array_like=True):
     """One update."""
 
     version: int
@@ -182,10 +181,18 @@ class Row(NamedTuple):
     revision: int
     short: str
     metrics: dict[str, float]
-    measured: dict[str, int]  # by metric, samples that have a value
+    measured: dict[str, int]  # see `UpdateApplied`
     mode: SynchronisationMode
     stale: int  # updates between the oldest of its gradients and itself
     progress: float  # updates of the job's own K that it and those before come to
+    # Of this update and all before it.
+    all_samples: int
+    all_batches: int
+    all_offsets: tuple[int, ...]  # in the spans of their batches, by stream
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Row).decode
 
 
 class Switched(NamedTuple):
@@ -196,65 +203,62 @@ class Switched(NamedTuple):
     mode: SynchronisationMode
 
 
-class Columns:
+class Updates:
     """Effective updates, by version.
 
     version        41  42  43  44          a Lead takes back what is above 42
-    column         [0] [1] [2] [3]         then [2] and [3] are gone, and so are their samples
+    kept           [0] [1] [2] [3]         then [2] and [3] are gone, and so are their samples
 
-    Versions have no holes, so a version is a place. Totals are of all updates ever seen, those that
-    fell out of the columns with them.
+    Versions have no holes, so a version is a place. Sums are of all updates ever seen.
+
+    Attributes:
+        version: The last version that was made.
+        newest: That version. After a rollback to before what is kept, the newest one before it on
+            the curve, or None.
+        switches: The last of them.
 
     Args:
-        kept: Updates that are kept, at least; memory holds a twentieth more.
+        streams: Of the job.
     """
 
-    def __init__(self, streams: Sequence[str], kept: int = KEPT) -> None:
-        self._kept = kept
-        self._streams = tuple(streams)
+    def __init__(self, streams: Sequence[str]) -> None:
+        self._streams = streams
+        self._kept = deque[bytes](maxlen=KEPT)
         self.clear(0)
 
     def clear(self, version: int) -> None:
         """Begin anew; the next update is the one after `version`."""
-        self._before = version  # the first column's version is the next one
-        self._epoch = array("q")
-        self._at_s = array("d")
-        self._samples = array("q")
-        self._batches = array("i")
-        self._loss = array("d")
-        self._gradient_s = array("d")
-        self._revision = array("i")
-        self._short = array("B")
-        self._mode = array("B")
-        self._stale = array("q")
-        self._progress = array("d")
+        self.version = version
+        self.newest: Row | None = None
+        self._kept.clear()
+        self._curve = Thinned[bytes](POINTS)
         self.switches = deque[Switched](maxlen=KEPT_SWITCHES)
-        self._metrics: dict[str, array[float]] = {}
-        # Samples with a value, of those metrics alone that some sample had no value of.
-        self._measured: dict[str, array[int]] = {}
-        self._offsets = {stream: array("q") for stream in self._streams}
-        self._shorts = ["", _OTHER]
-        self.samples = 0  # of all effective updates
-        self.batches = 0  # likewise
-        self.offsets = Counter[str]()  # in the spans of their batches, by stream
-
-    def __len__(self) -> int:
-        return len(self._epoch)
 
     @property
     def oldest(self) -> int | None:
         """The first version that is still there; None: there is none."""
-        return self._before + 1 if self._epoch else None
-
-    @property
-    def newest(self) -> int:
-        """The last version that was made."""
-        return self._before + len(self._epoch)
+        return self.version - len(self._kept) + 1 if self._kept else None
 
     @property
     def last_at_s(self) -> float | None:
         """When the newest was written."""
-        return _known(self._at_s[-1]) if self._epoch else None
+        return self.newest.at_s if self.newest else None
+
+    @property
+    def samples(self) -> int:
+        """Of all effective updates."""
+        return self.newest.all_samples if self.newest else 0
+
+    @property
+    def batches(self) -> int:
+        """Of all effective updates."""
+        return self.newest.all_batches if self.newest else 0
+
+    @property
+    def offsets(self) -> Counter[str]:
+        """Offsets in the spans of their batches, by stream."""
+        known = self.newest.all_offsets if self.newest else ()
+        return Counter(dict(zip(self._streams, known, strict=False)))
 
     def append(self, update: UpdateApplied, at_s: float | None) -> None:
         """Take in the next version.
@@ -263,116 +267,42 @@ class Columns:
             update: It counts.
             at_s: When it was written, since 1970; None: not known.
         """
-        self._epoch.append(update.epoch)
-        self._at_s.append(nan if at_s is None else at_s)
-        self._samples.append(update.samples)
-        self._batches.append(len(update.batches))
-        self._loss.append(update.loss)
-        self._gradient_s.append(update.gradient_s or nan)
-        self._revision.append(update.revision)
-        self._short.append(self._code(update.short))
-        mode = _MODES.index(update.mode)
-        if self._mode and self._mode[-1] != mode:
+        if self.newest and self.newest.mode != update.mode:
             self.switches.append(Switched(update.version, at_s, update.mode))
-        self._mode.append(mode)
-        self._stale.append(update.staleness)
-        self._progress.append(update.progress)
-        self._take_metrics(update)
-        offsets = _lengths(span for batch in update.batches for span in batch.address)
-        for stream, column in self._offsets.items():
-            column.append(offsets[stream])
-        self.samples += update.samples
-        self.batches += len(update.batches)
-        self.offsets += offsets
-        if len(self) > self._kept + self._kept // 20:
-            self._drop(0, len(self) - self._kept)
-            self._before = update.version - len(self)
+        lengths = _lengths(span for batch in update.batches for span in batch.address)
+        self.version = update.version
+        self.newest = Row(
+            *(update.version, update.epoch, at_s, update.samples, len(update.batches)),
+            *(update.loss, update.gradient_s or None, update.revision, update.short),
+            *(update.metrics, update.measured or {}, update.mode, update.staleness),
+            update.progress,
+            self.samples + update.samples,
+            self.batches + len(update.batches),
+            tuple(self.offsets[stream] + lengths[stream] for stream in self._streams),
+        )
+        self._kept.append(packed := _pack(self.newest))
+        self._curve.add(packed)
 
-    def take_back(self, version: int) -> None:
-        """Forget all updates above a version."""
-        first = max(0, version - self._before)
+    def take_back(self, version: int) -> bool:
+        """Forget all updates above a version; False if the sums are older than it since."""
         while self.switches and self.switches[-1].version > version:
             self.switches.pop()
-        self.samples -= sum(self._samples[first:])
-        self.batches -= sum(self._batches[first:])
-        for stream, column in self._offsets.items():
-            self.offsets[stream] -= sum(column[first:])
-        if version < self._before:  # older than what is kept: what was before is gone for good
-            totals = self.samples, self.batches, self.offsets
-            self.clear(version)
-            self.samples, self.batches, self.offsets = totals
-        else:
-            self._drop(first, len(self))
+        for _ in range(min(self.version - version, len(self._kept))):
+            self._kept.pop()
+        self._curve.take_back(lambda row: _unpack(row).version <= version)
+        left = self._kept or self._curve.samples()
+        self.newest, self.version = _unpack(left[-1]) if left else None, version
+        return self.newest is None or self.newest.version == version
 
-    def rows(self, first: int, last: int) -> Iterator[Row]:
+    def rows(self, first: int, last: int) -> list[Row]:
         """Updates from one version to another, both included, as far as they are there."""
-        for index in range(max(0, first - self._before - 1), min(len(self), last - self._before)):
-            yield self._row(index)
+        before = self.version - len(self._kept)
+        places = range(max(0, first - before - 1), min(len(self._kept), last - before))
+        return [_unpack(self._kept[place]) for place in places]
 
-    def recent(self, records: int) -> int:
-        """Samples of the newest updates that together have so many, or of all."""
-        found = 0
-        for samples in reversed(self._samples):
-            if found >= records:
-                break
-            found += samples
-        return found
-
-    def _row(self, index: int) -> Row:
-        metrics = {
-            name: value
-            for name, column in self._metrics.items()
-            if not isnan(value := column[index])
-        }
-        return Row(
-            self._before + 1 + index,
-            self._epoch[index],
-            _known(self._at_s[index]),
-            self._samples[index],
-            self._batches[index],
-            self._loss[index],
-            _known(self._gradient_s[index]),
-            self._revision[index],
-            self._shorts[self._short[index]],
-            metrics,
-            {name: self._measured.get(name, self._samples)[index] for name in metrics},
-            _MODES[self._mode[index]],
-            self._stale[index],
-            self._progress[index],
-        )
-
-    def _take_metrics(self, update: UpdateApplied) -> None:
-        for name in update.metrics.keys() - self._metrics.keys():
-            if len(self._metrics) < _NAMES:
-                self._metrics[name] = array("d", [nan]) * (len(self) - 1)
-        for name, column in self._metrics.items():
-            column.append(update.metrics.get(name, nan))
-        for name in (update.measured or {}).keys() & self._metrics.keys():
-            self._measured.setdefault(name, self._samples[:-1])
-        for name, counts in self._measured.items():
-            counts.append(update.samples_with(name))
-
-    def _code(self, short: str) -> int:
-        if short not in self._shorts:
-            if len(self._shorts) == _NAMES:
-                return self._shorts.index(_OTHER)
-            self._shorts.append(short)
-        return self._shorts.index(short)
-
-    def _drop(self, first: int, end: int) -> None:
-        counts = (
-            *(self._epoch, self._samples, self._batches, self._revision, self._short, self._mode),
-            self._stale,
-        )
-        for numbers in (*counts, *self._offsets.values(), *self._measured.values()):
-            del numbers[first:end]
-        measured = (self._at_s, self._loss, self._gradient_s, self._progress)
-        for values in (*measured, *self._metrics.values()):
-            del values[first:end]
-
-
-def _known(value: float) -> float | None:
-    return None if isnan(value) else value
+    def curve(self) -> list[Row]:
+        """The first update, the newest, and others at equal steps between."""
+        return [*map(_unpack, self._curve.samples())]
 
 
 def _lengths(spans: Iterable[Span]) -> Counter[str]:
@@ -396,35 +326,23 @@ class Rates(NamedTuple):
     samples_per_s: float
 
 
-class _Made(NamedTuple):
-    at_s: float
-    version: int
-    samples: int
-    batches: tuple[Batch, ...]
-
-
 class RecentRates:
-    """The updates of the window, with samples by worker; none of those that were taken back."""
+    """The updates of the window, without those that were taken back."""
 
     def __init__(self) -> None:
-        self._made = deque[_Made]()
-        self._samples = 0
-        self._by_worker = Counter[str]()
+        self._made = deque[tuple[float, UpdateApplied]]()
         self._first_s: float | None = None  # when the first update was made, ever
 
     def add(self, update: UpdateApplied, at_s: float) -> None:
         """Take in an update that was made, or first seen, at this time."""
         self._first_s = at_s if self._first_s is None else min(self._first_s, at_s)
         self._forget(at_s)
-        self._made.append(_Made(at_s, update.version, update.samples, update.batches))
-        self._samples += update.samples
-        for batch in update.batches:
-            self._by_worker[batch.worker] += batch.samples
+        self._made.append((at_s, update))
 
     def take_back(self, version: int) -> None:
         """Forget all updates above a version."""
-        while self._made and self._made[-1].version > version:
-            self._without(self._made.pop())
+        while self._made and self._made[-1][1].version > version:
+            self._made.pop()
 
     def rates(self, now: float) -> Rates | None:
         """Over the window, or since the first update; None where there was none."""
@@ -432,25 +350,23 @@ class RecentRates:
         if self._first_s is None:
             return None
         span_s = min(WINDOW_S, max(_LEAST_S, now - self._first_s))
-        return Rates(len(self._made) / span_s, self._samples / span_s)
+        samples = sum(update.samples for _, update in self._made)
+        return Rates(len(self._made) / span_s, samples / span_s)
 
     def samples_of(self, now: float) -> Counter[str]:
-        """Samples by worker; do not change it."""
+        """Samples by worker."""
         self._forget(now)
-        return self._by_worker
+        samples = Counter[str]()
+        for _, update in self._made:
+            for batch in update.batches:
+                samples[batch.worker] += batch.samples
+        return samples
 
     def _forget(self, now: float) -> None:
-        while self._made and self._made[-1].at_s > now + WINDOW_S:
-            self._without(self._made.pop())  # the clock was set back: they would stay for long
-        while self._made and self._made[0].at_s < now - WINDOW_S:
-            self._without(self._made.popleft())
-
-    def _without(self, made: _Made) -> None:
-        self._samples -= made.samples
-        for batch in made.batches:
-            self._by_worker[batch.worker] -= batch.samples
-            if not self._by_worker[batch.worker]:
-                del self._by_worker[batch.worker]
+        while self._made and self._made[-1][0] > now + WINDOW_S:
+            self._made.pop()  # the clock was set back: they would stay for long
+        while self._made and self._made[0][0] < now - WINDOW_S:
+            self._made.popleft()
 
 
 # --- what workers claimed -------------------------------------------------------------------------
@@ -589,10 +505,8 @@ class Claims:
             del self._used[next(iter(self._used))]
         if any(seen):
             return  # it was taken back, and made again of the same records
-        # Programs before format 2 said it of each batch.
-        skipped = _skips(each for batch in update.batches for each in batch.skipped)
-        for stream, count in update.skipped.items():
-            skipped.setdefault(stream, Counter())[""] += count  # which does not say why
+        # An update does not say why.
+        skipped = {stream: Counter({"": count}) for stream, count in update.skipped.items()}
         spans = (span for batch in update.batches for span in batch.address)
         self._take(update.samples, skipped, _lengths(spans))
 
@@ -800,6 +714,52 @@ def _spread(count: int, room: Sequence[int]) -> list[int]:
     return parts
 
 
+# --- what evaluators told -------------------------------------------------------------------------
+
+KEPT_TESTS = POINTS
+KEPT_PREDICTIONS = 400  # of each stream
+KEPT_DRIFTS = 200
+
+
+class Evaluations:
+    """What evaluators told of effective versions, by version."""
+
+    def __init__(self, streams: Iterable[str]) -> None:
+        self._tests = Thinned[Evaluated](KEPT_TESTS)
+        self._predictions = {stream: Thinned[Evaluated](KEPT_PREDICTIONS) for stream in streams}
+        self.drifts = deque[Drifted](maxlen=KEPT_DRIFTS)
+
+    @property
+    def tests(self) -> list[Evaluated]:
+        """Versions that were tried on the test set."""
+        return self._tests.samples()
+
+    @property
+    def predictions(self) -> dict[str, list[Evaluated]]:
+        """Versions that predicted new records, by stream."""
+        return {
+            name: found for name, each in self._predictions.items() if (found := each.samples())
+        }
+
+    def feed(self, record: Evaluated | Drifted) -> None:
+        """Take in what was told of an effective version."""
+        if isinstance(record, Drifted):
+            self.drifts.append(record)
+            return
+        told = [self._predictions[each] for each in record.prequential.keys() & self._predictions]
+        for series in (*([self._tests] if record.test else ()), *told):
+            # Several evaluators may tell of the same version.
+            if not (known := series.samples()) or known[-1].model.version < record.model.version:
+                series.add(record)
+
+    def take_back(self, version: int) -> None:
+        """Forget all that was told of versions above one."""
+        for series in (self._tests, *self._predictions.values()):
+            series.take_back(lambda record: record.model.version <= version)
+        while self.drifts and self.drifts[-1].model.version > version:
+            self.drifts.pop()
+
+
 # --- one job --------------------------------------------------------------------------------------
 
 SHOWN_UPDATES = 20  # what "now" means for loss and metrics
@@ -838,15 +798,15 @@ class JobProgress:
     Args:
         updates_start: Offset of the first record of the updates topic that is fed.
         control_start: Likewise of the control topic.
-        kept: Updates that are kept singly; of older ones sums remain.
     """
 
-    def __init__(
-        self, record: JobRecord, updates_start: int = 0, control_start: int = 0, kept: int = KEPT
-    ) -> None:
+    def __init__(self, record: JobRecord, updates_start: int = 0, control_start: int = 0) -> None:
         self.record = record
         self.whole = updates_start == control_start == 0
-        self.columns = Columns(record.spec.streams, kept)
+        self.updates = Updates(record.spec.streams)
+        self.evaluations = Evaluations(record.spec.streams)
+        # Of all streams, at a time.
+        self.lags = Thinned[tuple[float, Sequence[int | None]]](POINTS)
         self.seen = Look(0.0)
         self._history = PartialHistory(updates_start)
         self._claims = Claims(record.first, record.known, whole=self.whole)
@@ -865,19 +825,6 @@ class JobProgress:
         """J, updates made so far."""
         return self._history.version
 
-    @property
-    def epoch(self) -> int:
-        """Of the Lead in force, -1 for none."""
-        return self._history.epoch
-
-    def holds(self, model: ModelId) -> bool:
-        """Whether a version is part of the effective history."""
-        return self._history.holds(model)
-
-    def newest(self) -> Row | None:
-        """The newest effective update that is known."""
-        return next(self.columns.rows(self.columns.newest, self.columns.newest), None)
-
     # --- what happens ----------------------------------------------------------------------------
 
     def feed_update(
@@ -894,35 +841,47 @@ class JobProgress:
         Raises:
             ValueError: If `offset` was fed before.
         """
+        if isinstance(record, Evaluated | Drifted):
+            self._history.feed(offset, record)
+            if counts := self._history.holds(record.model):
+                self.evaluations.feed(record)
+            return counts
         if not self._history.feed(offset, record):
             return False
         self._newest = record if isinstance(record, UpdateApplied) else self._newest
         match record:
-            case Lead() if self._history.version < self.columns.newest:
-                self.columns.take_back(self._history.version)
+            case Lead() if self._history.version < self.updates.version:
+                if not self.updates.take_back(self._history.version):
+                    # The sums are too small, so what waits can't be counted.
+                    self.whole = False
+                    self._claims = Claims(self.record.first, whole=False)
                 self._recent.take_back(self._history.version)
+                self.evaluations.take_back(self._history.version)
             case UpdateApplied():
-                if record.version != self.columns.newest + 1:
+                if record.version != self.updates.version + 1:
                     # Whom the first records showed to lead did not: see `PartialHistory`.
-                    self.columns.clear(record.version - 1)
+                    self.updates.clear(record.version - 1)
                     self._recent = RecentRates()
-                self.columns.append(record, written_s)
+                self.updates.append(record, written_s)
                 self._recent.add(record, seen_s)
                 self._claims.use(record)
             case Quarantined():
-                if record.batch.offset in self._quarantines:  # a batch whose claim was lost
-                    _, lost = self._quarantines[record.batch.offset]
-                    self._expired -= lost.batch.samples if lost.expired else 0
-                    self._release(lost.batch)
-                self._quarantined += 1
-                self._expired += record.batch.samples if record.expired else 0
-                self._dead += _lengths(record.batch.address)
-                self._quarantines[record.batch.offset] = self.columns.samples, record
-                while len(self._quarantines) > RECENT_RECORDS:
-                    del self._quarantines[next(iter(self._quarantines))]
+                self._quarantine(record)
             case Requeued():
                 self._release(record.batch)
         return True
+
+    def _quarantine(self, record: Quarantined) -> None:
+        if record.batch.offset in self._quarantines:  # a batch whose claim was lost
+            _, lost = self._quarantines[record.batch.offset]
+            self._expired -= lost.batch.samples if lost.expired else 0
+            self._release(lost.batch)
+        self._quarantined += 1
+        self._expired += record.batch.samples if record.expired else 0
+        self._dead += _lengths(record.batch.address)
+        self._quarantines[record.batch.offset] = self.updates.samples, record
+        while len(self._quarantines) > RECENT_RECORDS:
+            del self._quarantines[next(iter(self._quarantines))]
 
     def _release(self, batch: Batch) -> None:
         """Count a batch among the quarantined no more."""
@@ -945,6 +904,7 @@ class JobProgress:
         self._ends.look(look.at_s, look.ends, look.starts)
         if look.ends is not None:
             self._held_back = held_back(look, self._held_back)
+        self.lags.add((look.at_s, self._lags() or [None] * len(self._ends.names)))
         # Ends that Kafka does not give are unknown after a while; what lasts is told with its age.
         is_same = look.ends is not None and starts == self._ends.starts
         lasts = (
@@ -962,12 +922,12 @@ class JobProgress:
         """How far the job is."""
         rates = self._recent.rates(now)
         loss, metrics = self._means()
-        look, newest = self.seen, self.newest()
+        look, newest = self.seen, self.updates.newest
         workers = None if look.statuses is None else len(look.statuses)
         return Numbers(
             version=self.version,
             updates=float(self.version) if newest is None else newest.progress,
-            samples=self.columns.samples,
+            samples=self.updates.samples,
             loss=loss,
             metrics=metrics,
             updates_per_s=rates.updates_per_s if rates else None,
@@ -986,14 +946,14 @@ class JobProgress:
             stale=None if newest is None else newest.stale,
             note=window_note(self.record.spec, workers),
             led=look.led,
-            last_update_s=self.columns.last_at_s,
+            last_update_s=self.updates.last_at_s,
         )
 
     @property
     def waiting(self) -> int | None:
         """Batches that are accepted and in no update yet; None: not known."""
         if self._claims.known:
-            settled = self.columns.batches + self._quarantined
+            settled = self.updates.batches + self._quarantined
             return max(0, self._claims.batches - settled)
         return self.seen.leader_status.waiting if self.seen.leader_status is not None else None
 
@@ -1189,16 +1149,16 @@ class JobProgress:
         troubles = (self._told_left_out(), self._copying(), *unable, *away, *schemas)
         if told := [*filter(None, troubles)]:
             return State("degraded", "; ".join(told))
-        limit, recent = self.record.spec.degraded_share, self._claims.recent
+        recent = self._claims.recent
         for stream, of_stream in self._claims.recent_of.items():
-            if of_stream.skipped / max(of_stream.records, 1) > limit:
+            if of_stream.skipped / max(of_stream.records, 1) > DEGRADED_SHARE:
                 why = f"of the last {of_stream.records:,} records of {stream}"
                 why += f" {of_stream.skipped:,} did not decode"
                 reasons = of_stream.told()
                 return State("degraded", f"{why}: {reasons}" if reasons else why)
         quarantined, settled = self._quarantined_share()
         skipped, claimed = recent.skipped, recent.records
-        if skipped / max(claimed, 1) + quarantined / max(settled, 1) <= limit:
+        if skipped / max(claimed, 1) + quarantined / max(settled, 1) <= DEGRADED_SHARE:
             return None
         told = [
             f"{count:,} {what}"
@@ -1238,9 +1198,8 @@ class JobProgress:
         records = _counted(unclaimed, "record")
         if too_few:
             waits = "waits" if unclaimed == 1 else "wait"
-            least = spec.min_batch or _DEFAULT_MIN_BATCH
             where = f" at each of {too_few} workers" if too_few > 1 else ""
-            why = f"{records} {waits}: fewer than min_batch ({least}){where}"
+            why = f"{records} {waits}: batch normalization needs two{where}"
         else:
             why = (
                 f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,}:"
@@ -1251,12 +1210,12 @@ class JobProgress:
         return State("waiting for records", why)
 
     def _quiet(self, now: float) -> bool:
-        last_s = self.columns.last_at_s
+        last_s = self.updates.last_at_s
         return last_s is None or now - last_s >= QUIET_S
 
     def _quarantined_share(self) -> tuple[int, int]:
         """Samples quarantined among the last `RECENT_RECORDS` settled, and how many those are."""
-        trained = self.columns.samples
+        trained = self.updates.samples
         quarantined = 0
         for before, record in reversed(self._quarantines.values()):
             if trained - before + quarantined >= RECENT_RECORDS:
@@ -1264,7 +1223,7 @@ class JobProgress:
             quarantined += record.batch.samples
         if not quarantined:
             return 0, 0
-        return quarantined, quarantined + self.columns.recent(RECENT_RECORDS - quarantined)
+        return quarantined, min(quarantined + trained, RECENT_RECORDS)
 
     # --- how far it is ---------------------------------------------------------------------------
 
@@ -1288,7 +1247,7 @@ class JobProgress:
         unclaimed = self._unclaimed()
         if unclaimed is None:
             return None
-        names, claims, settled = self._ends.names, self._claims, self.columns.offsets
+        names, claims, settled = self._ends.names, self._claims, self.updates.offsets
         if claims.known:
             apart = [max(0, claims.offsets[n] - settled[n] - self._dead[n]) for n in names]
         else:
@@ -1313,21 +1272,23 @@ class JobProgress:
         return spec.synchronised.core_mode(spec.group_size).synchrony(workers)
 
     def _learning_rate(self) -> float | None:
-        """At which the newest update was made; None where an older program made it."""
+        """Rate of the newest update; None if it does not say."""
         if self._newest is None:
             optimizer = self.record.spec.optimizer
             return optimizer.learning_rate * optimizer.scheduled.share(0)
         return self._newest.rate or None
 
     def _means(self) -> tuple[float | None, dict[str, float]]:
-        newest = self.columns.newest
-        rows = list(self.columns.rows(newest - SHOWN_UPDATES + 1, newest))
+        newest = self.updates.version
+        rows = self.updates.rows(newest - SHOWN_UPDATES + 1, newest)
         if not rows:
             return None, {}
         metrics = dict[str, float]()
         for name in sorted({name for row in rows for name in row.metrics}):
             having = [row for row in rows if name in row.metrics]
-            metrics[name] = _mean([(row.metrics[name], row.measured[name]) for row in having])
+            metrics[name] = _mean(
+                [(row.metrics[name], row.measured.get(name, row.samples)) for row in having]
+            )
         metrics |= {name: rows[-1].metrics[name] for name in WINDOWED if name in rows[-1].metrics}
         return _mean([(row.loss, row.samples) for row in rows]), metrics
 

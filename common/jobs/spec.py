@@ -24,7 +24,6 @@ from common.config.synchronisation import (
     SynchronisationSpec,
 )
 from common.config.validation import complaint, field_names
-from common.core.hashing import HASH
 from common.core.schedule import CONSTANT, Schedule, ScheduleKind
 from common.data.columns import fits, text_of
 from common.data.fields import (
@@ -209,10 +208,8 @@ _HASHED = (("int32", "float32"), ("int64", "float32"))  # what index and value m
 class HashedSpec(Part):
     """How features that no field names become the fields `index` and `value`."""
 
-    function: Literal["crc32-1"] = HASH
-    """Name and version of the hash: what `doll produce --buckets` takes, too."""
     buckets: Count
-    """How many the features are hashed into."""
+    """How many the features are hashed into, by `crc32-1`."""
 
 
 _CODECS = ("tensor", "json", "avro", "protobuf")
@@ -414,10 +411,6 @@ class OptimizerSpec(Part):
     """Of `adam` and `adamw`."""
     eps: Positive | None = None
     """Of `adam`, `adamw` and `adagrad`."""
-    initial_accumulator_value: Annotated[NotNegative | None, _Later] = None
-    """Of `adagrad`."""
-    beta: Annotated[Positive | None, _Later] = None
-    """Of `ftrl`; 1 where it is not given."""
     l1: Annotated[NotNegative | None, _Later] = None
     """Of `ftrl`: weights that gradients do not hold away from zero are zero."""
     l2: Annotated[NotNegative | None, _Later] = None
@@ -432,8 +425,8 @@ class OptimizerSpec(Part):
         "momentum": frozenset({"weight_decay", "momentum", "nesterov"}),
         "adam": frozenset({"weight_decay", "betas", "eps"}),
         "adamw": frozenset({"weight_decay", "betas", "eps"}),
-        "adagrad": frozenset({"weight_decay", "eps", "initial_accumulator_value"}),
-        "ftrl": frozenset({"beta", "l1", "l2"}),
+        "adagrad": frozenset({"weight_decay", "eps"}),
+        "ftrl": frozenset({"l1", "l2"}),
     }
 
     @property
@@ -473,27 +466,20 @@ class StopSpec(Part):
 class CheckpointSpec(Part):
     """How often the model goes to object storage, and how many stay there."""
 
-    every_updates: Count | None = 200
-    """After so many updates."""
-    every_s: Positive | None = 300.0
+    every_updates: Count | None = None
+    """After so many updates; by default 200, or 20 with `aggregation.layout: slices`, where the
+    owners of a slice that die together take along what came after it."""
+    every_s: Positive = 300.0
     """After so long, whichever comes first."""
     keep: Count = 3
     """How many: one may be torn by a crash, one taken back by a takeover."""
-
-    @model_validator(mode="after")
-    def _ever(self) -> CheckpointSpec:
-        if self.every_updates is None and self.every_s is None:
-            raise ValueError("needs every_updates or every_s")
-        return self
 
 
 class HotSnapshotSpec(Part):
     """How often the model goes to Redis whole: what a takeover rolls back at most."""
 
-    every_s: Positive | None = 1.0
+    every_s: Positive = 1.0
     """After so long."""
-    every_updates: Count | None = None
-    """After so many updates, whichever comes first."""
 
 
 class BidBrainSpec(Part):
@@ -504,9 +490,6 @@ class BidBrainSpec(Part):
     start_s: float | None = Field(default=None, ge=0)
     """sigma: for which it does when machines come or go; by default the longest start-up of the
     market's pools."""
-    horizon_s: Positive = 3600.0
-    """For which the machine of the coordinator and its servers is counted: the longer, the more it
-    pays to be done sooner."""
 
 
 class ProvisioningSpec(Part):
@@ -514,8 +497,6 @@ class ProvisioningSpec(Part):
 
     workers: Count
     """N_tot: how many, one for each stream."""
-    instance_type: str = ""
-    """Of the market's, for all pools; empty: what each pool says."""
     policy: PolicyName | None = None
     """Who decides what to rent; by default `adaptive`, the paper's, where streams wait for a worker
     to return (`on_preemption: hold`), and `pools` where they move to others."""
@@ -535,10 +516,6 @@ class ProvisioningSpec(Part):
     than 1: a stream passes to a spare when its machine is lost."""
     reliable: int = Field(default=0, ge=0, le=MOST, exclude_if=lambda value: value == 0)
     """Of `policy: pools`: machines that are always on demand."""
-    update_mb: float | None = Field(default=None, ge=0)
-    """Megabytes that a machine sends and receives for an update, where its traffic is paid for
-    (`transfer_usd_per_gb` of the market file); by default what workers have counted, and before the
-    first count what the weights of a built-in task take both ways, 0 for a task of your own."""
 
 
 class EvaluationSpec(Part):
@@ -565,8 +542,6 @@ class TrackingSpec(Part):
         default=None, alias="register", json_schema_extra={"pattern": f"^{_MODEL.pattern}$"}
     )
     """Name of the registered model whose versions its checkpoints are; by default, none is."""
-    every_updates: Count = 50
-    """Loss and metrics of the updates themselves are means over so many of them."""
 
     @field_validator("model")
     @classmethod
@@ -659,29 +634,14 @@ class JobSpec(Part):
     start_at: str = "earliest"
     """`earliest`, `latest`, or a time with its zone, such as 2026-01-31T12:00:00Z."""
     batch_linger_s: NotNegative | None = None
-    """Close a partial batch after so long; by default never."""
-    min_batch: Count | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Fewest records of a partial batch that `batch_linger_s` closes; fewer wait for more and count
-    as lag; by default 1, or 2 if the network has batch normalization."""
+    """Close a partial batch after so long; by default never. If the network has batch
+    normalization, a single record waits for another one and counts as lag."""
     group_linger_s: NotNegative | None = None
     """Apply a partial update after so long; by default never."""
     waiting_batches: Count | None = None
     """Unsettled batches that a worker may own, at least K; by default 2K."""
-    memory_mib: Count = 256
-    """Of batches that a worker keeps decoded; past it only addresses stay."""
-    deadline_floor_s: Positive = 0.5
-    """Shortest time that a worker gets for its part of an update."""
     strikes: Count = 5
     """Deaths, errors or non-finite results of a batch alone, until it is quarantined."""
-    poison_in_a_row: Count = 3
-    """So many poison batches without an applied update between them hold the job."""
-    poison_share: Share = 0.1
-    """More poison than this among the last hundred settled batches holds the job."""
-    degraded_share: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
-    """Skipped of a stream's last 1,000 records, or skipped or quarantined of the last 10,000 of
-    all: above it the job's state is `degraded`."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What gradients are computed on; `auto`: the GPU where there is one."""
     autocast: bool = False
     """Run the forward pass in bfloat16 where torch thinks it safe."""
     weight: Positive = 1.0
@@ -783,13 +743,9 @@ class JobSpec(Part):
         return None if self.among is None else self.among.slices
 
     @property
-    def checkpoint_every_updates(self) -> int | None:
+    def checkpoint_every_updates(self) -> int:
         """One of so many versions is a checkpoint; owners of slices back up what they hold so."""
-        every = self.checkpoint.every_updates
-        if self.aggregation is None or self.slices is None:
-            return every
-        backup = self.aggregation.backup.every_updates
-        return backup if every is None else min(every, backup)
+        return self.checkpoint.every_updates or (200 if self.slices is None else 20)
 
     @property
     def task_options(self) -> dict[str, Any]:
@@ -905,11 +861,6 @@ class JobSpec(Part):
                 "aggregation.mode: workers of a group are told no changes, they make them: leave"
                 " compression out, or take mode: board"
             )
-        if among.transport == "nccl" and self.device == "cpu":
-            raise ValueError(
-                "aggregation.transport: nccl adds up in GPUs' memory, got device: cpu: take gloo,"
-                " or device: cuda"
-            )
         return self
 
     @model_validator(mode="after")
@@ -943,10 +894,6 @@ class JobSpec(Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
-        if self.min_batch is not None and self.min_batch > self.batch_size:
-            raise ValueError(
-                f"min_batch: must be at most batch_size ({self.batch_size}), got {self.min_batch}"
-            )
         largest = self.largest_group
         if self.waiting_batches is not None and self.waiting_batches < largest:
             raise ValueError(

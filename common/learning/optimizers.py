@@ -76,16 +76,15 @@ class PlainAdagrad(_Plain, torch.optim.Adagrad):
 class Ftrl(_Plain):
     """FTRL-Proximal, per coordinate (McMahan et al., "Ad Click Prediction", 2013, algorithm 1).
 
-    With eta_t = rate / (beta + sqrt(n_t)), n_t the sum of the squares of g_1 to g_t, w_t is where
+    With eta_t = rate / (1 + sqrt(n_t)), n_t the sum of the squares of g_1 to g_t, w_t is where
     g_1 + ... + g_t times w, sigma_s / 2 (w - w_(s-1))^2 summed, and l1 |w| + l2 / 2 w^2 is least;
     sigma_s = 1/eta_s - 1/eta_(s-1) and 1/eta_0 = 0. From weights of zero and at a constant rate
-    that is algorithm 1; at any, without l1 and l2, it is w_t = w_(t-1) - eta_t g_t.
+    that is algorithm 1, whose beta is 1, as the paper finds good enough; at any, without l1 and l2,
+    it is w_t = w_(t-1) - eta_t g_t.
     """
 
-    def __init__(
-        self, params: Iterable[Tensor], lr: float, *, beta: float, l1: float, l2: float
-    ) -> None:
-        super().__init__(params, {"lr": lr, "beta": beta, "l1": l1, "l2": l2})
+    def __init__(self, params: Iterable[Tensor], lr: float, *, l1: float, l2: float) -> None:
+        super().__init__(params, {"lr": lr, "l1": l1, "l2": l2})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override] # nobody gives one
@@ -101,7 +100,7 @@ class Ftrl(_Plain):
             state |= {name: torch.zeros_like(weights) for name in ("linear", "squares", "inverse")}
         linear, squares, inverse = state["linear"], state["squares"], state["inverse"]
         squares.addcmul_(gradient, gradient)
-        now = (squares.sqrt() + group["beta"]) / group["lr"]
+        now = (squares.sqrt() + 1) / group["lr"]
         linear.add_(gradient).addcmul_(now - inverse, weights, value=-1)
         inverse.copy_(now)
         # -linear, shorter by l1, or zero where it is shorter than that.
@@ -134,12 +133,10 @@ class _AdamW(_Adam, frozen=True, forbid_unknown_fields=True):
 
 class _Adagrad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eps: Positive = 1e-10
-    initial_accumulator_value: NotNegative = 0.0
     weight_decay: NotNegative = 0.0
 
 
 class _Ftrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    beta: Positive = 1.0
     l1: NotNegative = 0.0
     l2: NotNegative = 0.0
 

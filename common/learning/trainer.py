@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from common.core.vectors import SparseVector, add_to, numbers_in, squared_norm
+from common.core.vectors import SparseVector, add_to, squared_norm
 from common.errors import CorruptError, OtherModelError
 from common.learning.checkpoint import (
     Kind,
@@ -23,7 +23,6 @@ from common.learning.checkpoint import (
     unnamed,
     unpack,
 )
-from common.learning.errors import NotFiniteError
 from common.learning.optimizers import (
     STATE_NAMES,
     OptimizerSettings,
@@ -116,24 +115,14 @@ class Trainer:
         self._optimizer = make_optimizer(settings, self._parameter)
 
     def add(self, round_: int, vector: Vector | SparseVector, samples: int) -> None:
-        """Add a part of an update, or raise and change nothing.
+        """Add a part of an update.
 
         Args:
             round_: Which update it is a part of.
-            vector: (P + B,) float32, as in `GradientSum`.
-            samples: How many samples it sums.
-
-        Raises:
-            ValueError: If the length is not this model's or there is no sample.
-            NotFiniteError: If a number in it is not finite.
+            vector: (P + B,) float32, as in `GradientSum`; whoever received it has checked that it
+                is of this length and finite.
+            samples: How many samples it sums, at least one.
         """
-        if vector.shape != self._weights.shape or samples < 1:
-            raise ValueError(
-                f"a gradient of shape {vector.shape} over {samples} samples does not fit a model "
-                f"of shape {self._weights.shape}"
-            )
-        if not np.isfinite(numbers_in(vector)).all():
-            raise NotFiniteError("the gradient", None)
         if round_ not in self._sums:
             self._sums[round_] = _Sum(
                 self._spare.pop() if self._spare else np.zeros_like(self._weights)

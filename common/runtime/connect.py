@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from common.kafka.settings import KafkaSettings, MakeToken
     from common.ports.group import Groups, Rendezvous
     from common.ports.servers import Blobs, Board, Boards, Log, Notices, SchemaRegistry
-    from common.ports.tracking import Tracking
     from common.redis.access import RedisAccess
     from common.telemetry.tracing import Tracer
 
@@ -84,7 +83,7 @@ def kafka_settings(settings: Settings, client_id: str) -> KafkaSettings:
     from common.kafka.settings import KafkaSettings  # noqa: PLC0415 -- see above
 
     if settings.embedded_kafka:
-        from common.embedded.kafka import embedded_settings  # noqa: PLC0415 -- see above
+        from common.embedded.control import embedded_settings  # noqa: PLC0415 -- see above
 
         return replace(embedded_settings(settings.embedded_kafka), client_id=client_id)
     properties, token = _identity(settings)
@@ -207,7 +206,6 @@ def _redis_access(settings: Settings) -> RedisAccess:
     from common.redis.access import RedisAccess  # noqa: PLC0415 -- see above
 
     return RedisAccess(
-        username=settings.redis_username,
         password=settings.redis_password,
         ca=settings.redis_ca,
         cert=settings.redis_cert,
@@ -235,18 +233,6 @@ def open_blobs(settings: Settings) -> Blobs:
     raise UserError(
         "no object storage is named: set DOLL_BLOBS to file:///directory or s3://bucket/prefix"
     )
-
-
-def open_tracking(settings: Settings) -> Tracking | None:
-    """Open the MLflow server, None where the settings name none; it is not asked before a call."""
-    if not settings.mlflow:
-        return None
-    from common.adapters.mlflow import MlflowServer  # noqa: PLC0415 -- see above
-
-    user = (
-        (settings.mlflow_username, settings.mlflow_password) if settings.mlflow_username else None
-    )
-    return MlflowServer(settings.mlflow, token=settings.mlflow_token, user=user)
 
 
 def open_notices(settings: Settings) -> Notices | None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from common.runtime.connections import Refuse
 
 END_S = 5.0  # for requests under way
+# Of one address: an office behind one has some, a flood thousands. Proxies are named, and exempt.
+CONNECTIONS = 300
 IDLE_S = 75  # that a connection without requests stays: longer than a load balancer's minute
 SPARE_FILES = 1000  # besides connections: Kafka's, Redis's, new ones that take the place of others
 
@@ -31,11 +33,12 @@ class HttpServer(uvicorn.Server):
 
     Args:
         app: The application.
-        settings: Address, TLS, connections per client, proxies.
+        settings: Address, TLS, proxies.
         most: Connections of all clients together.
         refuse: Writes the answer to a request that the application never sees.
         lifespan: True if the application is told when it begins and ends.
         request_s: For a request to arrive, and for a handshake of TLS.
+        per_address: Connections of one address.
 
     Raises:
         UserError: If certificate or key cannot be used.
@@ -50,9 +53,10 @@ class HttpServer(uvicorn.Server):
         *,
         lifespan: bool,
         request_s: float = REQUEST_S,
+        per_address: int = CONNECTIONS,
     ) -> None:
         self._request_s = request_s
-        connections = Connections(most, settings.api_connections, settings.api_proxies)
+        connections = Connections(most, per_address, settings.api_proxies)
         config = uvicorn.Config(
             app,
             http=limited(connections, refuse, request_s),

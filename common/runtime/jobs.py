@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from common.errors import UnavailableError
+from common.jobs.store import JobRecord, JobStore
+from common.runtime.supervisor import HANGS_S, SLOW_S, THREADS, Supervisor
+from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
-    from common.jobs.store import JobRecord
-    from common.runtime.supervisor import Actor, Fault, Supervised, Supervisor
+    from common.ports.servers import Boards, Log
+    from common.runtime.service import ServiceProcess
+    from common.runtime.supervisor import Actor, Fault, Supervised
+    from common.telemetry.metrics.registry import ProcessMetrics
 
     Wanted: TypeAlias = Callable[[], JobRecord | None]
     MakePart: TypeAlias = Callable[[Wanted, Callable[[], None], Fault | None], Actor]
+
+
+JOBS_S = 0.5  # between looks at the jobs topic
+END_S = 10.0  # for all jobs to end in order
 
 
 class _Taken:
@@ -83,3 +95,91 @@ class Jobs:
         if taken.record is None:  # it failed again and again until it was deleted
             return None
         return self._make(taken.wanted, wake, fault)
+
+
+class Opened(NamedTuple):
+    """The servers of a process with jobs."""
+
+    log: Log
+    book: JobStore
+    boards: Boards
+    closing: ExitStack  # for what else is to be closed, after the jobs have ended
+
+
+MakeParts: TypeAlias = "Callable[[Opened], MakePart]"
+Begins: TypeAlias = "Callable[[JobRecord, bool], bool]"
+
+
+def follow_jobs(  # noqa: PLR0913 -- all in which services differ
+    process: ServiceProcess,
+    metrics: ProcessMetrics,
+    make_parts: MakeParts,
+    begins: Begins,
+    *,
+    beside: tuple[MakeParts, Begins] | None = None,
+    repairs: bool = False,
+    slow_s: float = SLOW_S,
+    hangs_s: float = HANGS_S,
+) -> None:
+    """Tell the jobs of a process what is wanted of them, until it is told to end.
+
+    Args:
+        process: Its metrics are served from now on.
+        metrics: Of the process.
+        make_parts: Gets the servers; what it returns makes a job's actor, see `Jobs`.
+        begins: Whether to begin with a job, see `Jobs`.
+        beside: Likewise of other actors, which share one thread of their own: they all wait for
+            one server, so if it hangs, more threads would only hang as well.
+        repairs: True if the process may write the jobs topic and repairs it, see `JobStore.repair`.
+        slow_s: See `Supervisor`.
+        hangs_s: Likewise.
+
+    Raises:
+        UserError: If a setting makes no sense.
+    """
+    process.serve_metrics(metrics)
+    outage = Outage(process.logger, "kafka")
+    watchdog = process.watchdogs.begin("the loop of jobs")
+    process.logger.info("service_started")
+
+    @contextmanager
+    def opened() -> Iterator[tuple[list[Jobs], JobStore]]:
+        with ExitStack() as stack:
+            log, boards = process.open_servers(process.settings, process.name)
+            stack.enter_context(closing(boards))
+            stack.enter_context(closing(log))
+            book = stack.enter_context(closing(JobStore(log)))
+            book.read()  # all of it: by its first records alone, a stopped job seems to run
+            jobs = list[Jobs]()
+            counted: ProcessMetrics | None = metrics
+            both = (((make_parts, begins), THREADS), (beside, 1))
+            for (make, begin), threads in [(each, n) for each, n in both if each is not None]:
+                make_part = make(Opened(log, book, boards, stack))
+                supervisor = Supervisor(
+                    *(counted, process.watchdogs, process.logger),
+                    threads=threads,
+                    slow_s=slow_s,
+                    hangs_s=hangs_s,
+                )
+                stack.callback(supervisor.close, END_S)
+                jobs.append(Jobs(supervisor, make_part, begin))
+                counted = None  # a job is counted once
+            yield jobs, book
+
+    with ExitStack() as stack:
+        found: tuple[list[Jobs], JobStore] | None = None
+        while not process.stopping.is_set():
+            watchdog.beat()
+            try:
+                if found is None:
+                    found = stack.enter_context(opened())
+                jobs, book = found
+                records = book.refresh(JOBS_S)
+                if repairs:
+                    book.repair()
+                for each in jobs:
+                    each.follow(records)
+                outage.quiet()
+            except UnavailableError as error:
+                outage.met(error)
+                process.stopping.wait(JOBS_S)

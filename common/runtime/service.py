@@ -7,31 +7,23 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.config.settings import Settings, read_settings
-from common.errors import UnavailableError, UserError
-from common.jobs.store import JobRecord, JobStore
+from common.errors import UserError
 from common.runtime.connect import open_boards, open_log
-from common.runtime.jobs import Jobs
-from common.runtime.supervisor import HANGS_S, SLOW_S, THREADS, Supervisor
 from common.runtime.termination import end_with, on_termination
 from common.telemetry.logging import EventLogger, event_logger, set_up_logging
 from common.telemetry.metrics.serving import Watchdogs, serve
-from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from common.ports.servers import Boards, Log
-    from common.runtime.jobs import MakePart
     from common.telemetry.metrics.registry import ProcessMetrics
 
 EXIT_OK = 0  # it was told to end: by a signal, or a worker by notice that its machine goes
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 EXIT_USAGE = 2  # settings make no sense; starting again will not help
-JOBS_S = 0.5  # between looks at the jobs topic
-END_S = 10.0  # for all jobs to end in order
 # A thread that a trigger or a reply woke waits so long for one that computes in Python. The
 # default, 5 ms, is longer than a whole round of a small model.
 SWITCH_S = 0.0005
@@ -109,94 +101,6 @@ def run(
         event_logger(service).exception(f"{service}_failed")
         return EXIT_FAILED
     return EXIT_OK if status is None else status
-
-
-class Opened(NamedTuple):
-    """The servers of a process with jobs."""
-
-    log: Log
-    book: JobStore
-    boards: Boards
-    closing: ExitStack  # for what else is to be closed, after the jobs have ended
-
-
-MakeParts: TypeAlias = "Callable[[Opened], MakePart]"
-Begins: TypeAlias = "Callable[[JobRecord, bool], bool]"
-
-
-def follow_jobs(  # noqa: PLR0913 -- all in which services differ
-    process: ServiceProcess,
-    metrics: ProcessMetrics,
-    make_parts: MakeParts,
-    begins: Begins,
-    *,
-    beside: tuple[MakeParts, Begins] | None = None,
-    repairs: bool = False,
-    slow_s: float = SLOW_S,
-    hangs_s: float = HANGS_S,
-) -> None:
-    """Tell the jobs of a process what is wanted of them, until it is told to end.
-
-    Args:
-        process: Its metrics are served from now on.
-        metrics: Of the process.
-        make_parts: Gets the servers; what it returns makes a job's actor, see `Jobs`.
-        begins: Whether to begin with a job, see `Jobs`.
-        beside: Likewise of other actors, which share one thread of their own: they all wait for
-            one server, so if it hangs, more threads would only hang as well.
-        repairs: True if the process may write the jobs topic and repairs it, see `JobStore.repair`.
-        slow_s: See `Supervisor`.
-        hangs_s: Likewise.
-
-    Raises:
-        UserError: If a setting makes no sense.
-    """
-    process.serve_metrics(metrics)
-    outage = Outage(process.logger, "kafka")
-    watchdog = process.watchdogs.begin("the loop of jobs")
-    process.logger.info("service_started")
-
-    @contextmanager
-    def opened() -> Iterator[tuple[list[Jobs], JobStore]]:
-        with ExitStack() as stack:
-            log, boards = process.open_servers(process.settings, process.name)
-            stack.enter_context(closing(boards))
-            stack.enter_context(closing(log))
-            book = stack.enter_context(closing(JobStore(log)))
-            book.read()  # all of it: by its first records alone, a stopped job seems to run
-            jobs = list[Jobs]()
-            counted: ProcessMetrics | None = metrics
-            both = (((make_parts, begins), THREADS), (beside, 1))
-            for (make, begin), threads in [(each, n) for each, n in both if each is not None]:
-                make_part = make(Opened(log, book, boards, stack))
-                supervisor = Supervisor(
-                    *(counted, process.watchdogs, process.logger),
-                    threads=threads,
-                    slow_s=slow_s,
-                    hangs_s=hangs_s,
-                )
-                stack.callback(supervisor.close, END_S)
-                jobs.append(Jobs(supervisor, make_part, begin))
-                counted = None  # a job is counted once
-            yield jobs, book
-
-    with ExitStack() as stack:
-        found: tuple[list[Jobs], JobStore] | None = None
-        while not process.stopping.is_set():
-            watchdog.beat()
-            try:
-                if found is None:
-                    found = stack.enter_context(opened())
-                jobs, book = found
-                records = book.refresh(JOBS_S)
-                if repairs:
-                    book.repair()
-                for each in jobs:
-                    each.follow(records)
-                outage.quiet()
-            except UnavailableError as error:
-                outage.met(error)
-                process.stopping.wait(JOBS_S)
 
 
 def keep_imports() -> None:

@@ -15,12 +15,11 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from common.errors import DollError
+from common.runtime.faults import Patience, kind_of, passes, reason_of
 from common.runtime.schedule import Schedule
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
 from common.telemetry.outages import SETTLED_S
@@ -34,6 +33,7 @@ SLOW_S = 0.05  # of a turn; above it is counted: rounds of other jobs take a few
 HANGS_S = 300.0  # of a turn; above it the process is unhealthy
 # A thread in so long a turn counts as taken. One is left for all other jobs where all but one are.
 LONG_S = 1.0
+PATIENCE = Patience()
 # While one thread waits for the next time and then works, another is there so much later.
 DEPUTY_S = 0.05
 
@@ -63,19 +63,6 @@ class Fault(NamedTuple):
 
 
 Make: TypeAlias = "Callable[[Callable[[], None], Fault | None], Actor | None]"
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait before an actor is made anew."""
-
-    first_s: float = 1.0  # and each time that a server was away: its return must be noticed
-    longest_s: float = 60.0  # doubled up to here
-    healthy_s: float = 60.0  # an actor that lasted for so long was well: what ends it is new
-
-    def pause_s(self, failures: int) -> float:
-        """The pause after so many failures in a row."""
-        return float(min(self.first_s * 2.0 ** min(failures - 1, 60), self.longest_s))
 
 
 class Supervised:
@@ -128,7 +115,7 @@ class Supervised:
             self._told.clear()
         self.began_at = inf
         pause_s = patience.first_s
-        if not _of_the_world(error):
+        if not passes(error):
             self._failures += 1
             pause_s = patience.pause_s(self._failures)
             before = self._fault
@@ -169,7 +156,7 @@ class Supervisor:
         threads: int = THREADS,
         slow_s: float = SLOW_S,
         hangs_s: float = HANGS_S,
-        patience: Patience = Patience(),
+        patience: Patience = PATIENCE,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._metrics = metrics
@@ -315,14 +302,15 @@ class Supervisor:
         """Tell what ended an actor; returns when there will be another."""
         now = self._clock()
         pause_s, news = job.failed(error, now, self._patience)
+        reason = reason_of(error)
         if self._metrics is not None:
-            kind = "unavailable" if _of_the_world(error) else "fault"
+            kind = "unavailable" if passes(error) else "fault"
             self._metrics.job_faults.labels(job.name, kind).inc()
-        if _of_the_world(error):
-            news = self._is_new(_told(error).replace(f"doll.{job.name}.", "doll."), now) and news
+        if passes(error):
+            news = self._is_new(reason.replace(f"doll.{job.name}.", "doll."), now) and news
         if news:
-            told = {"job": job.name, "reason": _told(error), "again_in_s": pause_s}
-            if _of_the_world(error):
+            told = {"job": job.name, "reason": reason, "again_in_s": pause_s}
+            if passes(error):
                 self._log.warning("job_waits", **told)
             else:
                 self._log.error("job_failed", **told, exc_info=error)
@@ -342,12 +330,12 @@ class Supervisor:
         try:
             actor.close()
         except BaseException as error:  # noqa: BLE001 -- likewise
-            if _of_the_world(error):  # the turn that it ended, or the next actor, has told it
-                self._log.debug("job_not_closed", job=job.name, reason=_told(error))
+            if passes(error):  # the turn that it ended, or the next actor, has told it
+                self._log.debug("job_not_closed", job=job.name, reason=reason_of(error))
                 return
             if self._metrics is not None:
                 self._metrics.job_faults.labels(job.name, "fault").inc()
-            self._log.error("job_not_closed", job=job.name, reason=_told(error), exc_info=error)
+            self._log.error("job_not_closed", job=job.name, reason=reason_of(error), exc_info=error)
 
     def _notice_crowd(self, now: float) -> None:
         """Log when long turns take all threads but one, and when they have not for `SETTLED_S`."""
@@ -363,22 +351,3 @@ class Supervisor:
             self._log.warning("turns_crowded", threads=len(self._threads), long_turns_of=jobs)
         else:
             self._log.info("turns_free")
-
-
-def _of_the_world(error: BaseException) -> bool:
-    """Whether it is over by itself: a server that is away."""
-    return isinstance(error, DollError) and error.retriable
-
-
-def _told(error: BaseException) -> str:
-    return str(error) if isinstance(error, DollError) else f"{type(error).__name__}: {error}"
-
-
-def kind_of(error: BaseException) -> tuple[str, ...]:
-    """What makes two exceptions one to whoever reads of them: the class, and where it was raised.
-
-    Of our own the text too, which says what is wrong and with what.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return (type(error).__qualname__, where, *((str(error),) * isinstance(error, DollError)))

@@ -1,8 +1,8 @@
 """The ports of rented machines: a fleet for one job, and what machines cost.
 
-`common.spot.fleets` fulfils them with EC2, with local processes, in memory and in virtual time; one
-contract suite (tests/contract/test_fleet.py) holds all of them to the same behaviour. Errors are
-those of `common.errors`.
+`common.spot.fleets` fulfils them with EC2 and with local processes. One contract suite
+(tests/contract/test_fleet.py) holds both, and the fake in memory (tests/memory_fleet.py), to the
+same behaviour. Errors are those of `common.errors`.
 """
 
 from __future__ import annotations

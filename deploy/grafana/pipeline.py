@@ -226,7 +226,7 @@ _TROUBLE = (
     Panel(
         "Refused in 5 minutes",
         "Claims and replies without effect: twice, late, of a ghost. Normal: some when workers come"
-        " and go. Steadily many: deadlines too short for the gradients (deadline_floor_s).",
+        " and go. Steadily many: deadlines too short for the gradients.",
         "none",
         (
             Query(lately("doll_claims_refused_total"), "claims"),

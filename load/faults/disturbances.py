@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from load.harness.witness import SeenRound
 
 _LEAVE_S = 30.0
+_FLOOR_S = 0.5  # shortest deadline of a job
 _WARM_S = 60.0
 _POINT_S = 30.0
 
@@ -295,7 +296,7 @@ def _road(drill: Drill, round_: SeenRound, victim: Service, again_at: float) -> 
     """
     conditions = drill.conditions
     batches = len(round_.asked_of(victim.name))
-    earliest_s = conditions.deadline_floor_s + batches * conditions.gradient_s
+    earliest_s = _FLOOR_S + batches * conditions.gradient_s
     return "seen dead" if again_at - round_.began_at < earliest_s else "deadline"
 
 

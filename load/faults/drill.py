@@ -43,7 +43,6 @@ class Conditions:
     workers: int = 4
     group_size: int = 4  # K
     gradient_s: float = 0.05  # of one batch, a timed wait
-    deadline_floor_s: float = 0.5  # the default of a job
     partitions: int = 8
     weights: int = 64  # of the model, which travels inside the trigger
     aggregation: Aggregation = "board"
@@ -66,7 +65,6 @@ class Conditions:
             batch_size=_BATCH_SIZE,
             group_size=self.group_size,
             waiting_batches=self.waiting_batches,
-            deadline_floor_s=self.deadline_floor_s,
             aggregation=aggregated(self.aggregation),
         )
 

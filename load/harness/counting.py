@@ -94,11 +94,9 @@ def counting_job(
         group_size=4,
         batch_linger_s=0.3,
         group_linger_s=0.5,
-        deadline_floor_s=0.3,
         hot_snapshot={"every_s": 0.3},
         checkpoint={"every_updates": 25} | ({} if aggregation == "board" else {"every_s": 5}),
-        # Not as long as by default: the shortest notice is over after 3 s.
-        aggregation=aggregated(aggregation, leave_s=2, **options),
+        aggregation=aggregated(aggregation, **options),
         strikes=1000,  # no batch is poison here, however many hold it when they die
         synchronisation=synchronised(mode),
     )

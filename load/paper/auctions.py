@@ -8,7 +8,7 @@ the odds of eviction, jobs begin in the rest.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -16,19 +16,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from common.errors import UserError
-from common.spot.experiments.auction import (
-    Auctions,
-    Job,
-    Standard,
-    clairvoyant_usd,
-    run_auction,
-)
-from common.spot.policies.bidbrain import BidBrain, eviction_odds
+from common.spot.policies.bidbrain import Allocation, BidBrain, eviction_odds
 from common.spot.theory.billing import HOUR_S
 from common.spot.traces.files import read_once, read_trace
 from load.paper.series import header, rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from common.spot.traces.trace import Floats
@@ -57,6 +51,173 @@ RELIABLE = 3  # machines of the cheapest type
 CHECKPOINT_SHARE = 0.17  # of the time, section 6.3
 START_S = 87.0  # the median of 45 recorded start-ups of spot machines
 LONGEST = 3.0  # a job may take so many times its hours before the prices end
+
+
+ROUNDING_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Auctions:
+    """Spot prices of some markets, on one grid of time, of which an hour is a multiple."""
+
+    prices: Floats  # (M, T) USD per hour; after the last they begin again
+    step_s: float
+    on_demand_usd: Floats  # (M,) USD per hour
+    work_per_s: Floats  # (M,) of a machine
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One amount of work, and what changes of its machines cost it."""
+
+    work: float
+    reliable_usd_per_hour: float = 0.0  # of machines that do no work and are always there
+    eviction_s: float = 30.0  # for which all stand still after an eviction
+    start_s: float = 0.0  # from an allocation to its first work
+    checkpoint_share: float = 0.0  # of the time, in which no work is done
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standard:
+    """What Spot Fleet did: the cheapest market now, bid at its on-demand price, until evicted."""
+
+    on_demand_usd: Floats  # (M,) USD per hour
+    work_per_s: Floats  # (M,)
+    wanted_per_s: float  # work of all machines
+
+    def renews(self, *_: object) -> bool:
+        """Keep an allocation: it is used until it is evicted."""
+        return True
+
+    def acquire(
+        self, footprint: Sequence[Allocation], now_s: float, prices: Floats
+    ) -> Allocation | None:
+        """Take all machines from the cheapest market, where none are left."""
+        offered = prices <= self.on_demand_usd
+        if footprint or not offered.any():
+            return None
+        market = int(np.argmin(np.where(offered, prices / self.work_per_s, np.inf)))
+        machines = int(self.wanted_per_s // self.work_per_s[market])
+        usd = float(self.on_demand_usd[market]), float(prices[market])
+        return Allocation(market, machines, *usd, now_s + HOUR_S)
+
+
+@dataclass(slots=True)
+class AuctionRun:
+    """A job on spot machines of the old market: bids, evictions, hours paid at their beginning.
+
+    Of the last hours only what was used is charged: the next job has the rest.
+    """
+
+    auctions: Auctions
+    job: Job
+    strategy: BidBrain | Standard
+    left: float  # of the work
+    usd: float = 0.0
+    runtime_s: float = 0.0
+    free: float = 0.0  # work per second times seconds of machines in hours that were refunded
+    paid: float = 0.0  # the same in hours that were paid
+    evictions: int = 0
+    _running: list[tuple[Allocation, float]] = field(default_factory=list)  # from when on it works
+    _stands_still_s: float = 0.0
+
+    def step(self, now_s: float, prices: Floats) -> bool:
+        """Go through the step that begins now; say whether the job ended in it."""
+        self._evict_and_renew(now_s, prices)
+        while more := self.strategy.acquire([each for each, _ in self._running], now_s, prices):
+            self._begin_hour(more, now_s + self.job.start_s)
+        step_s = self.auctions.step_s
+        still_s = min(self._stands_still_s, step_s)
+        self._stands_still_s -= still_s
+        done = (1 - self.job.checkpoint_share) * sum(
+            self._capacity(each) * min(step_s - still_s, max(now_s + step_s - ready_s, 0.0))
+            for each, ready_s in self._running
+        )
+        if done < self.left or not done:
+            self.left -= done
+            return False
+        self._end(now_s + step_s * self.left / done)
+        return True
+
+    def _evict_and_renew(self, now_s: float, prices: Floats) -> None:
+        """Take away what bid too little, pay hours that are over, and begin the next ones."""
+        before, self._running = self._running, []
+        ending = list[tuple[Allocation, float]]()
+        for each, ready_s in before:
+            over = each.ends_s <= now_s + ROUNDING_S
+            evicted = prices[each.market] > each.bid_usd
+            if over:
+                self.paid += self._capacity(each) * HOUR_S
+            elif evicted:
+                self.usd -= each.machines * each.price_usd
+                self.free += self._capacity(each) * (now_s + HOUR_S - each.ends_s)
+            if evicted:
+                self.evictions += 1
+                self._stands_still_s = self.job.eviction_s
+            else:
+                (ending if over else self._running).append((each, ready_s))
+        for each, ready_s in ending:
+            if self.strategy.renews([one for one, _ in self._running], each, now_s, prices):
+                price_usd = float(prices[each.market])
+                again = replace(each, price_usd=price_usd, ends_s=now_s + HOUR_S)
+                self._begin_hour(again, ready_s)
+
+    def _begin_hour(self, allocation: Allocation, ready_s: float) -> None:
+        self._running.append((allocation, ready_s))
+        self.usd += allocation.machines * allocation.price_usd
+
+    def _end(self, now_s: float) -> None:
+        for each, _ in self._running:
+            unused_s = each.ends_s - now_s
+            self.usd -= each.machines * each.price_usd * unused_s / HOUR_S
+            self.paid += self._capacity(each) * (HOUR_S - unused_s)
+        self.usd += self.job.reliable_usd_per_hour * now_s / HOUR_S
+        self.runtime_s = now_s
+
+    def _capacity(self, allocation: Allocation) -> float:
+        return allocation.machines * float(self.auctions.work_per_s[allocation.market])
+
+
+def run_auction(
+    auctions: Auctions, job: Job, strategy: BidBrain | Standard, first: int
+) -> AuctionRun:
+    """Do a job from one step of the prices on.
+
+    Raises:
+        UserError: If it is not done when the prices have been gone through twice.
+    """
+    run = AuctionRun(auctions, job, strategy, job.work)
+    times = auctions.prices.shape[1]
+    for step in range(2 * times):
+        if run.step(step * auctions.step_s, auctions.prices[:, (first + step) % times]):
+            return run
+    raise UserError(f"prices: at them nobody does {job.work:g} in {times} steps, twice")
+
+
+def clairvoyant_usd(prices: Floats, step_s: float) -> float:
+    """Give the least that one unit of each market may cost which runs all the time.
+
+    A shortest path through time, for somebody who knows all prices: an hour is paid at its
+    beginning, unless the price rises within it above all that it was since then; a bid just below
+    makes it free. Evictions cost no time.
+
+    Args:
+        prices: (M, T) USD per hour of a unit of work per second.
+        step_s: Between them.
+    """
+    steps = prices.shape[1]
+    hour = round(HOUR_S / step_s)
+    least = np.full(steps + 1, np.inf)
+    least[0] = 0.0
+    for begin in range(steps):
+        end = min(begin + hour, steps)
+        paid = least[begin] + prices[:, begin].min() * (end - begin) / hour
+        least[end] = min(least[end], paid)
+        so_far = np.maximum.accumulate(prices[:, begin:end], axis=1)
+        rises = (prices[:, begin + 1 : end] > so_far[:, :-1]).any(axis=0)
+        free = begin + 1 + np.flatnonzero(rises)
+        least[free] = np.minimum(least[free], least[begin])
+    return float(least[steps])
 
 
 class Row(NamedTuple):
@@ -109,7 +270,8 @@ def measured(work: Work) -> Found:
     auctions = read_auctions(work.folder, row.kind)
     cut = int(row.learns * auctions.prices.shape[1])
     learnt = eviction_odds(auctions.prices[:, :cut], auctions.step_s)
-    auctions = auctions.between(cut, auctions.prices.shape[1])
+    auctions = replace(auctions, prices=auctions.prices[:, cut:])
+    times = auctions.prices.shape[1]
     reliable_usd = RELIABLE * float(
         auctions.on_demand_usd[np.argmin(auctions.on_demand_usd / auctions.work_per_s)]
     )
@@ -119,7 +281,7 @@ def measured(work: Work) -> Found:
         learnt, auctions.work_per_s, MOST_CORES, reliable_usd, job.eviction_s, change_s=job.start_s
     )
     standard = Standard(auctions.on_demand_usd, auctions.work_per_s, WANTED_CORES)
-    room = auctions.prices.shape[1] - int(LONGEST * work.hours * HOUR_S / auctions.step_s)
+    room = times - int(LONGEST * work.hours * HOUR_S / auctions.step_s)
     if room < 1:
         raise UserError(f"{work.folder}: prices are too few for jobs of {work.hours} h")
     starts = np.random.default_rng(work.seed).integers(0, room, work.runs).tolist()
@@ -127,12 +289,15 @@ def measured(work: Work) -> Found:
         [run_auction(auctions, each, strategy, start) for start in starts]
         for each, strategy in ((job, brain), (job, standard), (alone, standard))
     )
-    alone_usd = WANTED_CORES * work.hours * auctions.yardstick
+    yardstick = float((auctions.on_demand_usd / auctions.work_per_s).min())  # the cheapest type
+    alone_usd = WANTED_CORES * work.hours * yardstick
     best_s = job.work / MOST_CORES
     steps = round(best_s / auctions.step_s)
     least_usd = reliable_usd * best_s / HOUR_S + MOST_CORES * fmean(
         clairvoyant_usd(
-            auctions.from_step(start, steps) / auctions.work_per_s[:, None], auctions.step_s
+            auctions.prices[:, np.arange(start, start + steps) % times]
+            / auctions.work_per_s[:, None],
+            auctions.step_s,
         )
         for start in starts
     )
@@ -201,7 +366,6 @@ def read_auctions(folder: Path, kind: Kind) -> Auctions:
             header = "`instance_type,on_demand_usd_per_hour`"
             raise UserError(f"{folder}: the on-demand price of {one} {problem} {header}")
     return Auctions(
-        tuple(names),
         np.array(prices),
         step_s,
         on_demand_usd=np.array([listed[one] for one in types]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from common.spot.theory.provisioning import cost_share_bound
 from load.paper import plots, stated
 from load.paper.document import NONE, Section, cost, met, percent
 from load.paper.explanations import explain_adaptive, explain_drawn, explain_static
@@ -68,11 +67,10 @@ def _static(
     for pair in pairs:
         setting = Setting(*pair, rates)
         outcome, plans = runner.of(setting, "static"), runner.plans(setting)
-        bound = cost_share_bound(pair[1], pair[0], HIGH.spot, HIGH.on_demand)
         share = fmean(best.cost_ratio_to_on_demand for best in plans)
         rows.append(
             f"{setting.label} | {percent(stated.STATIC[rates][pair], 2)}"
-            f" | {percent(bound, 2) if equal else NONE}"
+            f" | {percent(setting.bound, 2) if equal else NONE}"
             f" | {percent(share, 2)}, N_s = {fmean(best.spot for best in plans):.4g}"
             f" | {cost(outcome.few)} | {cost(outcome.summary)} | {met(outcome.summary)}"
         )
@@ -88,9 +86,8 @@ def _both(section: Section, runner: Runner) -> None:
     """Figure 5: static and adaptive at both prices."""
     rows, bars = [], []
     for prices in (HIGH,) if runner.asked.quick else (HIGH, LOW):
-        bound = cost_share_bound(1.05, 0.9, prices.spot, prices.on_demand)
         for rates in RATES:
-            line = bound if rates == "equal" else None
+            line = Setting(prices=prices).bound if rates == "equal" else None
             said = {"static": stated.STATIC[rates][0.9, 1.05], "adaptive": stated.ADAPTIVE[rates]}
             for policy in POLICIES:
                 outcome = runner.of(Setting(rates=rates, prices=prices), policy)
@@ -133,10 +130,10 @@ def _table_ii(section: Section, runner: Runner) -> None:
     rows, equal = [], []
     for row in stated.TABLE_II:
         static, adaptive = (runner.of(row.setting, policy).summary for policy in POLICIES)
-        bound, both = cost_share_bound(1.05, 0.9, HIGH.spot, HIGH.on_demand), NONE
+        both = NONE
         if row.bound:
             equal.append(static)
-            both = f"{percent(row.bound)} / {percent(bound)}"
+            both = f"{percent(row.bound)} / {percent(Setting().bound)}"
         rows.append(
             f"{row.data}, {row.optimizer}, {RATES[row.rates]}, K = {row.group_size}"
             f" | {percent(row.static)} | {cost(static)} | {met(static)}"

@@ -89,6 +89,17 @@ class Setting:
         """The paper's market."""
         return market(self.prices.on_demand, self.prices.spot, self.availability)
 
+    @property
+    def bound(self) -> float:
+        """Corollary 2, equation 19: the least share of the on-demand cost that Theorem 4 comes to.
+
+        It is equation 16 at the N_s* of equation 18 without its floor, a bound from below.
+        """
+        prices, alpha = self.prices, self.availability
+        saved = (prices.on_demand - alpha * prices.spot) * (self.deadline_factor - 1)
+        lost = prices.on_demand * (1 - alpha)
+        return max(self.deadline_factor - saved / lost, prices.ratio)
+
     def work(self) -> Work:
         """What is to be done where all rates are equal."""
         return self._work(np.full(WORKERS, RATE_PER_S))

@@ -1,5 +1,9 @@
 """Theorem 1 on simulated J_t: when its normal law holds, and when that of renewal streams does.
 
+Section III-B. Theorem 1 takes the batches of all workers for a Poisson process. That is good for
+the gaps inside a group, but over a long time a batch is *exactly* b records, and only the records
+are random: the variance of the number of updates is then 1/b of what the Poisson batches give.
+
 J_t is a whole number, and under the narrow law it has a standard deviation of about one: as it is,
 no normal law could pass. So it is looked at in batches, of which an update takes K: their number
 over K is J_t before it is rounded down. Batches are whole numbers, too, so each is moved by a
@@ -10,20 +14,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from common.spot.experiments.analytic import sample_updates_at
+from common.spot.experiments.analytic import Records
 from common.spot.theory.preemption import variance_of_uptime_s2
-from common.spot.theory.updates import (
-    Normal,
-    partial_batches_s,
-    update_rate_per_s,
-    updates_after,
-    updates_after_renewal,
-)
+from common.spot.theory.work import partial_batches_s
 from load.paper import plots
 from load.paper.document import Section, percent
 from load.paper.job import (
@@ -45,6 +43,73 @@ SAMPLES, QUICK_SAMPLES = 4000, 1000
 PLOTTED = 400  # samples of each time in the plot: variances good to 7 %
 SIGNIFICANT = 0.01
 SPOT = 30  # N_s* of the first setting
+
+
+class Normal(NamedTuple):
+    """A normal law."""
+
+    mean: float
+    variance: float
+
+    @property
+    def std(self) -> float:
+        """The standard deviation."""
+        return math.sqrt(self.variance)
+
+
+def update_rate_per_s(rates_per_s: Values, group_size: int, batch_size: int) -> float:
+    """Give lambda_U = N lambda_A / (K b) (equation 1), right while the process is stable."""
+    return float(rates_per_s.sum()) / batch_size / group_size
+
+
+def updates_after(t_s: float, rates_per_s: Values, group_size: int, batch_size: int) -> Normal:
+    """Give the law of J_t, N(t lambda_U, t sigma_U^2 lambda_U^3) (Theorem 1, equation 2).
+
+    It holds for large t and Poisson batches: sigma_U^2 is K b^2 / (N lambda_A)^2, the Erlang law of
+    K of them. Gradients take no time here.
+    """
+    rate = update_rate_per_s(rates_per_s, group_size, batch_size)
+    batch_s = 1.0 / (float(rates_per_s.sum()) / batch_size)
+    return Normal(t_s * rate, t_s * (group_size * batch_s**2) * rate**3)
+
+
+def updates_after_renewal(
+    t_s: float, rates_per_s: Values, group_size: int, batch_size: int
+) -> Normal:
+    """Give the law of J_t for superposed Poisson streams, exact to first order in a long time t.
+
+    Streams are independent and K b records make an update: t sum(lambda_A) / (K b)^2. Left out is
+    what does not grow with t: records in incomplete batches (`partial_batches_s`), whose variance
+    is about N (b^2 - 1) / 12 records^2.
+    """
+    rate = update_rate_per_s(rates_per_s, group_size, batch_size)
+    record_variance = t_s * float(rates_per_s.sum())
+    return Normal(t_s * rate, record_variance / (group_size * batch_size) ** 2)
+
+
+def runtime_of_renewal(
+    updates: float, rates_per_s: Values, group_size: int, batch_size: int
+) -> Normal:
+    """Give the law of the time of J updates that belongs to `updates_after_renewal`.
+
+    Its mean is E[runtime(J)] = J / lambda_U (Corollary 1, equation 3). `partial_batches_s` and the
+    time of the last gradients are not in it.
+    """
+    rate = update_rate_per_s(rates_per_s, group_size, batch_size)
+    law = updates_after_renewal(updates / rate, rates_per_s, group_size, batch_size)
+    return Normal(updates / rate, law.variance / rate**2)
+
+
+def sample_batches_at(
+    rates_per_s: Values, batch_size: int, times_s: Values, runs: int, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Draw (T, R) numbers of full batches after some ascending times, nothing being preempted."""
+    records = Records((runs, len(rates_per_s)), 1.0, rng)
+    batches = np.empty((len(times_s), runs), np.int64)
+    for index, time_s in enumerate(times_s.tolist()):
+        records.expected[:] = rates_per_s * time_s
+        batches[index] = (records.count(slice(None)) // batch_size).sum(axis=1)
+    return batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +139,7 @@ class Streams:
         law = updates_after_renewal(t_s, rates, GROUP_SIZE, BATCH_SIZE)
         partial = self.workers * (BATCH_SIZE**2 - 1) / 12 / (GROUP_SIZE * BATCH_SIZE) ** 2
         if self.under_way_s:
-            return _with_jitter(replace(law, variance=law.variance + 2 * partial))
+            return _with_jitter(Normal(law.mean, law.variance + 2 * partial))
         # of all workers here, as no update has just been completed by one of them
         late_s = partial_batches_s(rates, BATCH_SIZE) * self.workers / (self.workers - 1)
         late = late_s * update_rate_per_s(rates, GROUP_SIZE, BATCH_SIZE)
@@ -84,13 +149,13 @@ class Streams:
         """Draw (T, R) numbers of updates, in batches over K, made smooth."""
         begin = [self.under_way_s] if self.under_way_s else []
         at_s = np.array([*begin, *(self.under_way_s + times_s)])
-        batches = sample_updates_at(self.rates_per_s, 1, BATCH_SIZE, at_s, runs, rng)
+        batches = sample_batches_at(self.rates_per_s, BATCH_SIZE, at_s, runs, rng)
         counted = batches[1:] - batches[0] if begin else batches
         return (counted + rng.uniform(-0.5, 0.5, counted.shape)) / GROUP_SIZE
 
 
 def _with_jitter(law: Normal) -> Normal:
-    return replace(law, variance=law.variance + 1 / 12 / GROUP_SIZE**2)
+    return Normal(law.mean, law.variance + 1 / 12 / GROUP_SIZE**2)
 
 
 FEW = Streams(WORKERS, RATE_PER_S)

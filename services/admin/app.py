@@ -31,11 +31,12 @@ from services.admin.routes import (
     quarantine,
     sign_in,
 )
-from services.admin.service import Service
+from services.admin.service import Limits, Service
 
 if TYPE_CHECKING:
     from common.telemetry.metrics.serving import Watchdog
 
+LIMITS = Limits()
 BEAT_S = 1.0  # between signs of life of the event loop
 
 ROUTERS = tuple(  # behind a viewer's key at least
@@ -47,16 +48,17 @@ ROUTERS = tuple(  # behind a viewer's key at least
 )
 
 
-def create_app(outside: Outside | None = None) -> FastAPI:
+def create_app(outside: Outside | None = None, limits: Limits = LIMITS) -> FastAPI:
     """Make the application; no server has to be there.
 
     Args:
         outside: Settings and how to open what they name; None: as the environment says.
+        limits: What it takes before it refuses.
 
     Raises:
         UserError: If the environment makes no sense.
     """
-    service = Service(outside or connect(read_settings(os.environ)))
+    service = Service(outside or connect(read_settings(os.environ)), limits)
     app = docs.Api(
         title="DOLL",
         version=version("doll"),

@@ -31,15 +31,15 @@ class Server(HttpServer):
 
     def __init__(self, app: FastAPI, request_s: float = REQUEST_S) -> None:
         self._service: Service = app.state.service
-        settings = self._service.settings
-        most = settings.api_streams + SPARE_CONNECTIONS
+        limits = self._service.limits
         super().__init__(
             app,
-            settings,
-            most,
+            self._service.settings,
+            limits.streams + SPARE_CONNECTIONS,
             lambda status, detail: problem(status, detail, ""),
             lifespan=True,
             request_s=request_s,
+            per_address=limits.connections,
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from time import time
-from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, cast
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection  # noqa: TC002 -- FastAPI reads it when run
@@ -15,13 +15,13 @@ from common.api.keys import KeyRecord
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S
 from common.jobs.watching import one_by_one
+from common.runtime.http_server import CONNECTIONS
 from common.spot.api import billing_of, market_of
 from common.telemetry.metrics.api import ApiMetrics, ShownJob
 from common.telemetry.metrics.serving import Watchdog
 from services.admin.checks import Checks, Servers
 from services.admin.limiter import Limiter
-from services.admin.live.follower import Sources
-from services.admin.live.followers import Followers
+from services.admin.live.followers import Followers, Sources
 from services.admin.oidc import Issuer
 from services.admin.pricing import PriceDesk
 from services.admin.simulating import Simulations
@@ -44,6 +44,15 @@ READ_S = 45.0  # that a request waits: a million updates take half of that
 ASK_S = 20.0  # likewise, as for a change of a job
 
 
+class Limits(NamedTuple):
+    """What one admin process takes before it refuses: far above people and scripts at work."""
+
+    requests_per_s: float = 1000.0  # of one key, on average; twice that at once
+    streams: int = 200  # of events, open at once: each follows a job
+    connections: int = CONNECTIONS  # of one address
+    simulate_s: float = 20.0  # of one simulation
+
+
 class Service:
     """One admin process. Making it opens nothing; `close` lets go of what was opened.
 
@@ -55,13 +64,14 @@ class Service:
         clock: Seconds since 1970.
     """
 
-    def __init__(self, outside: Outside, clock: Callable[[], float] = time) -> None:
+    def __init__(self, outside: Outside, limits: Limits, clock: Callable[[], float] = time) -> None:
         self.outside = outside
+        self.limits = limits
         self.settings = outside.settings
         self.clock = clock
         self.ending = threading.Event()
         self.streams = 0
-        self.simulations = Simulations(outside.settings.api_simulate_s)
+        self.simulations = Simulations(limits.simulate_s)
         self.prices = PriceDesk(outside.settings, clock)
         self.models = Limiter("reading a model", MODELS_AT_ONCE, READ_S)
         self.histories = Limiter("reading a job", HISTORIES_AT_ONCE, READ_S)

@@ -7,17 +7,14 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.exceptions import HTTPException
 
 from common.config.program import command_of, search_path
 from common.errors import GivenError, UserError
-from common.spot.planning.apart import REPORT, Order
+from common.spot.planning.apart import REPORT
 from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from common.spot.planning.simulation import SimulateRequest
 
 AT_ONCE = 2  # each keeps a core busy
@@ -43,12 +40,8 @@ class Simulations:
         self._longest_s = longest_s
         self.running = 0
 
-    async def run(self, asked: SimulateRequest, folder: Path | None) -> bytes:
+    async def run(self, asked: SimulateRequest) -> bytes:
         """Simulate, and give the results as JSON.
-
-        Args:
-            asked: What to simulate.
-            folder: Where its traces are; None: it names none.
 
         Raises:
             HTTPException: 429 while as many run as may.
@@ -60,12 +53,11 @@ class Simulations:
             raise HTTPException(429, f"{AT_ONCE} simulations are running already", headers)
         self.running += 1
         try:
-            return await self._run(asked, folder)
+            return await self._run(asked)
         finally:
             self.running -= 1
 
-    async def _run(self, asked: SimulateRequest, folder: Path | None) -> bytes:
-        order = Order(msgspec.Raw(asked.model_dump_json().encode()), str(folder or "."))
+    async def _run(self, asked: SimulateRequest) -> bytes:
         # Settings and their secrets are none of its business.
         environment = {name: v for name, v in os.environ.items() if not name.startswith("DOLL_")}
         process = await asyncio.create_subprocess_exec(
@@ -77,7 +69,7 @@ class Simulations:
         )
         try:
             async with asyncio.timeout(self._longest_s):
-                answer, said = await _converse(process, msgspec.json.encode(order) + b"\n")
+                answer, said = await _converse(process, asked.model_dump_json().encode() + b"\n")
         except TimeoutError:
             problem = (
                 f"not done after {self._longest_s:g} s: ask for fewer runs, policies or updates, or"

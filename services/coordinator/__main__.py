@@ -17,7 +17,8 @@ import torch
 
 from common.config.program import command_line
 from common.runtime.connect import open_blobs, open_tracer
-from common.runtime.service import END_S, follow_jobs, run
+from common.runtime.jobs import END_S, follow_jobs
+from common.runtime.service import run
 from common.runtime.supervisor import Supervisor
 from common.telemetry.metrics.registry import ProcessMetrics
 from services.coordinator.candidates import Candidates
@@ -28,8 +29,8 @@ from services.coordinator.replies import ReplyReader
 from services.coordinator.streams import StreamWatch
 
 if TYPE_CHECKING:
-    from common.runtime.jobs import MakePart
-    from common.runtime.service import Opened, ServiceProcess
+    from common.runtime.jobs import MakePart, Opened
+    from common.runtime.service import ServiceProcess
     from common.telemetry.tracing import Tracer
 
 STEPS = 3  # threads of what takes its time: checkpoints are uploaded, dead letters written

@@ -267,17 +267,13 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         group_sizes=spec.group_sizes,
         group_linger_s=spec.group_linger_s,
         on_missing=spec.on_missing,
-        deadline_floor_s=spec.deadline_floor_s,
         strikes=spec.strikes,
-        poison_in_a_row=spec.poison_in_a_row,
-        poison_share=spec.poison_share,
         stop_updates=spec.stop.updates,
         stop_loss=spec.stop.loss,
         stop_at=None
         if deadline_s is None
         else monotonic() + record.submitted_s + deadline_s - time(),
         hot_every_s=spec.hot_snapshot.every_s,
-        hot_every_updates=spec.hot_snapshot.every_updates,
         checkpoint_every_s=spec.checkpoint.every_s,
         checkpoint_every_updates=spec.checkpoint_every_updates,
         aggregation=among,

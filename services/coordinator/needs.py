@@ -130,7 +130,7 @@ def backlog_of(spec: JobSpec, unclaimed: int, waiting: int, group_size: int) -> 
     if spec.group_linger_s is None:
         least = spec.batch_size * group_size
     else:
-        least = spec.batch_size if spec.batch_linger_s is None else spec.min_batch or 1
+        least = spec.batch_size if spec.batch_linger_s is None else 1
     return records if records >= least else 0
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from common.config.program import command_line
-from common.runtime.connect import open_blobs, open_tracking
-from common.runtime.service import Opened, ServiceProcess, follow_jobs, run
+from common.runtime.connect import open_blobs
+from common.runtime.jobs import Opened, follow_jobs
+from common.runtime.service import ServiceProcess, run
 from common.telemetry.metrics.registry import ProcessMetrics
 from services.evaluator.evaluation_runner import Process
 from services.evaluator.loop import JobEvaluator
@@ -68,6 +69,7 @@ def _tracker(
     fault: Fault | None,
 ) -> JobTracker:
     """What tells an experiment tracker of a job; not loaded where no job wants it."""
+    from common.adapters.mlflow import open_tracking  # noqa: PLC0415 -- likewise
     from services.evaluator.tracker import JobTracker, TrackerProcess  # noqa: PLC0415 -- see above
 
     settings = process.settings

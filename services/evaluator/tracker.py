@@ -47,6 +47,8 @@ class TrackingPace(NamedTuple):
     away_s: float = 5.0  # after a server did not answer
     refused_s: float = 60.0  # after a refusal, which a person must see to
     quiet_s: float = 30.0  # after the end of a job, for the evaluation of its last version
+    # Metrics of updates are means over so many: a job makes up to hundreds of updates a second.
+    every_updates: int = 50
 
 
 class TrackerProcess(NamedTuple):
@@ -107,7 +109,7 @@ class JobTracker:
         self._sent = 0  # all of the updates topic below was sent
         self._tagged = 0  # as the tracker has it, which is told with the next points
         self._pending = list[Metric]()  # of what was read: no more is read before these are sent
-        self._history = TrackedMetrics(spec.every_updates)
+        self._history = TrackedMetrics(process.pace.every_updates)
         self._checkpoints: RegisteredCheckpoints | None = None
         self._quiet_since = monotonic()
         process.metrics.follow(self._job, self._metrics)
@@ -207,7 +209,7 @@ class JobTracker:
         return self._run
 
     def _read_from(self, start: int) -> None:
-        self._history, self._pending = TrackedMetrics(self._spec.every_updates, start), []
+        self._history, self._pending = TrackedMetrics(self._pace.every_updates, start), []
 
     def _read(self) -> tuple[int, int]:
         """Read on, once what was read is sent; how many records that was, and up to where."""

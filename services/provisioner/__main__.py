@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from common.config.program import command_line
 from common.errors import UserError
-from common.runtime.service import follow_jobs, run
+from common.runtime.jobs import follow_jobs
+from common.runtime.service import run
 from common.spot.connect import open_fleet, open_prices
 from common.spot.market.market_file import load_market
 from common.telemetry.metrics.registry import ProcessMetrics
@@ -24,8 +25,8 @@ from services.provisioner.loop import JobProvisioner, Replica
 if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.store import JobRecord
-    from common.runtime.jobs import MakePart
-    from common.runtime.service import Opened, ServiceProcess
+    from common.runtime.jobs import MakePart, Opened
+    from common.runtime.service import ServiceProcess
     from common.spot.market.market_file import Market
     from services.provisioner.loop import Openers
 

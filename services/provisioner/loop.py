@@ -125,9 +125,7 @@ class JobProvisioner:
         self._kafka_outage = Outage(self._log, "kafka")
         self._board_outage = Outage(self._log, "redis")
         self._writer = replica.log.writer(on_ready=wake)
-        asked = record.spec.provisioning
-        rented = market.of_type(asked.instance_type) if asked is not None else market
-        openers = replica.openers(rented, self._job)
+        openers = replica.openers(market, self._job)
         self._provider = ProviderThread(*openers, self._hear, logger=self._log, fail=self._fail)
         self._exposed.follow(self._called, self._metrics)
 

@@ -57,7 +57,6 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         max_lag_s=asked.max_lag_s,
         spot_up_to=asked.spot_up_to,
         reliable=asked.reliable,
-        told_update_mb=asked.update_mb,
         update_mb=_update_mb(spec),
         balanced=spec.tuner is not None and spec.tuner.workers is not None,
         lease_ttl_s=_LEASE_TTL_S[market.fleet],

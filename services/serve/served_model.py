@@ -68,7 +68,7 @@ class ServedModel:
     def __init__(self, spec: JobSpec, settings: Settings, alias: Wish) -> None:
         self.alias = alias
         self._task = task_of(spec, settings.tasks)
-        self._device = resolve_device(settings.device or spec.device)
+        self._device = resolve_device(settings.device)
         self._current, self._spare = (
             _Buffer(FlatModel(build_model(self._task, spec.seed).to(self._device).eval()))
             for _ in range(2)

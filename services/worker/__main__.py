@@ -72,11 +72,11 @@ def _work(only: str, process: ServiceProcess) -> None:
     keep_freed_memory()
     notices = open_notices(settings)
     if notices is not None:  # a notice that stands already keeps the worker from joining
-        NoticeWatch(notices, process.stopping, settings.on_rebalance, process.logger).start()
+        NoticeWatch(notices, process.stopping, process.logger).start()
     metrics, watchdog = ProcessMetrics("worker"), process.watchdogs.begin("the main loop")
     process.serve_metrics(metrics)
     with closing(open_tracer(settings, process.service, process.name)) as tracer:
-        if settings.device:  # one that is not here makes no sense for any job
+        if settings.device == "cuda":  # without a GPU here, no job can be worked for
             from common.learning.gradients import resolve_device  # noqa: PLC0415 -- see above
 
             resolve_device(settings.device)
@@ -191,7 +191,7 @@ def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -
     Raises:
         UserError: If the settings name no object storage, or an address that others cannot reach.
     """
-    from services.worker.group import GroupAccess  # noqa: PLC0415 -- see above
+    from services.worker.group import LEAVE_S, GroupAccess  # noqa: PLC0415 -- see above
 
     origin, among = job.origin, spec.aggregation
     transport = "gloo" if among is None else among.transport
@@ -199,7 +199,7 @@ def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -
         open_groups(settings, boards.rendezvous(job.id), transport),
         CheckpointStore(open_blobs(settings), job.id),
         "" if origin is None else origin.sha256,
-        settings.leave_s if among is None else min(among.leave_s, settings.leave_s),
+        min(LEAVE_S, settings.leave_s),
     )
 
 

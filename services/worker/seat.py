@@ -8,24 +8,103 @@ taken for lost and another has its slot, finds there that the slot is no longer 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.errors import FutureFormatError, UnknownTopicError, WireError
 from common.kafka.names import plans_topic
-from common.spot.plans import decode_plan
-from common.spot.provisioning.ledger import FleetLedger, Instance
-from common.spot.provisioning.records import LaunchRequested, PlanRecord
+from common.wire.messages import Codec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.jobs.store import JobRecord
     from common.ports.servers import Log
 
 READ_RECORDS = 1000
 READ_S = 0.2  # between looks whether the worker is to leave
+
+
+class SlotRecord(msgspec.Struct, frozen=True):
+    """All that a worker needs to know of any record of the plans topic."""
+
+    type: str  # tag of the record in `common.spot.provisioning.records`
+    term: Annotated[int, msgspec.Meta(ge=0)] = 0
+    after: int | None = None
+    launch: int = 0
+    slot: int | None = None
+    worker: str = ""
+
+
+_RECORD = Codec("plan", msgspec.json.Decoder(SlotRecord), lambda _: None)
+
+
+@dataclass(slots=True)
+class _Machine:
+    """A machine that was ordered."""
+
+    worker: str  # as it was ordered; the slot's name once it has one
+    slot: int | None
+    ordered_for_slot: bool
+    runs: bool = False
+    left: bool = False  # by its worker, or it has ended
+
+    @property
+    def has_slot(self) -> bool:
+        return self.slot is not None and not self.left
+
+
+class SlotLedger:
+    """Which machine has which slot: `common.spot.provisioning.ledger` says why a record counts.
+
+    Attributes:
+        own: The machine that was ordered with this worker, None if none was.
+    """
+
+    def __init__(self, worker: str) -> None:
+        self.own: _Machine | None = None
+        self._worker = worker
+        self._open = dict[int, _Machine]()  # by launch
+        self._term = self._head = -1
+        self._settled = False
+        self._launches = 0
+
+    def feed(self, offset: int, record: SlotRecord | None) -> None:
+        """Fold the record at `offset` (None: does not parse)."""
+        if record is None:
+            return
+        if record.type == "lead" and record.after == self._head:
+            self._term = self._head = offset
+            self._settled = False
+        elif record.term == self._term and not self._settled:
+            self._decided(offset, record)
+
+    def _decided(self, offset: int, record: SlotRecord) -> None:
+        machine = self._open.get(record.launch)
+        match record.type:
+            case "settled":
+                self._settled, self._head = True, offset
+            case "launch-requested" if record.launch == self._launches + 1:
+                self._launches = record.launch
+                ordered = _Machine(record.worker, record.slot, record.slot is not None)
+                self._open[record.launch] = ordered
+                if record.worker == self._worker:
+                    self.own = ordered
+            case "started" if machine:
+                machine.runs = True
+            case "seated" if machine and machine.runs and machine.slot is None:
+                if record.slot not in [each.slot for each in self._open.values() if each.has_slot]:
+                    machine.slot, machine.worker = record.slot, record.worker
+            case "left" if machine and machine.has_slot and not machine.ordered_for_slot:
+                machine.left = True
+            case "ended" if machine:
+                machine.left = True
+                del self._open[record.launch]
 
 
 def seat_of(job: JobRecord, name: str, log: Log, stays: Callable[[], bool]) -> WorkerId | None:
@@ -50,32 +129,29 @@ def seat_of(job: JobRecord, name: str, log: Log, stays: Callable[[], bool]) -> W
         bounds = log.bounds(plans)
     except UnknownTopicError:  # nobody rents its machines
         return WorkerId(name)
-    ledger, machine = FleetLedger(), None
+    ledger = SlotLedger(name)
     with closing(log.tail(plans, bounds.start)) as tail:
         while stays():
             for record in tail.read(READ_RECORDS, READ_S):
-                plan = _decoded(record.value)
-                if ledger.feed(record.offset, plan):
-                    machine = _ordered(ledger, plan, name) or machine
+                ledger.feed(record.offset, decode(record.value))
+            machine = ledger.own
             if machine is None and tail.position() >= bounds.end:
                 return WorkerId(name)  # an order stands there before its machine is asked for
-            if machine is not None and machine.has_seat:
-                return WorkerId(machine.member)
+            if machine is not None and machine.has_slot:
+                return WorkerId(machine.worker)
     return None
 
 
-def _ordered(ledger: FleetLedger, plan: PlanRecord | None, name: str) -> Instance | None:
-    """The machine of this worker, where the record orders it."""
-    if isinstance(plan, LaunchRequested) and plan.worker == name:
-        return ledger.machines[plan.launch]
-    return None
+def decode(value: bytes | None) -> SlotRecord | None:
+    """Read a record of the plans topic; None if it does not parse.
 
-
-def _decoded(value: bytes | None) -> PlanRecord | None:
+    Raises:
+        FutureFormatError: If a newer program wrote it.
+    """
     try:
-        plan: PlanRecord = decode_plan(value or b"")
+        record: SlotRecord = _RECORD.decode(value or b"")
     except FutureFormatError:
         raise
     except WireError:
         return None
-    return plan
+    return record

@@ -13,9 +13,9 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.core.spread import JobDemand, Sightings, View, WorkerPlacement, next_step, with_jobs
-from common.errors import DollError, OutsideError, UnavailableError
+from common.errors import OutsideError, UnavailableError
 from common.kafka.names import job_name
-from common.runtime.supervisor import Patience, kind_of
+from common.runtime.faults import Patience, kind_of, passes, reason_of
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
@@ -117,16 +117,16 @@ class JobSelector:
         Returns:
             For how many seconds it does.
         """
-        passes = isinstance(error, DollError) and error.retriable
-        self._metrics.job_faults.labels(job, "unavailable" if passes else "fault").inc()
+        unavailable = passes(error)
+        self._metrics.job_faults.labels(job, "unavailable" if unavailable else "fault").inc()
         with self._lock:
             now = self._clock()
             failing = self._failing.setdefault(job, _Failing(0, now))
             if self._job == job and now - self._since >= PATIENCE.healthy_s:
                 failing.failures = 0
                 self._told = {kind for kind in self._told if kind[0] != job}
-            failing.failures += not passes
-            pause_s = UNAVAILABLE_S if passes else PATIENCE.pause_s(failing.failures)
+            failing.failures += not unavailable
+            pause_s = UNAVAILABLE_S if unavailable else PATIENCE.pause_s(failing.failures)
             failing.until = now + pause_s
             if self._job == job:
                 self._job = ""
@@ -134,8 +134,8 @@ class JobSelector:
         if kind in self._told:
             return pause_s
         self._told.add(kind)
-        reason = str(error) if isinstance(error, DollError) else f"{type(error).__name__}: {error}"
-        if passes:
+        reason = reason_of(error)
+        if unavailable:
             self._log.warning("job_waits", job=job, reason=reason, again_in_s=pause_s)
         else:
             self._log.error(

@@ -31,7 +31,6 @@ from common.embedded.process import Child
 from common.spot.fleets.ec2.fleet import Ec2Fleet
 from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
 from common.spot.fleets.local.table import Table
-from common.spot.fleets.memory import MemoryFleet
 from common.spot.machines import Offer
 from common.spot.market.market_file import (
     Ec2Provider,
@@ -40,7 +39,8 @@ from common.spot.market.market_file import (
     ProcessProvider,
     SpotPool,
 )
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
+from tests.memory_fleet import MemoryFleet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.embedded.kafka import EmbeddedControl
+from common.embedded.control import EmbeddedControl
 from common.embedded.process import Child
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
@@ -110,7 +110,6 @@ class Cluster:
             optimizer: {{name: sgd, learning_rate: 1.0}}
             batch_linger_s: 0.3
             group_linger_s: 0.5
-            deadline_floor_s: 0.3
             hot_snapshot: {{every_s: 0.2}}
             {options}
             """.replace("\n            ", "\n"),

@@ -183,12 +183,12 @@ def test_metric_without_a_value_holds_no_job_and_is_absent_from_its_updates(
 def test_rest_of_one_record_waits_for_another_where_the_network_has_batch_norm(
     cluster: Cluster,
 ) -> None:
-    # records   1 waits: fewer than min_batch (2) | 1 more
+    # records   1 waits: batch norm needs two    | 1 more
     # batches                                     | 2
     task = f'{{entrypoint: "{NORMALISED}", records: 2}}'
     lingers = "batch_linger_s: 0.3\n        group_linger_s: 0.3"
     job = submitted(cluster, "normalised", task, 1, lingers)
-    why = f"{job.name}: waiting for records: 1 record waits: fewer than min_batch (2)"
+    why = f"{job.name}: waiting for records: 1 record waits: batch normalization needs two"
     await_condition(
         lambda: why in doll(cluster, "job", "show", job.name), "the rest waits", patience_s=60.0
     )

@@ -17,7 +17,7 @@ import pytest
 
 from common.config.settings import Settings
 from common.data.digits import load_digits
-from common.embedded.kafka import embedded_settings
+from common.embedded.control import embedded_settings
 from common.embedded.process import free_port
 from common.embedded.services import Service, environment_of
 from common.embedded.stack import EmbeddedStack

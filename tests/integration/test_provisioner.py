@@ -26,7 +26,6 @@ from common.runtime.connect import open_boards
 from common.spot.connect import open_fleet
 from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
 from common.spot.fleets.local.table import Table
-from common.spot.fleets.memory import MemoryPrices
 from common.spot.machines import Offer
 from common.spot.market.market_file import load_market
 from common.spot.plans import decode_plan
@@ -40,6 +39,7 @@ from services.provisioner.loop import JobProvisioner, Replica
 from tests.changes import once_changed
 from tests.counting_policy import Counting
 from tests.integration.cluster import Cluster, await_condition
+from tests.memory_fleet import MemoryPrices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

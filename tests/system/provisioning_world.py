@@ -24,7 +24,6 @@ from common.config.policy_names import POLICY_NAMES
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
 from common.errors import UnavailableError
-from common.spot.fleets.memory import Chain, MemoryFleet, MemoryPrices
 from common.spot.machines import Offer
 from common.spot.plans import decode_plan, encode_plan
 from common.spot.policies.policy import ON_DEMAND
@@ -46,6 +45,7 @@ from common.spot.provisioning.settings import ProvisionerSettings
 from common.spot.theory.billing import HOUR_S, Billing, Preempted
 from common.spot.theory.work import Pool
 from tests.counting_policy import Counting
+from tests.memory_fleet import Chain, MemoryFleet, MemoryPrices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -248,7 +248,7 @@ class World:
         self.lease: tuple[str, float] | None = None
         self.faults = Faults(self)
         self.claims: list[Claim] = []
-        self.updates: list[AuditRecord] = [Lead(-1, GENESIS, "c")]
+        self.updates: list[AuditRecord] = [Lead(-1, GENESIS, "c", 0)]
         self.takeovers = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
@@ -720,8 +720,7 @@ def _seats(world: World) -> Iterator[Violation]:
     moves = world.settings.on_preemption == "reassign"
     seats: dict[tuple[int | None, str], list[tuple[float, float, int]]] = {}
     for machine in world.fleet.rented:
-        truth = world.truth.machines[machine.launch]
-        if machine.slot is not None and not truth.stand_in and machine.ended_s is not None:
+        if machine.slot is not None and machine.ended_s is not None:
             seat: tuple[int | None, str] = (machine.slot, machine.pool if moves else "")
             held = (machine.started_s, machine.ended_s, machine.launch)
             seats.setdefault(seat, []).append(held)

@@ -230,7 +230,7 @@ class SimulatedWorker:
                 self._known.update(positions)
                 for partition in positions:
                     self._read.setdefault(partition, []).clear()
-            case do.DropRows(partition):
+            case do.Unplace(partition):
                 if partition in self._own:
                     self._own[partition] = None
             case do.SetReading(reading, _):

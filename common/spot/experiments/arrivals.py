@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from common.core.batching import Run
 from common.spot.experiments.spec import ArrivalsSpec, UniformRates
-from common.spot.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.errors import ParameterError
 from common.spot.traces.files import starts_of
 
 if TYPE_CHECKING:
@@ -31,86 +31,8 @@ AHEAD = 64  # batches whose times are looked up at once: one by one takes longer
 CHUNK = 16_384  # gaps at a time: 128 KiB, which stay in a core's cache while they are summed
 
 
-class Arrivals(Protocol):
-    """The records of one stream."""
-
-    def count_until(self, t_s: float) -> int:
-        """Count the records that have arrived by then, that moment included."""
-        ...
-
-    def time_of(self, index: int) -> float:
-        """Tell when a record arrives; they are counted from 0; inf for never."""
-        ...
-
-    def times_of(self, indexes: range) -> list[float]:
-        """Tell when some records arrive, that are equally far from each other."""
-        ...
-
-    def forget_before(self, index: int) -> None:
-        """Free the memory of earlier records: nobody asks about them, or their times, again."""
-        ...
-
-
-class Silent:
-    """A stream of rate 0: nothing ever arrives."""
-
-    def count_until(self, t_s: float) -> int:  # noqa: ARG002 - none at any time
-        """Count the records that have arrived by then."""
-        return 0
-
-    def time_of(self, index: int) -> float:  # noqa: ARG002 - none of them
-        """Tell when a record arrives."""
-        return math.inf
-
-    def times_of(self, indexes: range) -> list[float]:
-        """Tell when some records arrive."""
-        return [math.inf] * len(indexes)
-
-    def forget_before(self, index: int) -> None:
-        """Free nothing."""
-
-
-class Even:
-    """A record after exactly each 1 / rate seconds.
-
-    Raises:
-        ParameterError: If the rate is not above 0.
-    """
-
-    def __init__(self, rate_per_s: float, phase: float) -> None:
-        """Begin.
-
-        Args:
-            rate_per_s: lambda_A.
-            phase: When the first record arrives, in gaps: from 0 to below 1.
-        """
-        positive("rate_per_s", rate_per_s)
-        self._rate_per_s, self._phase = rate_per_s, phase
-
-    def count_until(self, t_s: float) -> int:
-        """Count the records that have arrived by then."""
-        count = max(math.floor(t_s * self._rate_per_s - self._phase) + 1, 0)
-        # By rounding it may be one off what `time_of` says.
-        while count and self.time_of(count - 1) > t_s:
-            count -= 1
-        while self.time_of(count) <= t_s:
-            count += 1
-        return count
-
-    def time_of(self, index: int) -> float:
-        """Tell when a record arrives."""
-        return (index + self._phase) / self._rate_per_s
-
-    def times_of(self, indexes: range) -> list[float]:
-        """Tell when some records arrive."""
-        return [self.time_of(index) for index in indexes]
-
-    def forget_before(self, index: int) -> None:
-        """Free nothing: nothing is kept."""
-
-
-class Drawn:
-    """Random times: sums of independent gaps with mean 1, put on the stream's clock."""
+class Arrivals:
+    """Records of one stream: sums of independent gaps with mean 1, put on the stream's clock."""
 
     def __init__(self, gaps: Gaps, clock: Clock) -> None:
         """Begin at time 0, as if a record had just arrived."""
@@ -122,7 +44,7 @@ class Drawn:
         self._forgotten_s = -math.inf  # time of the last that is not
 
     def count_until(self, t_s: float) -> int:
-        """Count the records that have arrived by then.
+        """Count the records that have arrived by then, that moment included.
 
         Raises:
             ParameterError: If the time is infinite, or records of that time were forgotten.
@@ -137,7 +59,7 @@ class Drawn:
         return self._first + chunk * CHUNK + within
 
     def time_of(self, index: int) -> float:
-        """Tell when a record arrives.
+        """Tell when a record arrives; they are counted from 0; inf for never.
 
         Raises:
             ParameterError: If it was forgotten.
@@ -150,7 +72,7 @@ class Drawn:
         return float(self._chunks[chunk][within])
 
     def times_of(self, indexes: range) -> list[float]:
-        """Tell when some records arrive.
+        """Tell when some records arrive, that are equally far from each other.
 
         Raises:
             ParameterError: If one was forgotten.
@@ -166,7 +88,7 @@ class Drawn:
         return times_s
 
     def forget_before(self, index: int) -> None:
-        """Free the memory of earlier records, by whole chunks."""
+        """Free the memory of earlier records, by whole chunks: nobody asks about them again."""
         chunks = min((index - self._first) // CHUNK, len(self._chunks))
         if chunks > 0:
             self._forgotten_s = self._ends[chunks - 1]
@@ -181,6 +103,16 @@ class Drawn:
         chunk = self._clock(gaps)
         self._chunks.append(chunk)
         self._ends.append(float(chunk[-1]))
+
+
+def even(rate_per_s: float, phase: float) -> Arrivals:
+    """Make a record arrive after exactly each 1 / rate seconds.
+
+    Args:
+        rate_per_s: lambda_A.
+        phase: When the first record arrives, in gaps: from 0 to below 1.
+    """
+    return Arrivals(np.ones, lambda sums: (sums - 1 + phase) / rate_per_s)
 
 
 class Paced:
@@ -198,9 +130,8 @@ class Paced:
             start_s: Where in it the stream begins.
 
         Raises:
-            ParameterError: If the trace is 0 throughout, or the rate is not above 0.
+            ParameterError: If the trace is 0 throughout.
         """
-        positive("rate_per_s", rate_per_s)
         if not trace.values.any():
             raise ParameterError("trace", f"{trace.source} is 0 throughout: nothing ever arrives")
         rates = trace.values * (rate_per_s / trace.mean())
@@ -249,20 +180,17 @@ def arrivals_of(
         trace: What `traced` read of `spec.trace`; all streams of a run begin at one place of it.
 
     Raises:
-        ParameterError: If a rate is negative or not finite, or the trace is missing or 0.
+        ParameterError: If the trace is missing or 0.
     """
-    if spec.process != "trace":
-        return [
-            _stream(spec, float(rate), stream_rng)
-            for rate, stream_rng in zip(rates_per_s, rng.spawn(len(rates_per_s)), strict=True)
-        ]
-    if spec.trace is None or trace is None:
-        raise ParameterError("trace", "arrivals by a trace need one")
-    (start_s,) = starts_of(spec.trace, trace, (1,), rng)
+    start_s = 0.0
+    if spec.process == "trace":
+        if spec.trace is None or trace is None:
+            raise ParameterError("trace", "arrivals by a trace need one")
+        start_s = float(starts_of(spec.trace, trace, (1,), rng)[0])
+    else:
+        trace = None
     return [
-        Drawn(stream_rng.standard_exponential, Paced(float(rate), trace, float(start_s)))
-        if rate
-        else Silent()
+        _stream(spec, float(rate), stream_rng, trace, start_s)
         for rate, stream_rng in zip(rates_per_s, rng.spawn(len(rates_per_s)), strict=True)
     ]
 
@@ -273,30 +201,31 @@ def draw_rates(
     runs: int,
     rng: np.random.Generator,
 ) -> Floats:
-    """Draw lambda_A,n of each worker in each run, (R, N) records per second; or other numbers.
-
-    Raises:
-        ParameterError: If rates are given one by one and not one for each worker.
-    """
+    """Draw lambda_A,n of each worker in each run, (R, N) records per second; or other numbers."""
     shape = (runs, workers)
     if isinstance(rates, UniformRates):
         return rng.uniform(rates.low, rates.high, shape)
-    if isinstance(rates, tuple) and len(rates) != workers:
-        raise ParameterError("rates", f"has {len(rates)} entries for {workers} workers")
     return np.broadcast_to(np.array(rates, np.float64), shape).copy()
 
 
-def _stream(spec: ArrivalsSpec, rate_per_s: float, rng: np.random.Generator) -> Arrivals:
-    not_negative("rate_per_s", rate_per_s)
-    if rate_per_s == 0:
-        return Silent()
+def _stream(
+    spec: ArrivalsSpec,
+    rate_per_s: float,
+    rng: np.random.Generator,
+    trace: Trace | None,
+    start_s: float,
+) -> Arrivals:
+    if rate_per_s == 0:  # nothing ever arrives
+        return Arrivals(np.ones, lambda sums: np.full_like(sums, math.inf))
     if spec.process == "even":
-        return Even(rate_per_s, rng.random())
+        return even(rate_per_s, rng.random())
+    if trace is not None:
+        return Arrivals(rng.standard_exponential, Paced(rate_per_s, trace, start_s))
     gaps: Gaps = rng.standard_exponential
     if spec.process == "gamma":
         shape = 1 / spec.variation**2  # of a gamma distribution with that variation
         gaps = lambda count: rng.standard_gamma(shape, count) / shape  # noqa: E731 - two lines more say no more
-    return Drawn(gaps, lambda sums: np.divide(sums, rate_per_s, out=sums))
+    return Arrivals(gaps, lambda sums: np.divide(sums, rate_per_s, out=sums))
 
 
 class Stream:

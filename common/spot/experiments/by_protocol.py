@@ -1,10 +1,9 @@
 """One run of an experiment through the production state machines, machine by machine.
 
 The fleet and the policy live on the grid of the market, the protocol between its points. A slot is
-one worker for as long as it is active: that a stand-in takes over from a spot machine, or the other
-way round, is a handover on notice and no preemption. Who reads which stream is a matter of the
-group: a worker its own (`hold`: the stream of a preempted one waits, as in the paper), or whoever
-is there (`reassign`: survivors take it over, once the group has noticed).
+one worker for as long as one machine serves it. Who reads which stream is a matter of the group: a
+worker its own (`hold`: the stream of a preempted one waits, as in the paper), or whoever is there
+(`reassign`: survivors take it over, once the group has noticed).
 """
 
 from __future__ import annotations

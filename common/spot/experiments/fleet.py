@@ -1,9 +1,9 @@
 """What runs where and what it costs, for many runs at once on one grid of time.
 
-There are seats for machines in each pool, and others for stand-ins; a seat holds at most one
-machine. Decided by slot, the n-th seat is the n-th slot's. Where machines are counted any seat will
-do, and a slot is served by a machine that is up and serves no other. Nothing is computed anew for a
-seat in which nothing changed: of 64,000 some hundred do in a step.
+There are seats for machines in each pool; a seat holds at most one machine. Decided by slot, the
+n-th seat is the n-th slot's. Where machines are counted any seat will do, and a slot is served by a
+machine that is up and serves no other. Nothing is computed anew for a seat in which nothing
+changed: of 64,000 some hundred do in a step.
 
     orders ──▶ wanted ──┐
     offers ─────────────┴──▶ machine ──start-up──▶ up ──serves──▶ active
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from common.spot.policies.policy import NOWHERE, ON_DEMAND, Decision
 from common.spot.theory.billing import HOUR_S
-from common.spot.theory.errors import ParameterError, positive
+from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
+    from common.spot.policies.policy import Decision
     from common.spot.theory.work import Pool
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -35,7 +35,7 @@ ROUNDING_S = 1e-9  # times are sums of steps: a start-up of five steps is over a
 
 
 class _Seats:
-    """The seats for one use, a pool's own machines or stand-ins; arrays are (R M,)."""
+    """The seats for a pool's machines; arrays are (R M,)."""
 
     def __init__(self, pool: int, kind: Pool, slots: int) -> None:
         self.pool = pool
@@ -125,6 +125,56 @@ class _Seats:
         return np.where(paid_s < ran_s, -given_back, (paid_s - ran_s) * usd_per_s)
 
 
+class Usage:
+    """What the machines of each pool came to in each run; arrays are (P, R).
+
+    Attributes:
+        usd: Cost of machines and traffic so far.
+        machine_s: Seconds of machines, start-up included, billed but not used excluded.
+        wanted_s: Seconds for which slots wanted a machine, offered or not.
+        launches: Machines launched.
+        preemptions: Machines that the pool took back.
+        paid: Machines that are paid for now.
+        wanted: Machines that are wanted now.
+    """
+
+    def __init__(self, pools: tuple[Pool, ...], runs: int) -> None:
+        shape = (len(pools), runs)
+        self.usd, self.machine_s, self.wanted_s = np.zeros((3, *shape))
+        self.launches, self.preemptions = np.zeros((2, *shape), np.int64)
+        self.paid, self.wanted = np.zeros((2, *shape))
+        self._usd_per_s = np.zeros(shape)
+        self._transfer = np.array([[pool.transfer_usd_per_s] for pool in pools])
+        self._plain = np.array([[float(pool.billing.by_the_second)] for pool in pools])
+
+    def price(self, usd_per_hour: Sequence[Array]) -> None:
+        """Set the prices of the step that begins now."""
+        self._usd_per_s[:] = usd_per_hour
+        self._usd_per_s /= HOUR_S
+
+    def usd_per_s(self, pool: int, runs: Indexes) -> Array:
+        """(n,) price of a machine of a pool in some runs."""
+        prices: Array = self._usd_per_s[pool, runs]
+        return prices
+
+    def step(self, step_s: float) -> None:
+        """Bill a step; machines that are not paid by the second are billed by `pay`."""
+        self.usd += self.paid * (self._plain * self._usd_per_s + self._transfer) * step_s
+        self.machine_s += self.paid * step_s
+        self.wanted_s += self.wanted * step_s
+
+    def stop(self, runs: Indexes, beyond_s: Array) -> None:
+        """Bill the time (n,) beyond the last step, or give it back, and end all machines."""
+        usd_per_s = self._plain * self._usd_per_s[:, runs] + self._transfer
+        self.usd[:, runs] += self.paid[:, runs] * usd_per_s * beyond_s
+        self.machine_s[:, runs] += self.paid[:, runs] * beyond_s
+        self.paid[:, runs] = self.wanted[:, runs] = 0
+
+    def pay(self, pool: int, runs: Indexes, usd: Array) -> None:
+        """Add (n,) costs of machines to their runs."""
+        self.usd[pool] += np.bincount(runs, usd, minlength=self.usd.shape[1])
+
+
 class Fleet:
     """All machines of all runs.
 
@@ -139,19 +189,11 @@ class Fleet:
     What is launched in the very first step is up at once: there the clock of the job begins.
 
     Attributes:
-        places: (R, N) int8, as ordered.
-        stand_ins: (R, N) bool, as ordered.
-        active: (R, N) bool, slots in which a machine works; it and `own_up` change with each step.
-        own_up: (R, N) bool, slots whose own machine works, or whichever serves them.
+        active: (R, N) bool, slots in which a machine works; it changes with each step.
         counted: (R,) bool, whether machines are counted, not ordered by slot.
         server: (R, N) number of the seat of all pools whose machine serves a slot; -1: none, or by
             slot.
-        usd: (P, R) what each pool and its traffic have cost so far; stand-ins are the first pool's.
-        machine_s: (P, R) seconds of machines, start-up included, billed but not used excluded.
-        wanted_s: (P, R) seconds for which slots wanted an own machine, offered or not.
-        own_s: (P, R) seconds for which they had one.
-        launches: (P, R).
-        preemptions: (P, R).
+        usage: What all machines came to so far.
 
     Args:
         pools: On-demand first.
@@ -160,9 +202,6 @@ class Fleet:
         step_s: Of the grid.
         seats: M, machines of one pool at a time; 0: one for each worker.
         rates_per_s: (R, N) of the slots, for whom to serve first.
-
-    Raises:
-        ParameterError: If there is no pool, run or worker, or the step is not positive.
     """
 
     def __init__(
@@ -174,19 +213,13 @@ class Fleet:
         seats: int = 0,
         rates_per_s: Array | None = None,
     ) -> None:
-        if not pools:
-            raise ParameterError("pools", "name at least the on-demand machines")
-        positive("runs", runs)
-        positive("workers", workers)
-        positive("step_s", step_s)
         self.pools = pools
         self.runs, self.workers, self.step_s = runs, workers, step_s
         self.seats = max(seats, workers)
+        self.usage = Usage(pools, runs)
         shape = (runs, workers)
-        slots = runs * self.seats
-        self._own = [_Seats(index, pool, slots) for index, pool in enumerate(pools)]
-        self._stand_ins = _Seats(ON_DEMAND, pools[ON_DEMAND], slots)
-        self._seats = [*self._own, self._stand_ins]
+        self._seats = [_Seats(at, pool, runs * self.seats) for at, pool in enumerate(pools)]
+        self._pool_speeds = np.array([pool.speed for pool in pools])
         self._counts = np.zeros((len(pools), runs), np.int64)
         self.counted = np.zeros(runs, np.bool_)
         self.server = np.full(shape, -1)
@@ -195,29 +228,8 @@ class Fleet:
         self._ordered = True
         self._machines: tuple[Indexes, Indexes] | None = None  # None: to be counted anew
         self._now_s: float | None = None  # of the last step
-        self._paid = np.zeros((len(pools), runs))  # machines
-        self._own_paid = np.zeros((len(pools), runs))
-        self._wanted = np.zeros((len(pools), runs))
-        self._usd_per_s = np.zeros((len(pools), runs))
-        self._transfer = np.array([[pool.transfer_usd_per_s] for pool in pools])
-        self._plain = np.array([[float(pool.billing.by_the_second)] for pool in pools])
         self._speeds: Array | None = None
-        self.places = np.full(shape, NOWHERE, np.int8)
-        self.stand_ins = self._of_slots(self._stand_ins.wanted)
         self.active = np.zeros(shape, np.bool_)
-        self.own_up = np.zeros(shape, np.bool_)
-        self.usd = np.zeros((len(pools), runs))
-        self.machine_s = np.zeros((len(pools), runs))
-        self.wanted_s = np.zeros((len(pools), runs))
-        self.own_s = np.zeros((len(pools), runs))
-        self.launches = np.zeros((len(pools), runs), np.int64)
-        self.preemptions = np.zeros((len(pools), runs), np.int64)
-
-    @property
-    def cost_usd(self) -> Array:
-        """(R,) what each run has cost so far."""
-        total: Array = self.usd.sum(axis=0)
-        return total
 
     @property
     def speeds(self) -> Array:
@@ -229,27 +241,18 @@ class Fleet:
                 np.maximum(self._speeds, up * seats.kind.speed, out=self._speeds)
             runs = np.flatnonzero(self.counted)
             served = self.server[runs]
-            speeds = np.array([pool.speed for pool in self.pools])[served // self.seats]
+            speeds = self._pool_speeds[served // self.seats]
             self._speeds[runs] = np.where(served >= 0, speeds, 0.0)
         return self._speeds
 
     def machines(self) -> tuple[Indexes, Indexes]:
         """(P, R) machines that are up, and machines that start up; not to be written to."""
-        if self._machines is not None:
-            return self._machines
-        shape = (self.runs, self.seats)
-        up = np.array([seats.up.reshape(shape).sum(axis=1) for seats in self._own])
-        has = np.array([seats.has.reshape(shape).sum(axis=1) for seats in self._own])
-        up[ON_DEMAND] += self._stand_ins.up.reshape(shape).sum(axis=1)
-        has[ON_DEMAND] += self._stand_ins.has.reshape(shape).sum(axis=1)
-        self._machines = up, has - up
+        if self._machines is None:
+            shape = (self.runs, self.seats)
+            up = np.array([seats.up.reshape(shape).sum(axis=1) for seats in self._seats])
+            has = np.array([seats.has.reshape(shape).sum(axis=1) for seats in self._seats])
+            self._machines = up, has - up
         return self._machines
-
-    def stands_in_s(self, runs: Indexes, now_s: float) -> Array:
-        """(n, N) since when a stand-in has been launched, in those runs; NaN: there is none."""
-        seats = self._stand_ins
-        since = now_s - self._of_slots(seats.launched_s)[runs]
-        return np.where(self._of_slots(seats.has)[runs], since, np.nan)
 
     def unserved_since_s(self, run: int, now_s: float) -> Array:
         """(N,) since when slots have had no machine, where machines are counted; now: they do."""
@@ -257,33 +260,21 @@ class Fleet:
         return since_s
 
     def order(self, run: int, decision: Decision) -> None:
-        """Say what a run's slots shall run on, from the next step on.
-
-        Raises:
-            ParameterError: If a place or an offer is not of one of the pools.
-        """
+        """Say what a run's slots shall run on, from the next step on."""
         self._ordered = True
         self.counted[run] = decision.counted
         if decision.counted:
             self._count(run, decision)
             return
-        if int(decision.places.max()) >= len(self.pools):
-            worker = int(decision.places.argmax())
-            problem = f"worker {worker} is in pool {decision.places[worker]} of {len(self.pools)}"
-            raise ParameterError("places", problem)
-        self.places[run] = decision.places
-        self.stand_ins[run] = decision.stand_ins
-        for seats in self._own:
+        for seats in self._seats:
             wanted = self._of_slots(seats.wanted)[run]
             np.equal(decision.places, seats.pool, out=wanted)
-            self._wanted[seats.pool, run] = np.count_nonzero(wanted)
+            self.usage.wanted[seats.pool, run] = np.count_nonzero(wanted)
 
     def _count(self, run: int, decision: Decision) -> None:
         names = [pool.name for pool in self.pools]
         self._counts[:, run] = 0
         for offer, count in decision.machines.items():
-            if offer.pool not in names:
-                raise ParameterError("machines", f"{offer.pool} is none of {', '.join(names)}")
             self._counts[names.index(offer.pool), run] += count
 
     def step(
@@ -299,37 +290,30 @@ class Fleet:
             offered: For each pool (R, N) whether a slot could have a machine; None: always.
             usd_per_hour: For each pool (R,) the price during the step.
         """
-        self._usd_per_s[:] = usd_per_hour
-        self._usd_per_s /= HOUR_S
+        self.usage.price(usd_per_hour)
         changed = False
         counted = np.flatnonzero(self.counted)
-        for seats, offer in zip(self._seats, (*offered, None), strict=True):
+        for seats, offer in zip(self._seats, offered, strict=True):
             if self._ordered or not seats.unmoved(offer):
-                if counted.size and seats is not self._stand_ins:
+                if counted.size:
                     self._choose(seats, offer, counted)
                 changed |= seats.settled(offer, changed=self._settle(seats, offer, now_s))
             changed |= seats.ready(now_s)
         if changed:
-            self._machines = None
-            self.own_up[:] = self._of_slots(self._own[0].up)
-            for seats in self._own[1:]:
-                np.logical_or(self.own_up, self._of_slots(seats.up), out=self.own_up)
+            self._speeds = self._machines = None
+            self.active[:] = self._of_slots(self._seats[0].up)
+            for seats in self._seats[1:]:
+                np.logical_or(self.active, self._of_slots(seats.up), out=self.active)
             self._serve(counted, now_s)
-            np.logical_or(self.own_up, self._of_slots(self._stand_ins.up), out=self.active)
-            self._speeds = None
         self._ordered = False
         self._now_s = now_s
-        usd_per_s = self._plain * self._usd_per_s + self._transfer
-        self.usd += self._paid * usd_per_s * self.step_s
+        self.usage.step(self.step_s)
         for seats in self._seats:
             if seats.metered:
                 having = np.flatnonzero(seats.has)
                 usd_per_s = self._prices(seats, having)
                 seats.begin_hours(having, usd_per_s, now_s, step_s=self.step_s)
                 self._pay(seats, having, seats.meter(having, usd_per_s, self.step_s))
-        self.machine_s += self._paid * self.step_s
-        self.own_s += self._own_paid * self.step_s
-        self.wanted_s += self._wanted * self.step_s
         return self.active
 
     def stop(self, runs: Indexes, after_s: Array) -> None:
@@ -345,9 +329,7 @@ class Fleet:
         if self._now_s is None:
             raise ParameterError("runs", "nothing runs before the first step")
         beyond_s = after_s - self.step_s
-        usd_per_s = self._plain * self._usd_per_s[:, runs] + self._transfer
-        self.usd[:, runs] += self._paid[:, runs] * usd_per_s * beyond_s
-        self.machine_s[:, runs] += self._paid[:, runs] * beyond_s
+        self.usage.stop(runs, beyond_s)
         end_s, rest_s = np.zeros((2, self.runs))
         end_s[runs], rest_s[runs] = self._now_s + after_s, beyond_s
         slots = (runs[:, None] * self.seats + np.arange(self.seats)).ravel()
@@ -360,9 +342,8 @@ class Fleet:
                 self._pay(seats, having, metered)
             self._settle_up(seats, having, end_s[run], preempted=False)
             seats.vacate(having)
-        self.places[runs], self._counts[:, runs], self.server[runs] = NOWHERE, 0, -1
-        self._paid[:, runs] = self._own_paid[:, runs] = self._wanted[:, runs] = 0
-        self.active[runs] = self.own_up[runs] = self.counted[runs] = False
+        self._counts[:, runs], self.server[runs] = 0, -1
+        self.active[runs] = self.counted[runs] = False
         self._speeds = self._machines = None
 
     def _of_slots(self, values: npt.NDArray[T]) -> npt.NDArray[T]:
@@ -392,12 +373,12 @@ class Fleet:
             order = np.lexsort((newest, serves, seats.up[first + here]))
             has[row, here[order[: -more[row]]]] = False
         seats.wanted.reshape(shape)[counted] = has | new
-        self._wanted[seats.pool, counted] = np.maximum(count, (has | new).sum(axis=1))
+        self.usage.wanted[seats.pool, counted] = np.maximum(count, (has | new).sum(axis=1))
 
     def _serve(self, counted: Indexes, now_s: float) -> None:
         """Let machines that are up serve slots, until there are no more of either."""
         shape = (self.runs, self.seats)
-        up = np.concatenate([seats.up.reshape(shape)[counted] for seats in self._own], axis=1)
+        up = np.concatenate([seats.up.reshape(shape)[counted] for seats in self._seats], axis=1)
         server, rows = self.server[counted], np.arange(len(counted))[:, np.newaxis]
         lost = (server >= 0) & ~up[rows, server]
         server[lost] = -1
@@ -409,12 +390,12 @@ class Fleet:
             run = counted[row]
             slots, machines = np.flatnonzero(server[row] < 0), np.flatnonzero(free[row])
             first = np.lexsort((-self._rates_per_s[run, slots], self._waits_since_s[run, slots]))
-            speeds = np.array([pool.speed for pool in self.pools])[machines // self.seats]
+            speeds = self._pool_speeds[machines // self.seats]
             fastest = machines[np.argsort(-speeds, kind="stable")]
             both = min(len(slots), len(machines))
             server[row, slots[first[:both]]] = fastest[:both]
         self.server[counted] = server
-        self.own_up[counted] = server >= 0
+        self.active[counted] = server >= 0
 
     def _settle(self, seats: _Seats, offer: Flags | None, now_s: float) -> bool:
         """Launch and end machines of these seats; say whether anything changed."""
@@ -433,12 +414,9 @@ class Fleet:
         seats.vacate(leaving)
         seats.launch(coming, now_s, at_once=self._now_s is None)
         launched = self._per_run(coming)
-        self.launches[seats.pool] += launched
-        self.preemptions[seats.pool] += self._per_run(leaving[~ours])
-        more = launched - self._per_run(leaving)
-        self._paid[seats.pool] += more
-        if seats is not self._stand_ins:
-            self._own_paid[seats.pool] += more
+        self.usage.launches[seats.pool] += launched
+        self.usage.preemptions[seats.pool] += self._per_run(leaving[~ours])
+        self.usage.paid[seats.pool] += launched - self._per_run(leaving)
         return True
 
     def _settle_up(
@@ -450,12 +428,10 @@ class Fleet:
 
     def _prices(self, seats: _Seats, slots: Indexes) -> Array:
         """(n,) USD per second, of each slot's run."""
-        prices: Array = self._usd_per_s[seats.pool, slots // self.seats]
-        return prices
+        return self.usage.usd_per_s(seats.pool, slots // self.seats)
 
     def _pay(self, seats: _Seats, slots: Indexes, usd: Array) -> None:
-        paid = np.bincount(slots // self.seats, usd, minlength=self.runs)
-        self.usd[seats.pool] += paid
+        self.usage.pay(seats.pool, slots // self.seats, usd)
 
     def _per_run(self, slots: Indexes) -> Indexes:
         return np.bincount(slots // self.seats, minlength=self.runs)

@@ -17,7 +17,6 @@ from common.spot.experiments.results import Change
 from common.spot.machines import Offer
 from common.spot.policies.policy import ON_DEMAND, Decision, MachineCount, Policy, Situation
 from common.spot.theory.capacity import waiting_told
-from common.spot.theory.errors import ParameterError, positive
 from common.spot.theory.estimates import (
     ONE_CYCLE,
     availability_from_times,
@@ -37,11 +36,7 @@ Indexes: TypeAlias = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Givens:
-    """The job in each of R runs, and the pools it can rent from.
-
-    Raises:
-        ParameterError: If shapes do not fit, or a number is out of range.
-    """
+    """The job in each of R runs, and the pools it can rent from."""
 
     pools: tuple[Pool, ...]  # on-demand first; as they are on average
     rates_per_s: Array  # (R, N) lambda_A,n of each worker's stream
@@ -51,18 +46,6 @@ class Givens:
     deadline_s: Array  # (R,) theta
     gradient_s: float  # mu_C, on the first pool
     seats: int = 0  # machines of one pool at a time, where they are counted; 0: one per worker
-
-    def __post_init__(self) -> None:
-        if self.rates_per_s.ndim != 2 or not self.rates_per_s.size:
-            shape = self.rates_per_s.shape
-            raise ParameterError("rates_per_s", f"must be one row of rates per run, got {shape}")
-        if self.deadline_s.shape != (self.runs,):
-            shape = self.deadline_s.shape
-            raise ParameterError("deadline_s", f"must be one per run, {self.runs}, got {shape}")
-        if not self.pools:
-            raise ParameterError("pools", "name at least the on-demand machines")
-        positive("updates", self.updates)
-        positive("gradient_s", self.gradient_s)
 
     @property
     def runs(self) -> int:
@@ -170,13 +153,12 @@ class PolicyDriver:
             return
         givens, fleet = self._givens, self._fleet
         if self._begun:
-            self._known_up[runs] = fleet.own_up[runs]
+            self._known_up[runs] = fleet.active[runs]
         self._begun = True
         ready, coming = fleet.machines()
         for known, now in zip(self._machines, (ready, coming), strict=True):
             known[:, runs] = now[:, runs]
         up = self._known_up[runs]
-        stands_in_s = fleet.stands_in_s(runs, now_s)
         rates_per_s = self._rates_per_s(runs)
         deadlines_s = np.maximum(givens.deadline_s[runs] - now_s, 0.0).tolist()
         lefts = updates_left[runs].tolist()
@@ -201,7 +183,6 @@ class PolicyDriver:
                 pools[row],
                 givens.gradient_s,
                 up[row],
-                stands_in_s[row],
                 told,
                 machines,
                 lag_s=None if lag_s is None else lag_s[run],
@@ -217,7 +198,7 @@ class PolicyDriver:
         if not self._begun:
             return everybody
         if policy.watches_outages:
-            moved = np.any(self._fleet.own_up ^ self._known_up, axis=1)
+            moved = np.any(self._fleet.active ^ self._known_up, axis=1)
             for known, now in zip(self._machines, self._fleet.machines(), strict=True):
                 moved |= self._fleet.counted & np.any(known != now, axis=0)
             return np.logical_or(price_changed, moved)
@@ -267,10 +248,11 @@ class PolicyDriver:
         if self._unknown is None or index == ON_DEMAND:
             return np.full(len(runs), pool.availability), np.full(len(runs), pool.cycle_s)
         beliefs, _ = self._unknown
-        up_s = self._fleet.own_s[index, runs]
+        usage = self._fleet.usage
+        up_s = usage.machine_s[index, runs]
         # by rounding they might differ by less than nothing
-        down_s = np.maximum(self._fleet.wanted_s[index, runs] - up_s, 0.0)
-        outages = self._fleet.preemptions[index, runs].astype(np.float64)
+        down_s = np.maximum(usage.wanted_s[index, runs] - up_s, 0.0)
+        outages = usage.preemptions[index, runs].astype(np.float64)
         availability = availability_from_times(up_s, down_s, outages, beliefs.machines)
         cycle_s = cycle_from_times(up_s, down_s, outages, beliefs.machines)
         return np.asarray(availability.value), np.asarray(cycle_s.value)

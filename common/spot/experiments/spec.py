@@ -128,9 +128,6 @@ class BidBrainSpec(Part):
     start_s: Seconds | None = Field(
         default=None, description="sigma, when machines come or go; null: the longest start-up."
     )
-    horizon_s: Positive = Field(
-        default=3600.0, description="For which the machine of the servers is counted."
-    )
 
 
 class PolicySpec(Part):

@@ -134,18 +134,6 @@ class Market(Part):
     # price at the same time. None: when the market file was last changed.
     replayed_from_s: Seconds | None = None
 
-    def of_type(self, instance_type: str) -> Market:
-        """The same pools with machines of this type alone; all that they have if it is empty."""
-        if not instance_type:
-            return self
-        update = {"instance_types": (instance_type,)}
-        return self.model_copy(
-            update={
-                "on_demand": self.on_demand.model_copy(update=update),
-                "spot": tuple(pool.model_copy(update=update) for pool in self.spot),
-            }
-        )
-
     @property
     def pools(self) -> tuple[OnDemandPool | SpotPool, ...]:
         """All of them, on-demand first."""

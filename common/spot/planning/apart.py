@@ -24,13 +24,6 @@ _NICER = 10  # the API goes first
 MOST_BYTES = 2 << 30
 
 
-class Order(msgspec.Struct, frozen=True):
-    """What to simulate."""
-
-    request: msgspec.Raw  # `common.spot.planning.simulation.SimulateRequest`
-    folder: str = "."  # what files are relative to
-
-
 class Report(msgspec.Struct, frozen=True):
     """What came of it."""
 
@@ -38,21 +31,20 @@ class Report(msgspec.Struct, frozen=True):
     refused: str = ""  # why there are none
 
 
-_ORDER = msgspec.json.Decoder(Order)
 REPORT = msgspec.json.Decoder(Report)
 
 
-def simulated(order: Order) -> Report:
-    """Simulate."""
+def simulated(asked: bytes) -> Report:
+    """Simulate what a `common.spot.planning.simulation.SimulateRequest` in JSON says."""
     # These bring scipy, and some torch.
     from common.spot.planning.compare import as_data, compare, with_policies  # noqa: PLC0415 -- above
     from common.spot.planning.simulation import SimulateRequest  # noqa: PLC0415 -- likewise
 
-    request = SimulateRequest.model_validate_json(bytes(order.request))
+    request = SimulateRequest.model_validate_json(asked)
     variants = with_policies(request.experiment, request.policies)
-    folder = Path(order.folder)
+    here = Path()  # it names no files
     try:
-        results = compare(variants, folder, request.runs, request.seed, lambda _name, _share: None)
+        results = compare(variants, here, request.runs, request.seed, lambda _name, _share: None)
     except UserError as error:
         return Report(refused=str(error))
     except MemoryError:
@@ -63,7 +55,7 @@ def simulated(order: Order) -> Report:
 
 def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
     """Read an order, carry it out, answer."""
-    order = _ORDER.decode(asked.readline())
+    order = asked.readline()
     threading.Thread(target=_end_with, args=(asked,), daemon=True).start()
     os.nice(_NICER)
     _, most = resource.getrlimit(resource.RLIMIT_DATA)

@@ -83,7 +83,6 @@ def bids(work: Work, pools: tuple[Pool, ...], given: PlanRequest) -> Decision:
         pools=pools,
         gradient_s=given.gradient_s or 0.0,
         up=nobody,
-        stands_in_s=np.full(work.workers, np.nan),
         waiting=work.updates,
     )
     return Bidding(BidSettings(), odds_of(pools, past)).reconsider(situation, None)

@@ -42,7 +42,7 @@ class Remaining:
     batch_size: int | None = None  # b
     updates: float | None = None  # J, left
     deadline_s: float | None = None  # theta, left
-    update_mb: float | None = None  # as its owner says, else as its workers have counted
+    update_mb: float | None = None  # as its workers have counted
     notes: tuple[str, ...] = ()
 
 
@@ -76,18 +76,15 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
     record = JobStore(log).get(job)
     spec, stop = record.spec, record.spec.stop
     updates, deadline_s, notes = None, None, tuple[str, ...]()
-    update_mb = None if spec.provisioning is None else spec.provisioning.update_mb
-    if stop.updates is not None or update_mb is None:
-        history, progress, transfer = History(), {GENESIS: 0.0}, TransferTally()
-        for offset, decided in read_decoded(log, topics.updates_topic(record.id), decode_audit):
-            if history.feed(offset, decided) and isinstance(decided, UpdateApplied):
-                progress[history.head] = decided.progress
-                if decided.moved is not UNSET:
-                    made = decided.synchrony.group_size if decided.synchrony else spec.group_size
-                    transfer.add(decided.progress, decided.moved, made / spec.group_size)
-        measured = transfer.mean()
-        if update_mb is None and measured is not None:
-            update_mb = float(measured.value)
+    history, progress, transfer = History(), {GENESIS: 0.0}, TransferTally()
+    for offset, decided in read_decoded(log, topics.updates_topic(record.id), decode_audit):
+        if history.feed(offset, decided) and isinstance(decided, UpdateApplied):
+            progress[history.head] = decided.progress
+            if decided.moved is not UNSET:
+                made = decided.synchrony.group_size if decided.synchrony else spec.group_size
+                transfer.add(decided.progress, decided.moved, made / spec.group_size)
+    measured = transfer.mean()
+    update_mb = None if measured is None else float(measured.value)
     if stop.updates is not None:
         done = progress.get(history.head, float(history.head.version))
         updates = max(math.ceil(stop.updates - done), 0)

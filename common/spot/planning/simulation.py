@@ -1,7 +1,6 @@
 """What the API is asked to simulate: an experiment, how often, and how large it may be.
 
-Whoever asks over the API sees no file of the machine that answers, but those of a folder that its
-settings name.
+Whoever asks over the API sees no file of the machine that answers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from common.spot.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MOST_MACHINES = 2_000_000  # over all runs: half a gigabyte of numbers of each
 MOST_STEPS = 2 * 10**10  # machines times updates, mode analytic: some 20 s
@@ -111,34 +109,26 @@ def check_size(request: SimulateRequest) -> None:
         raise GivenError(("experiment.updates", "runs"), problem)
 
 
-def check_files(request: SimulateRequest, folder: Path | None) -> None:
-    """Refuse files that are not in the folder whose files may be named.
-
-    Args:
-        request: May name traces and a data set.
-        folder: None: no file may be named.
+def check_files(request: SimulateRequest) -> None:
+    """Refuse files: of traces, of a data set.
 
     Raises:
         GivenError: By the field that names it.
     """
-    for field, file in _files(request.experiment):
-        if folder is None:
-            raise GivenError(
-                (field,),
-                "files are not read for the API: run `doll simulate` without --api where the file"
-                " is, or have the service's DOLL_API_TRACES name a folder of traces",
-            )
-        if not (folder / file).resolve().is_relative_to(folder.resolve()):
-            raise GivenError((field,), "must name a file of the service's folder of traces")
+    for field in _files(request.experiment):
+        raise GivenError(
+            (field,),
+            "files are not read for the API: run `doll simulate` without --api where the file is",
+        )
 
 
-def _files(experiment: Experiment) -> Iterator[tuple[str, str]]:
+def _files(experiment: Experiment) -> Iterator[str]:
     for number, pool in enumerate(experiment.spot):
         for name in ("usd_per_hour", "availability"):
             value = getattr(pool, name)
             if isinstance(value, TraceSpec):
-                yield f"experiment.spot[{number}].{name}.file", value.file
+                yield f"experiment.spot[{number}].{name}.file"
     if experiment.arrivals.trace is not None:
-        yield "experiment.arrivals.trace.file", experiment.arrivals.trace.file
+        yield "experiment.arrivals.trace.file"
     if experiment.learning is not None and experiment.learning.data != BUILT_IN:
-        yield "experiment.learning.data", experiment.learning.data
+        yield "experiment.learning.data"

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.spot.theory.billing import HOUR_S
-from common.spot.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.errors import ParameterError
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -67,7 +67,6 @@ def eviction_odds(
     Raises:
         ParameterError: If the prices are too few to see an hour.
     """
-    positive("step_s", step_s)
     steps = round(hour_s / step_s)
     markets, times = prices.shape
     if times <= steps:
@@ -137,9 +136,6 @@ class BidBrain:
 
     The scalability phi of equation 3 is one number for all footprints in the paper, so it does not
     change which is cheaper; who simulates it scales the work.
-
-    Raises:
-        ParameterError: If a number is out of range.
     """
 
     odds: EvictionOdds
@@ -148,14 +144,7 @@ class BidBrain:
     reliable_usd_per_hour: float = 0.0  # of machines that do no work and are always there
     eviction_s: float = 30.0  # lambda
     change_s: float = 0.0  # sigma
-    horizon_s: float = HOUR_S  # for which the reliable machines are counted
     refunded: npt.ArrayLike = 1.0  # (M,) or one: whether an evicted hour is not paid
-
-    def __post_init__(self) -> None:
-        for name in ("most_per_s", "horizon_s"):
-            positive(name, getattr(self, name))
-        for name in ("reliable_usd_per_hour", "eviction_s", "change_s"):
-            not_negative(name, getattr(self, name))
 
     def renews(
         self,
@@ -288,7 +277,7 @@ class BidBrain:
             zero = np.zeros(1)
             more = Terms(zero, zero, zero, zero, zero)
         usd = expected_cost_usd(there).sum() + expected_cost_usd(more)
-        usd = usd + self.reliable_usd_per_hour * self.horizon_s / HOUR_S
+        usd = usd + self.reliable_usd_per_hour  # for the hour that a bid is for
         kept = np.prod(1 - there.probability) * (1 - more.probability)
         lost_s = overhead_s(kept, self.eviction_s, change_s)
         useful_s = np.maximum(there.useful_s[:, None] - lost_s, 0.0)  # equation 2, (n, c)

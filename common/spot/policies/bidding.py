@@ -21,7 +21,7 @@ from common.spot.policies.bidbrain import Allocation, Array, BidBrain, EvictionO
 from common.spot.policies.policy import ON_DEMAND, Decision, Situation, renewal_s
 from common.spot.theory.billing import HOUR_S
 from common.spot.theory.capacity import machines_for_stability, update_capacity_per_s
-from common.spot.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import Plan
 
 if TYPE_CHECKING:
@@ -36,20 +36,10 @@ BID_STEP_USD = 1e-6  # between two bids that would else be one: the provider's s
 
 @dataclass(frozen=True, slots=True)
 class BidSettings:
-    """What changes of its machines cost a job.
-
-    Raises:
-        ParameterError: If a number is out of range.
-    """
+    """What changes of its machines cost a job."""
 
     lambda_s: float = 30.0  # for which all stand still after an eviction
     start_s: float | None = None  # sigma; None: the longest start-up of all pools
-    horizon_s: float = HOUR_S  # for which the servers' machines are counted
-
-    def __post_init__(self) -> None:
-        not_negative("bidbrain.lambda_s", self.lambda_s)
-        not_negative("bidbrain.start_s", self.start_s or 0.0)
-        positive("bidbrain.horizon_s", self.horizon_s)
 
 
 def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> EvictionOdds:
@@ -143,7 +133,6 @@ class Bidding:
             SERVERS * pools[ON_DEMAND].usd_per_hour,
             settings.lambda_s,
             max(pool.start_up_s for pool in pools) if start_s is None else start_s,
-            settings.horizon_s,
             np.array([float(pool.billing.preempted.hour_refunded) for pool in pools]),
         )
 

@@ -31,10 +31,10 @@ def market_of(pools: tuple[Pool, ...], spot: int = FIRST_SPOT) -> Market:
 
 
 def decision(situation: Situation, best: Plan, pool: int, reason: str) -> Decision:
-    """Make a plan a decision: its spot workers in a pool, all others on demand, no stand-ins."""
+    """Make a plan a decision: its spot workers in a pool, all others on demand."""
     places = np.full(situation.work.workers, ON_DEMAND, np.int8)
     places[best.spot_workers] = pool
-    return by_slot(places, np.zeros(situation.work.workers, np.bool_), best, reason, situation)
+    return by_slot(places, best, reason, situation)
 
 
 @dataclass(frozen=True, slots=True)

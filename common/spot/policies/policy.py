@@ -2,8 +2,7 @@
 
 A slot is a worker's place, one for each stream. A decision has one of two forms:
 
-    by slot   `places` says of which pool the slot's own machine is; while that one is preempted, an
-              on-demand machine may stand in. The paper's policies decide so.
+    by slot   `places` says of which pool the slot's machine is. The paper's policies decide so.
     counted   `machines` says how many of each offer there shall be, whichever slots they serve: a
               slot is seated on a ready machine, and passes to a spare one when that is lost.
 
@@ -68,7 +67,6 @@ class Situation:
     pools: tuple[Pool, ...]  # on-demand first; prices of now, availability as it is estimated now
     gradient_s: float  # mu_C, mean time of one gradient on the first pool
     up: Flags  # whether the slot's own machine runs now
-    stands_in_s: npt.NDArray[np.float64]  # (N_tot,) how long a stand-in has run; NaN: there is none
     waiting: float | None = None  # updates whose records have arrived already; None: nobody knows
     # What there is. At time 0 that is nothing, and machines start up for a while: who looks at
     # `ready` alone orders the whole fleet twice.
@@ -93,7 +91,6 @@ class Decision:
     reason: str  # why now: first plan, price, estimates, outage
     basis: Situation  # what it was decided on
     places: Places = field(default_factory=lambda: np.zeros(0, np.int8))  # (0,): counted
-    stand_ins: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))  # beside `places`
 
     @property
     def counted(self) -> bool:
@@ -114,26 +111,16 @@ class Decision:
 
     @property
     def on_demand(self) -> int:
-        """Machines on demand, stand-ins with them."""
+        """Machines on demand."""
         alone = self.basis.pools[ON_DEMAND].name
         return sum(count for offer, count in self.machines.items() if offer.pool == alone)
 
 
-def by_slot(
-    places: Places, stand_ins: Flags, plan: Plan, reason: str, basis: Situation
-) -> Decision:
-    """Make a decision of the paper's form.
-
-    Args:
-        places: (N_tot,)
-        stand_ins: (N_tot,) slots in which an on-demand machine shall run beside what `places` says.
-        plan: What it comes to.
-        reason: Why now.
-        basis: What it was decided on.
-    """
-    at = [*places[places != NOWHERE].tolist(), *[ON_DEMAND] * int(np.count_nonzero(stand_ins))]
+def by_slot(places: Places, plan: Plan, reason: str, basis: Situation) -> Decision:
+    """Make a decision of the paper's form."""
+    at = places[places != NOWHERE].tolist()
     machines = Counter(Offer(basis.pools[pool].name) for pool in at)
-    return Decision(machines, plan, reason, basis, places, stand_ins)
+    return Decision(machines, plan, reason, basis, places)
 
 
 class Policy(Protocol):

@@ -65,10 +65,10 @@ class Availability:
                 self._planned(record)
             case Settled():
                 self.unwanted(record.at_s)
-            case Started() if instance is not None and not instance.stand_in:
+            case Started() if instance is not None:
                 self._up[instance.launch] = _Since(instance.pool, record.at_s)
                 self._rise(_place(instance), record.at_s)
-            case Ended() if instance is not None and not instance.stand_in:
+            case Ended() if instance is not None:
                 self._ended(record, instance)
             case _:
                 pass

@@ -131,12 +131,6 @@ class PolicyRunner:
         """
         settings, estimator = self._settings, self._estimator
         rates = estimator.rates_per_s(now_s)
-        stands_in_s = np.full(settings.workers, np.nan)
-        for instance in self._ledger.open:
-            slot = instance.slot
-            if instance.stand_in and slot is not None and slot < settings.workers:
-                since_s = now_s if instance.started_s is None else instance.started_s
-                stands_in_s[slot] = max(now_s - since_s, 0.0)
         to_loss = estimator.updates_to_loss()
         work = work_left(settings, rates, estimator.progress, now_s, to_loss)
         waiting = estimator.waiting
@@ -151,7 +145,6 @@ class PolicyRunner:
             pools=estimator.pools(self._ledger.paid_usd_per_hour, now_s),
             gradient_s=gradient_s,
             up=self._up(),
-            stands_in_s=stands_in_s,
             lag_s=self._stream_lags_s(now_s, rates, gradient_s),
             waiting=waiting,
             machines=self._machines(now_s),
@@ -219,7 +212,6 @@ class PolicyRunner:
             binding="capacity" if self._without else plan.binding,
             pools=tuple(pool.name for pool in pools),
             places=tuple(decision.places.tolist()),
-            stand_ins=tuple(np.flatnonzero(decision.stand_ins).tolist()),
             spot=decision.spot,
             on_demand=decision.on_demand,
             updates_left=bounded(work.updates),
@@ -326,10 +318,7 @@ class PolicyRunner:
             if self._last.counted:
                 up[slot] |= instance.running and not instance.left
                 continue
-            coming = not instance.stand_in and slot not in self._backoff.refused
-            on_demand = instance.running and self._last.places[slot] == ON_DEMAND
-            own = not instance.stand_in or on_demand
-            up[slot] |= own and (instance.running or coming)
+            up[slot] |= instance.running or slot not in self._backoff.refused
         return up
 
     def _stream_lags_s(

@@ -269,10 +269,8 @@ class Estimator:
 
     @property
     def update_mb(self) -> float:
-        """Megabytes that a machine moves for an update: as the job says, measured, or a formula."""
-        told, measured = self.settings.told_update_mb, self._transfer.mean()
-        if told is not None:
-            return told
+        """Megabytes that a machine moves for an update: measured, or a formula before that."""
+        measured = self._transfer.mean()
         return self.settings.update_mb if measured is None else float(measured.value)
 
     def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:

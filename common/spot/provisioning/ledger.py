@@ -46,7 +46,6 @@ class Instance:
     slot: int | None  # whose stream is its; None: of none yet, it is a spare
     pool: str
     worker: str  # as it was ordered
-    stand_in: bool
     ordered_s: float
     machine: str = ""  # the provider's id, once it was seen
     started_s: float | None = None  # None: not seen running yet, or it never ran
@@ -297,7 +296,6 @@ class FleetLedger:
             slot=ordered.slot,
             pool=ordered.pool,
             worker=ordered.worker,
-            stand_in=ordered.stand_in,
             ordered_s=ordered.at_s,
             asked=Offer(ordered.pool, ordered.machine_type, ordered.zone, ordered.bid_usd_per_hour),
         )

@@ -95,7 +95,7 @@ class Stability:
 def stability_of_plan(decision: Decision, situation: Situation) -> Stability:
     """Look at the machines that a decision will have on average."""
     places, pools = decision.places, situation.pools
-    certain = (places == ON_DEMAND) | decision.stand_ins
+    certain = places == ON_DEMAND
     spot = places[(places != NOWHERE) & ~certain]
     if decision.counted:
         certain = decision.pools == ON_DEMAND
@@ -145,8 +145,6 @@ def restored(record: Planned, situation: Situation, submitted_s: float) -> Decis
         work.deadline_s if record.deadline_left_s is None else record.deadline_left_s,
     )
     places = np.array(record.places, np.int8)
-    stand_ins = np.zeros(work.workers, np.bool_)
-    stand_ins[list(record.stand_ins)] = True
     ratio = record.expected_cost_usd / record.on_demand_only_usd if record.on_demand_only_usd else 1
     plan = Plan(
         feasible=record.feasible,
@@ -166,11 +164,10 @@ def restored(record: Planned, situation: Situation, submitted_s: float) -> Decis
         pools=tuple(_then(pool, record) for pool in situation.pools),
         gradient_s=gradient.value if gradient and gradient.value else situation.gradient_s,
         up=np.ones(work.workers, np.bool_),
-        stands_in_s=np.full(work.workers, np.nan),
     )
     if record.counted:
         return Decision(record.counts, plan, record.reason, basis)
-    return by_slot(places, stand_ins, plan, record.reason, basis)
+    return by_slot(places, plan, record.reason, basis)
 
 
 def _then(pool: Pool, record: Planned) -> Pool:

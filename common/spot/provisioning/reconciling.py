@@ -1,8 +1,7 @@
 """What the fleet lacks and has too much of: a decision against the machines that there are.
 
-Where machines are counted, an offer has too few or too many. By slot, a slot has one machine of its
-own, and at most one that stands in. A stand-in whose slot is to run on demand for good becomes its
-own. How a slot moves to a machine of another pool depends:
+Where machines are counted, an offer has too few or too many. By slot, a slot has one machine. How a
+slot moves to a machine of another pool depends:
 
     hold       ████ released, ended ── ordered ── ████    no two workers ever share a slot's stream
     reassign   ████████████████████████ released          streams go to whoever is there, so the
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from common.spot.policies.policy import NOWHERE, ON_DEMAND
+from common.spot.policies.policy import NOWHERE
 from common.spot.provisioning.records import Ended, Started
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ class Wish(NamedTuple):
 
     slot: int | None  # None: machines are counted
     pool: str
-    stand_in: bool = False
     offer: Offer | None = None  # where machines are counted
 
 
@@ -44,20 +42,9 @@ class FleetDiff(NamedTuple):
     release: tuple[Instance, ...]
 
 
-def wishes_of(
-    places: Sequence[int], stand_ins: Iterable[int], pools: Sequence[str]
-) -> tuple[Wish, ...]:
-    """Say which machines a decision wants, the slots' own ones first.
-
-    A slot whose own machine is on demand needs no other one beside it.
-    """
-    own = [Wish(slot, pools[at]) for slot, at in enumerate(places) if at != NOWHERE]
-    beside = [
-        Wish(slot, pools[ON_DEMAND], stand_in=True)
-        for slot in sorted(stand_ins)
-        if places[slot] != ON_DEMAND
-    ]
-    return (*own, *beside)
+def wishes_of(places: Sequence[int], pools: Sequence[str]) -> tuple[Wish, ...]:
+    """Say which machines a decision wants."""
+    return tuple(Wish(slot, pools[at]) for slot, at in enumerate(places) if at != NOWHERE)
 
 
 def reconcile(
@@ -69,7 +56,7 @@ def reconcile(
     """Say what to order and what to give back.
 
     Args:
-        wishes: At most one own machine and one stand-in for each slot.
+        wishes: At most one for each slot.
         instances: Machines that run or may come to run.
         may_order: Whether the wish's pool may be asked now, see `Backoff`.
         at_work: Whether a machine has begun to work, so that the one before it can go; None: the
@@ -79,26 +66,23 @@ def reconcile(
     for machine in sorted(instances, key=_usefulness):
         by_slot.setdefault(machine.slot, []).append(machine)
     missing, waited_for = list[Wish](), set[int | None]()
-    for wish in sorted(wishes, key=lambda wish: wish.stand_in):  # own machines choose first
+    for wish in wishes:
         free = by_slot.get(wish.slot, [])
-        fits = [m for m in free if m.pool == wish.pool and (m.stand_in or not wish.stand_in)]
-        found = min(fits, key=lambda m: m.stand_in != wish.stand_in, default=None)
+        found = next((machine for machine in free if machine.pool == wish.pool), None)
         if found is None:
             missing.append(wish)
         else:
             free.remove(found)
-        if at_work is not None and not wish.stand_in and (found is None or not at_work(found)):
+        if at_work is not None and (found is None or not at_work(found)):
             waited_for.add(wish.slot)
     release = tuple(
-        m
+        machine
         for machines in by_slot.values()
-        for m in machines
-        if m.stand_in or m.slot not in waited_for or not m.running
+        for machine in machines
+        if machine.slot not in waited_for or not machine.running
     )
-    leaving = {m.slot for m in release if not m.stand_in and at_work is None}
-    order = tuple(
-        wish for wish in missing if (wish.stand_in or wish.slot not in leaving) and may_order(wish)
-    )
+    leaving = {machine.slot for machine in release if at_work is None}
+    order = tuple(wish for wish in missing if wish.slot not in leaving and may_order(wish))
     return FleetDiff(order, release)
 
 
@@ -210,11 +194,11 @@ class Backoff:
         match record:
             case Started():
                 self._pools.setdefault(instance.pool, _Wait()).well()
-                if not instance.stand_in and instance.slot is not None:
+                if instance.slot is not None:
                     self.refused.discard(instance.slot)
             case Ended(cause="refused"):
                 self._pools.setdefault(instance.pool, _Wait()).again(record.at_s)
-                if not instance.stand_in and instance.slot is not None:
+                if instance.slot is not None:
                     self.refused.add(instance.slot)
             case Ended(cause="failed") if instance.started_s is not None:
                 key = _whatever_bid(instance.asked) if instance.counted else instance.slot

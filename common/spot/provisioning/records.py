@@ -19,6 +19,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from common.core.bounds import Count, NonEmpty, Ordinal, OrNone, Rate
 from common.spot.machines import Offer
 
 
@@ -28,78 +29,76 @@ class Lead(msgspec.Struct, frozen=True, tag="lead"):
     After a `Settled` that is its offset: who has not read that the job is over cannot begin anew.
     """
 
-    after: int  # offset of the Lead found in force, or of the Settled that ended it; -1 for none
-    candidate: str  # unique for each candidacy
-    at_s: float  # since 1970, as all times here
+    after: OrNone  # offset of the Lead found in force, or of the Settled that ended it; -1 for none
+    candidate: NonEmpty[str]  # unique for each candidacy
+    at_s: Rate  # since 1970, as all times here
 
 
 class OfferPrice(msgspec.Struct, frozen=True):
     """What one type of a pool's machines costs, anywhere or in one zone."""
 
-    pool: str
-    type: str
+    pool: NonEmpty[str]
+    type: NonEmpty[str]
     zone: str
-    usd_per_hour: float
+    usd_per_hour: Rate
 
 
 class Priced(msgspec.Struct, frozen=True, tag="priced", omit_defaults=True):
     """What machines cost from now on; at first everything, then what changed."""
 
-    term: int
-    at_s: float
-    usd_per_hour: dict[str, float]  # by pool
+    term: Count
+    at_s: Rate
+    usd_per_hour: dict[NonEmpty[str], Rate]  # by pool
     offers: tuple[OfferPrice, ...] = ()  # where prices in a pool differ
 
 
 class EstimateRecord(msgspec.Struct, frozen=True):
     """An estimate: value, standard deviation and where the quantity lies with 90 %."""
 
-    value: float
-    std: float
-    low: float
-    high: float
+    value: Rate
+    std: Rate
+    low: Rate
+    high: Rate
 
 
 class OfferCount(msgspec.Struct, frozen=True, omit_defaults=True):
     """How many machines of an offer there shall be: `common.spot.machines.Offer`."""
 
     pool: str
-    count: int
+    count: Count
     type: str = ""
     zone: str = ""
-    bid_usd_per_hour: float | None = None
+    bid_usd_per_hour: Rate | None = None
 
 
 class Planned(msgspec.Struct, frozen=True, tag="planned"):
     """A policy's decision, by slot or counted; it stands until the next one."""
 
-    term: int
-    number: int  # counts the job's plans, from 1
-    at_s: float
-    policy: str
-    why: str  # what made it decide: the first plan, a price, an estimate, somebody asked
-    reason: str  # why this plan, in the policy's words
+    term: Count
+    number: Ordinal  # counts the job's plans, from 1
+    at_s: Rate
+    policy: NonEmpty[str]
+    why: NonEmpty[str]  # what made it decide: the first plan, a price, an estimate, somebody asked
+    reason: NonEmpty[str]  # why this plan, in the policy's words
     feasible: bool
     binding: str  # `common.spot.theory.provisioning.Binding`
-    pools: tuple[str, ...]  # by index; the first is on-demand
-    places: tuple[int, ...]  # (N_tot,) pool of each slot, -1 for none; empty: counted
-    stand_ins: tuple[int, ...]  # slots in which an on-demand machine runs beside
-    spot: int  # slots on spot machines
-    on_demand: int  # machines on demand, stand-ins with them
-    updates_left: float
-    deadline_left_s: float | None  # None: the job has none
-    spent_usd: float  # until now
-    expected_cost_usd: float  # of what is left
-    expected_runtime_s: float  # of what is left
-    on_demand_only_usd: float  # of what is left, with every worker on demand
-    stability: float  # capacity over arrivals, Proposition 1; below 1 updates cannot keep up
-    usd_per_hour: dict[str, float]  # by pool, as it was decided on
-    believed: dict[
-        str, EstimateRecord
-    ]  # "arrivals_per_s", "gradient_s", "availability.<pool>", ...
+    pools: NonEmpty[tuple[str, ...]]  # by index; the first is on-demand
+    places: tuple[OrNone, ...]  # (N_tot,) pool of each slot, -1 for none; empty: counted
+    spot: Count  # slots on spot machines
+    on_demand: Count  # machines on demand
+    updates_left: Rate
+    deadline_left_s: Rate | None  # None: the job has none
+    spent_usd: Rate  # until now
+    expected_cost_usd: Rate  # of what is left
+    expected_runtime_s: Rate  # of what is left
+    on_demand_only_usd: Rate  # of what is left, with every worker on demand
+    stability: Rate  # capacity over arrivals, Proposition 1; below 1 updates cannot keep up
+    usd_per_hour: dict[NonEmpty[str], Rate]  # by pool, as it was decided on
+    # "arrivals_per_s", "gradient_s", "availability.<pool>", ...
+    believed: dict[str, EstimateRecord]
     warning: str = ""  # the fleet is below what Proposition 1 needs, and why it is left so
     transfer_usd: float = 0.0  # of the expected cost: what machines and servers send each other
-    answers: int = -1  # offset of the latest ReplanAsked that had been read, -1 for none
+    answers: OrNone = -1  # offset of the latest ReplanAsked that had been read, -1 for none
     machines: tuple[OfferCount, ...] = ()  # where they are counted
 
     @property
@@ -124,28 +123,27 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
 class LaunchRequested(msgspec.Struct, frozen=True, tag="launch-requested", omit_defaults=True):
     """A machine is to be launched; the order that comes first with this number counts."""
 
-    term: int
-    launch: int  # counts the job's launches, from 1
-    at_s: float
-    slot: int | None  # None: for whichever it is seated on, see `Seated`
-    pool: str
-    worker: str
-    stand_in: bool = False
+    term: Count
+    launch: Ordinal  # counts the job's launches, from 1
+    at_s: Rate
+    slot: Count | None  # None: for whichever it is seated on, see `Seated`
+    pool: NonEmpty[str]
+    worker: NonEmpty[str]
     machine_type: str = ""  # empty: whichever the pool has
     zone: str = ""  # likewise
-    bid_usd_per_hour: float | None = None  # what it may cost at most; None: no limit
+    bid_usd_per_hour: Rate | None = None  # what it may cost at most; None: no limit
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", omit_defaults=True):
     """The machine of an order was seen running."""
 
-    term: int
-    launch: int
-    at_s: float  # since when it is paid for
-    machine: str  # the provider's id
+    term: Count
+    launch: Ordinal
+    at_s: Rate  # since when it is paid for
+    machine: NonEmpty[str]  # the provider's id
     machine_type: str = ""  # what was given, where a pool has several; else empty
     zone: str = ""  # likewise
-    usd_per_hour: float | None = None  # at which it was given; None: as was told of its offer
+    usd_per_hour: Rate | None = None  # at which it was given; None: as was told of its offer
 
 
 EndedBecause: TypeAlias = Literal[
@@ -160,9 +158,9 @@ EndedBecause: TypeAlias = Literal[
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The machine of an order is gone, or there will be none."""
 
-    term: int
-    launch: int
-    at_s: float
+    term: Count
+    launch: Ordinal
+    at_s: Rate
     cause: EndedBecause
     detail: str = ""
 
@@ -170,11 +168,12 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 class Seated(msgspec.Struct, frozen=True, tag="seated"):
     """A slot's stream is this machine's until the machine ends."""
 
-    term: int
-    at_s: float
-    slot: int
-    launch: int
-    worker: str  # the name under which the machine's worker reads it: the slot's static member
+    term: Count
+    at_s: Rate
+    slot: Count
+    launch: Ordinal
+    # The name under which the machine's worker reads it: the slot's static member.
+    worker: NonEmpty[str]
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
@@ -183,23 +182,23 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
     The machine runs still: the provider has given notice, or the worker has failed.
     """
 
-    term: int
-    at_s: float
-    launch: int
+    term: Count
+    at_s: Rate
+    launch: Ordinal
 
 
 class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):
     """How things stand, now and then: for people, and for curves over time."""
 
-    term: int
-    at_s: float
-    version: int  # J, updates made so far
-    updates_left: float
-    running: int  # machines
-    wanted: int  # machines
-    spent_usd: float
-    on_demand_only_usd: float  # what the updates made so far would have cost that way
-    stability: float
+    term: Count
+    at_s: Rate
+    version: Count  # J, updates made so far
+    updates_left: Rate
+    running: Count  # machines
+    wanted: Count  # machines
+    spent_usd: Rate
+    on_demand_only_usd: Rate  # what the updates made so far would have cost that way
+    stability: Rate
     believed: dict[str, EstimateRecord]
     warning: str = ""
 
@@ -207,8 +206,8 @@ class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):
 class ReplanAsked(msgspec.Struct, frozen=True, tag="replan-asked"):
     """A person wants the policy to be asked anew; of no term, since anybody may ask."""
 
-    at_s: float
-    by: str
+    at_s: Rate
+    by: NonEmpty[str]
     reason: str = ""
 
 
@@ -218,12 +217,12 @@ class Settled(msgspec.Struct, frozen=True, tag="settled"):
     A stopped job that is resumed is provisioned again, in another term.
     """
 
-    term: int
-    at_s: float
-    why: str
-    spent_usd: float
-    on_demand_only_usd: float  # of the whole job
-    predicted_usd: float | None  # by the last plan; None: there was none
+    term: Count
+    at_s: Rate
+    why: NonEmpty[str]
+    spent_usd: Rate
+    on_demand_only_usd: Rate  # of the whole job
+    predicted_usd: Rate | None  # by the last plan; None: there was none
 
 
 PlanRecord: TypeAlias = (

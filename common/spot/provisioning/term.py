@@ -266,7 +266,7 @@ class Term:
         plan = self._known.ledger.plan
         if self._known.wanted != "running" or plan is None:
             return 0
-        return sum(plan.counts.values()) + len(wishes_of(plan.places, plan.stand_ins, plan.pools))
+        return sum(plan.counts.values()) + len(wishes_of(plan.places, plan.pools))
 
     def _compare(self, may_order: Callable[[Wish], bool], now_s: float) -> FleetDiff:
         """Compare what is wanted with what there is."""
@@ -276,7 +276,7 @@ class Term:
         if plan.counted:
             there, gone = known.ledger.open, known.ledger.gone_bids
             return reconcile_counted(plan.counts, there, may_order, now_s, gone)
-        wishes = wishes_of(plan.places, plan.stand_ins, plan.pools)
+        wishes = wishes_of(plan.places, plan.pools)
         moves = known.settings.on_preemption == "reassign"
         at_work = None
         if moves:
@@ -310,7 +310,6 @@ class Term:
                 slot=wish.slot,
                 pool=wish.pool,
                 worker=worker,
-                stand_in=wish.stand_in,
                 machine_type=offer.type,
                 zone=offer.zone,
                 bid_usd_per_hour=offer.bid_usd_per_hour,

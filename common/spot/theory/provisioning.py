@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.spot.theory.errors import ParameterError, not_negative, positive, share
+from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
     from common.spot.theory.work import Market, Work
@@ -52,35 +52,6 @@ class Plan:
 TOLERANCE = 1e-12
 
 Order: TypeAlias = npt.NDArray[np.int64]  # (N_tot,) workers, the first to become spot first
-
-
-def cost_share_bound(
-    deadline_ratio: float,
-    availability: float,
-    spot_usd_per_hour: float,
-    on_demand_usd_per_hour: float,
-) -> float:
-    """Corollary 2, equation 19: the least share of the on-demand cost that Theorem 4 comes to.
-
-    It is equation 16 at the N_s* of equation 18 without its floor, and so a bound from below. The
-    deadline's ratio is theta / theta_0, at least 1.
-
-    Raises:
-        ParameterError: If a number is out of range.
-    """
-    share("availability", availability)
-    not_negative("spot_usd_per_hour", spot_usd_per_hour)
-    positive("on_demand_usd_per_hour", on_demand_usd_per_hour)
-    if not deadline_ratio >= 1:
-        problem = f"must be at least 1, got {deadline_ratio:g}: on-demand alone would be late"
-        raise ParameterError("deadline_ratio", problem)
-    all_spot = spot_usd_per_hour / on_demand_usd_per_hour
-    if availability == 1:
-        return all_spot
-    saved_usd_per_hour = on_demand_usd_per_hour - availability * spot_usd_per_hour
-    saved = saved_usd_per_hour * (deadline_ratio - 1)
-    lost = on_demand_usd_per_hour * (1 - availability)
-    return max(deadline_ratio - saved / lost, all_spot)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

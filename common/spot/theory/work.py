@@ -73,6 +73,18 @@ class Work:
         return self.workers * self.undisturbed_s * pool.wanted_usd_per_s
 
 
+def partial_batches_s(rates_per_s: Rates, batch_size: int) -> float:
+    """Give the time that records in incomplete batches took, when an update has just begun.
+
+    Workers hold 0 to b - 1 of them, each number as likely, once the streams have drifted apart by
+    about half a batch (lambda_A t c_A^2 > (b/2)^2); the one that completed the group holds none:
+    (N - 1)(b - 1) / 2 records. Add it to a runtime where all workers begin with empty batches. A
+    job that is under way begins with as many as it ends with, so nothing is to be added.
+    """
+    streams = int(np.count_nonzero(rates_per_s))
+    return (streams - 1) * (batch_size - 1) / 2 / float(rates_per_s.sum())
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Machines of one kind that can be rented in one place; the first of a job is on-demand.

@@ -1,32 +1,50 @@
-"""What is known of a job's machines and workers, and what its events say, as the API tells it."""
+"""What is known of a job and its machines, and what its events say, as the API tells it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from common.api.answers import EvaluationEvent, Life, MachineEvent, ReviewEvent, WorkerAnswer
-from common.core.messages import Drifted, Evaluated, LeaderStatus, WorkerId
+from common.api.answers import (
+    CurvesAnswer,
+    DriftAnswer,
+    EvaluationCurves,
+    EvaluationEvent,
+    LagCurve,
+    Life,
+    MachineEvent,
+    PrequentialCurve,
+    ReviewEvent,
+    SwitchAnswer,
+    UpdatesPage,
+    WorkerAnswer,
+    WorkersAnswer,
+)
+from common.api.jobs import update_answers
+from common.core.messages import Drifted, Evaluated, WorkerId
 from common.spot.api import plan_answer
 from common.spot.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
-from services.admin.live.evaluations import drift_answer
 
 if TYPE_CHECKING:
-    from common.api.answers import Answer, DriftAnswer, MachineKind, WorkerStatus
+    from collections.abc import Mapping
+
+    from common.api.answers import Answer, MachineKind, WorkerStatus
+    from common.jobs.progress import Evaluations, JobProgress, Row
     from common.spot.provisioning.ledger import FleetLedger
     from common.spot.provisioning.records import PlanRecord
 
 LIVES = 2000  # on a timeline: more could not be told apart
+_RATE_S = 10.0  # of updates per second, as in progress
 
 
 def verdict_event(record: Evaluated | Drifted) -> EvaluationEvent | DriftAnswer:
     """What an evaluator told."""
     if isinstance(record, Drifted):
-        return drift_answer(record)
+        return _drift(record)
     return EvaluationEvent.model_validate(asdict(record) | record.model._asdict())
 
 
@@ -50,7 +68,7 @@ def _machine(ledger: FleetLedger, record: LaunchRequested | Started | Ended) -> 
         slot=rented.slot,
         worker=rented.member,
         pool=rented.pool,
-        kind=kind_of(ledger, rented.pool),
+        kind=_kind(ledger, rented.pool),
         state="running" if rented.running else "ordered" if rented.open else "ended",
         cause=rented.cause or "",
         detail=rented.detail,
@@ -58,14 +76,14 @@ def _machine(ledger: FleetLedger, record: LaunchRequested | Started | Ended) -> 
     )
 
 
-def kind_of(ledger: FleetLedger, pool: str) -> MachineKind:
+def _kind(ledger: FleetLedger, pool: str) -> MachineKind:
     """How machines of a pool are paid, as the plan in force names the pools."""
     if ledger.plan is None or pool not in ledger.plan.pools:
         return "unknown"
     return "on-demand" if ledger.plan.pools.index(pool) == 0 else "spot"
 
 
-def lives_of(ledger: FleetLedger) -> tuple[Life, ...]:
+def _lives(ledger: FleetLedger) -> tuple[Life, ...]:
     """The newest machines that ran, and orders that were refused, by launch."""
     newest = map(ledger.machines.__getitem__, range(ledger.launches, 0, -1))
     ran = (each for each in newest if each.started_s is not None or not each.open)
@@ -74,7 +92,7 @@ def lives_of(ledger: FleetLedger) -> tuple[Life, ...]:
             slot=each.slot,
             worker=each.member,
             pool=each.pool,
-            kind=kind_of(ledger, each.pool),
+            kind=_kind(ledger, each.pool),
             from_s=each.ordered_s if each.started_s is None else each.started_s,
             to_s=each.ended_s,
             cause=each.cause,
@@ -85,27 +103,100 @@ def lives_of(ledger: FleetLedger) -> tuple[Life, ...]:
     return tuple(reversed(lives))
 
 
-def workers_of(
-    ledger: FleetLedger,
-    statuses: Mapping[str, str] | None,
-    samples: Mapping[str, int],
-    leader_status: LeaderStatus | None = None,
-) -> tuple[WorkerAnswer, ...]:
-    """Everybody who sends heartbeats, and machines whose worker gives none, by name.
+def updates_page(job: JobProgress, after: int, limit: int) -> UpdatesPage:
+    """Effective updates above a version, at most so many."""
+    first = max(after + 1, job.updates.oldest or 1)
+    updates = update_answers(job, first, first + limit - 1)
+    more = bool(updates) and updates[-1].version < job.version
+    return UpdatesPage(
+        updates=updates,
+        next=updates[-1].version if more else None,
+        newest=job.version,
+        oldest=job.updates.oldest,
+    )
 
-    Args:
-        ledger: Of the job's machines.
-        statuses: Who sends heartbeats; None: Redis is unavailable, and nobody is known to be.
-        samples: By worker, of late.
-        leader_status: Says who gets no work, and who adds up among themselves.
-    """
-    group = UNSET if leader_status is None else leader_status.group
-    other_model = {} if leader_status is None else leader_status.left_out
+
+def curves_answer(job: JobProgress, ledger: FleetLedger, now: float) -> CurvesAnswer:
+    """Everything over time, thinned."""
+    rows, lags, reviews = job.updates.curve(), job.lags.samples(), ledger.reviews.samples()
+    times_s = list[float]()
+    for row in rows:
+        times_s.append(row.at_s or (times_s[-1] if times_s else 0.0))
+    names = sorted({name for row in rows for name in row.metrics})
+    return CurvesAnswer(
+        now_s=now,
+        update_at_s=tuple(times_s),
+        version=tuple(row.version for row in rows),
+        loss=tuple(row.loss for row in rows),
+        metrics={name: tuple(row.metrics.get(name) for row in rows) for name in names},
+        updates_per_s=tuple(_rates(rows, times_s)),
+        lag_at_s=tuple(at_s for at_s, _ in lags),
+        lag=tuple(
+            LagCurve(stream=name, lag=tuple(lag[index] for _, lag in lags))
+            for index, name in enumerate(job.record.spec.streams)
+        ),
+        lives=_lives(ledger),
+        cost_at_s=tuple(review.at_s for review in reviews),
+        spent_usd=tuple(review.spent_usd for review in reviews),
+        on_demand_only_usd=tuple(review.on_demand_only_usd for review in reviews),
+        stability=tuple(review.stability for review in reviews),
+        running=tuple(review.running for review in reviews),
+        evaluation=_evaluation_curves(job.evaluations),
+        switches=tuple(map(SwitchAnswer.model_validate, job.updates.switches)),
+    )
+
+
+def _rates(rows: Sequence[Row], times_s: Sequence[float]) -> list[float]:
+    """Updates per second of the last 10 s before each row, or since the row before it."""
+    rates, first = list[float](), 0
+    for index, at_s in enumerate(times_s):
+        while first < index - 1 and times_s[first] < at_s - _RATE_S:
+            first += 1
+        span_s = at_s - times_s[first]
+        made = rows[index].version - rows[first].version
+        rates.append(made / span_s if span_s > 0 else 0.0)
+    # Nobody knows since when the first one was under way.
+    return rates[1:2] + rates[1:] or rates
+
+
+def _evaluation_curves(found: Evaluations) -> EvaluationCurves:
+    return EvaluationCurves(
+        at_s=tuple(each.at_s for each in found.tests),
+        version=tuple(each.model.version for each in found.tests),
+        test=_columns([each.test for each in found.tests]),
+        prequential=tuple(
+            PrequentialCurve(
+                stream=stream,
+                at_s=tuple(each.at_s for each in told),
+                version=tuple(each.model.version for each in told),
+                metrics=_columns([each.prequential[stream] for each in told]),
+            )
+            for stream, told in found.predictions.items()
+        ),
+        drifts=tuple(map(_drift, found.drifts)),
+    )
+
+
+def _columns(means: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | None, ...]]:
+    """The values of each metric, one for each version."""
+    names = sorted({name for each in means for name in each})
+    return {name: tuple(each.get(name) for each in means) for name in names}
+
+
+def _drift(record: Drifted) -> DriftAnswer:
+    return DriftAnswer.model_validate(asdict(record) | {"version": record.model.version})
+
+
+def workers_answer(job: JobProgress, ledger: FleetLedger, now: float) -> WorkersAnswer:
+    """Everybody who sends heartbeats, and machines whose worker gives none, by name."""
+    look, samples = job.seen, job.samples_of(now)
+    group = UNSET if look.leader_status is None else look.leader_status.group
+    other_model = {} if look.leader_status is None else look.leader_status.left_out
     rented = {each.member: each for each in ledger.open}
     answers = list[WorkerAnswer]()
-    for name in sorted({*rented, *(statuses or {})}):
-        fields: dict[str, object] = {"name": name, "status": _status(name, statuses)}
-        fields["samples"] = samples.get(name, 0)
+    for name in sorted({*rented, *(look.statuses or {})}):
+        fields: dict[str, object] = {"name": name, "status": _status(name, look.statuses)}
+        fields["samples"] = samples[name]
         fields["left_out"] = other_model.get(WorkerId(name))
         if group:
             left_out = fields["left_out"] or group.left_out.get(WorkerId(name))
@@ -113,13 +204,13 @@ def workers_of(
         if (machine := rented.get(name)) is not None:
             fields |= {
                 "slot": machine.slot,
-                "kind": kind_of(ledger, machine.pool),
+                "kind": _kind(ledger, machine.pool),
                 "pool": machine.pool,
                 "machine": machine.machine or None,
                 "since_s": machine.started_s,
             }
         answers.append(WorkerAnswer.model_validate(fields))
-    return tuple(answers)
+    return WorkersAnswer(workers=tuple(answers), board_away=look.board_away)
 
 
 def _status(worker: str, statuses: Mapping[str, str] | None) -> WorkerStatus:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from math import isnan
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from common.api.jobs import job_summary
 from common.jobs.progress import UNREAD, Word
@@ -18,8 +18,8 @@ from common.telemetry.outages import ongoing
 
 if TYPE_CHECKING:
     from common.api.answers import JobSummary
+    from common.jobs.progress import Numbers, State
     from common.jobs.store import JobRecord
-    from services.admin.live.follower import Summary
 
 # Fields by which a list is sorted, besides its name and its state.
 NUMBERS: Final = (
@@ -31,6 +31,17 @@ _STATES: Final[tuple[Word, ...]] = (
     *("held", "waiting for a server", "waiting for a coordinator", "waiting for workers"),
     *("degraded", "running", "waiting for records", "drained", "paused", "finished", "stopped"),
 )
+
+
+class Summary(NamedTuple):
+    """How a job is and how far, as a list shows it."""
+
+    state: State
+    # None if they are not known.
+    numbers: Numbers | None = None
+    # Cost of its machines; None if it has none.
+    spent_usd: float | None = None
+    open_transactions_s: Mapping[str, float] = {}  # see `JobProgress.open_transactions_s`
 
 
 class Row:

@@ -40,7 +40,7 @@ class Gate:
         self._app = app
         self._service = service
         self._body_bytes = service.settings.api_body_bytes
-        self._buckets = Buckets(service.settings.api_requests_per_s)
+        self._buckets = Buckets(service.limits.requests_per_s)
         self._refusals = Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +56,7 @@ class Gate:
             await refusal(scope, receive, send_on)
         elif not scope["path"].endswith(_EVENTS):
             await self._app(scope, receive, send_on)
-        elif self._service.streams >= self._service.settings.api_streams:
+        elif self._service.streams >= self._service.limits.streams:
             refusal = _too_many(scope["path"], "streams of events are open", 60)
             await refusal(scope, receive, send)
         else:

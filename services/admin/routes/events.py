@@ -37,7 +37,7 @@ from services.admin.service import Answering  # noqa: TC001 -- likewise
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-    from services.admin.live.follower import JobFollower
+    from services.admin.live.followers import JobFollower
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

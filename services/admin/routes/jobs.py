@@ -46,6 +46,7 @@ from common.jobs.store import AfterLoss, JobRecord, JobStore
 from common.jobs.watching import waits_for_checkpoint
 from common.spot.api import check_market
 from common.spot.planning.replan import check_given_back
+from services.admin.live.answers import curves_answer, updates_page, workers_answer
 from services.admin.live.listing import NUMBERS
 from services.admin.middleware.access import OPERATOR, Operator
 from services.admin.middleware.problems import documented
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from fastapi.openapi.models import Example
 
     from common.ports.servers import Board, Log
-    from services.admin.live.follower import JobFollower
+    from services.admin.live.followers import JobFollower
     from services.admin.middleware.access import Caller
     from services.admin.service import Service
 
@@ -379,7 +380,7 @@ async def list_updates(
     """List effective updates by version; those that a new leader took back are not among them."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
-        return view.page(after, limit)
+        return updates_page(view.job, after, limit)
 
 
 @router.get("/{job}/workers", responses=documented(404))
@@ -387,7 +388,7 @@ async def list_workers(service: Answering, job: JobName) -> WorkersAnswer:
     """List workers by name: who sends heartbeats, and whose machine runs without any."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
-        return view.workers(service.clock())
+        return workers_answer(view.job, view.ledger, service.clock())
 
 
 @router.get("/{job}/streams", responses=documented(404))
@@ -395,7 +396,7 @@ async def list_streams(service: Answering, job: JobName) -> StreamsAnswer:
     """List the job's datastreams: arrival rate, lag, dead letters."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
-        return view.streams()
+        return StreamsAnswer.model_validate({"streams": view.job.streams()})
 
 
 @router.get("/{job}/curves", responses=documented(404), response_model=CurvesAnswer)
@@ -417,11 +418,9 @@ async def _check(service: Service, spec: JobSpec, *, unchecked: bool = False) ->
         GivenError: By the field.
     """
     settings = service.settings
-    limits = settings.max_model_mb, settings.coordinator_memory_mib
+    most = settings.coordinator_memory_mib
     build = unasked if unchecked else built_apart
-    why_not = await service.tasks.run(
-        lambda: check_submission(spec, settings.tasks, *limits, build)
-    )
+    why_not = await service.tasks.run(lambda: check_submission(spec, settings.tasks, most, build))
     await service.tasks.run(lambda: check_market(spec, settings))
     return why_not
 
@@ -543,5 +542,5 @@ def _purge(service: Service, job: str, caller: Caller) -> RemainsAnswer:
 
 def _curves(follower: JobFollower, now: float) -> str:
     with follower.view() as view:
-        told = view.curves(now)
+        told = curves_answer(view.job, view.ledger, now)
     return told.model_dump_json()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Query
@@ -68,11 +67,9 @@ async def simulate_policies(
 
     All policies meet the same rates, prices and preemptions; the same seed gives the same result.
     """
-    traces = service.settings.api_traces
-    folder = Path(traces) if traces else None
     check_size(asked)
-    check_files(asked, folder)
-    results = await service.simulations.run(asked, folder)
+    check_files(asked)
+    results = await service.simulations.run(asked)
     return Response(results, media_type="application/json")
 
 

@@ -50,9 +50,6 @@ def up(
             help="Judge versions of jobs with an `evaluation`, show those with `tracking`.",
         ),
     ] = False,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the API; 0: a free one.")
-    ] = 8080,
     directory: Annotated[
         Path | None,
         typer.Option(help="For storage and logs.", show_default="a temporary one"),
@@ -70,7 +67,7 @@ def up(
 
     Prints the variables that other terminals need, the API's address and key among them, and writes
     them to DIRECTORY/environment, which other users cannot read. The API and the live page listen
-    on this machine only; the key that is printed may do everything.
+    on this machine only, at DOLL_API_PORT (8080); the key that is printed may do everything.
 
     Apache Kafka needs Java 17, and Maven to fetch it the first time. The built-in one needs nothing
     and is for a first try: it keeps 5 MB of each partition, and nothing when it ends.
@@ -82,7 +79,7 @@ def up(
     # While the servers start; in the order in which they are asked for.
     prepare("coordinator", *["provisioner"] * (market is not None), *["evaluator"] * evaluator)
     prepare(*["worker"] * (workers is None or workers > 0), "admin")
-    from common.embedded.kafka import embedded_settings
+    from common.embedded.control import embedded_settings
     from common.embedded.services import stop_all
     from common.embedded.stack import EmbeddedStack
     from common.spot.market.market_file import load_market
@@ -111,7 +108,7 @@ def up(
         guests = start_services(settings, logs, workers, evaluator=evaluator)
         services = [*guests]
         parts.callback(stop_all, services)
-        page = open_page(settings, logs, f"up-{os.getpid()}", "operator", port)
+        page = open_page(settings, logs, f"up-{os.getpid()}", "operator", base.api_port)
         services.append(page.service)
         page.await_ready(lambda: ending.asked)
         found = exports(settings.model_copy(update={"api": page.url, "api_key": page.key}))

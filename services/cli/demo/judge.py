@@ -35,7 +35,7 @@ def judge(demo: Demo, test: ModelTest) -> Summary:
     proof = audit(first, claimed, decided)
     updates = proof.updates
     progress = demo.progress
-    times = [row.at_s or 0.0 for row in progress.columns.rows(1, progress.version)]
+    times = [row.at_s or 0.0 for row in progress.updates.rows(1, progress.version)]
     tested = test.result()
     if demo.fleet is None:  # all that was produced is to be found again
         bill, ends = None, demo.ends
@@ -100,7 +100,7 @@ def _bill(demo: Demo, fleet: FleetWatch, updates: int) -> Bill:
     plan, ledger = demo.plan, fleet.ledger
     if (settled := ledger.settled) is None:
         raise DollError("the provisioner has not settled the job")
-    runtime_s = (demo.progress.columns.last_at_s or 0.0) - demo.record.submitted_s
+    runtime_s = (demo.progress.updates.last_at_s or 0.0) - demo.record.submitted_s
     on_demand_usd, predicted_usd = plan.on_demand_only_usd, settled.predicted_usd or 0.0
     spot_usd = [each.usd_per_hour.get("spot", 0.0) for each in ledger.plans]
     return Bill(

@@ -173,7 +173,7 @@ class Demo:
     @property
     def streaming_s(self) -> float:
         """From the first record to the last update."""
-        return (self.progress.columns.last_at_s or 0.0) - self._began_s
+        return (self.progress.updates.last_at_s or 0.0) - self._began_s
 
     def run(self, data: Records) -> None:
         """Stream the data, see every record settled or the job over, and its last checkpoint there.
@@ -285,7 +285,7 @@ class Demo:
                 self._screen.happened(f"{victim.name} started again", now, "green")
             case None:
                 pass
-        killed_s, last_s = self._preemption.killed_at, self.progress.columns.last_at_s or 0.0
+        killed_s, last_s = self._preemption.killed_at, self.progress.updates.last_at_s or 0.0
         if self.pause_s is None and killed_s is not None and last_s > killed_s:
             self.pause_s = last_s - killed_s
             self._screen.happened(f"next update {self.pause_s:.2f} s after the kill", now)

@@ -244,9 +244,9 @@ class Direct:
             GivenError: By the field.
         """
         settings = self._outside.settings
-        limits = settings.max_model_mb, settings.coordinator_memory_mib
+        most = settings.coordinator_memory_mib
         build = unasked if unchecked else built_apart
-        why_not = check_submission(spec, settings.tasks, *limits, build)
+        why_not = check_submission(spec, settings.tasks, most, build)
         check_market(spec, settings)
         return why_not
 

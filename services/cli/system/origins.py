@@ -60,7 +60,7 @@ def begin_with(
     updates = read_decoded(outside.open_log(), topics.updates_topic(found_in), decode_audit)
     tell = partial(typer.echo, err=True)
     found, data = pick(in_storage(blobs, found_in, tell), updates, wish, tell)
-    trainer = trainer_of(spec, outside.settings.tasks, outside.settings.max_model_mb)()
+    trainer = trainer_of(spec, outside.settings.tasks)()
     try:
         other = trainer.adopt(data)
     except CorruptError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -18,29 +18,28 @@ from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from services.admin.app import create_app
+from services.admin.service import Limits, Service
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fastapi import FastAPI
 
-    from services.admin.service import Service
-
 HOST = "doll.test"
-SIMULATE_S = 600.0  # a process of its own, while everything else on the machine may go first
+# A simulation is a process of its own, while everything else on the machine may go first.
+LIMITS = Limits(simulate_s=600.0)
 
 
 @dataclass
 class World:
     """One admin service and the servers behind it; what is set before the first request counts."""
 
-    settings: Settings = field(
-        default_factory=lambda: Settings(blobs="s3://memory", api_simulate_s=SIMULATE_S)
-    )
+    settings: Settings = field(default_factory=partial(Settings, blobs="s3://memory"))
     log: MemoryLog = field(default_factory=MemoryLog)
     redis: MemoryRedis = field(default_factory=MemoryRedis)
     blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
     runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+    limits: Limits = LIMITS
 
     @cached_property
     def viewer(self) -> str:
@@ -56,7 +55,7 @@ class World:
     def app(self) -> FastAPI:
         """The application, once keys and streams are there."""
         assert self.viewer != self.operator
-        return create_app(self.outside)
+        return create_app(self.outside, self.limits)
 
     @property
     def outside(self) -> Outside:

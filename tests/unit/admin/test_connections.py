@@ -18,6 +18,7 @@ from common.config.settings import Settings
 from common.runtime.connections import HEAD_BYTES, REQUEST_S, Connections
 from services.admin.routes.requests import JOB
 from services.admin.server import Server
+from services.admin.service import Limits
 from tests.unit.admin.conftest import World
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ def test_requests_that_come_before_the_last_answer_are_answered() -> None:
 
 
 def test_a_flood_of_half_open_requests_shuts_out_nobody() -> None:
-    world = World(Settings(blobs="s3://memory", api_connections=20))
+    world = World(limits=Limits(connections=20))
     with served(world, LONG_S) as port, ExitStack() as stack:
         flood = [stack.enter_context(Client(port, NO_KEY).socket) for _ in range(100)]
         assert asked(port, "/healthz", "") == 200
@@ -330,7 +331,7 @@ def test_a_flood_of_half_open_requests_shuts_out_nobody() -> None:
 
 
 def test_where_all_of_an_address_are_needed_a_new_connection_is_told_so() -> None:
-    world = World(Settings(blobs="s3://memory", api_connections=2))
+    world = World(limits=Limits(connections=2))
     world.streams("clinic-a", "clinic-b")
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
     with served(world, LONG_S) as port:
@@ -350,7 +351,9 @@ def test_where_all_of_an_address_are_needed_a_new_connection_is_told_so() -> Non
 def test_whom_a_request_is_forwarded_for_is_believed_of_proxies_alone(
     proxies: tuple[str, ...], status: int
 ) -> None:
-    world = World(Settings(blobs="s3://memory", api_requests_per_s=0.001, api_proxies=proxies))
+    world = World(
+        Settings(blobs="s3://memory", api_proxies=proxies), limits=Limits(requests_per_s=0.001)
+    )
     with served(world) as port:
         found = [
             asked(port, "/v1/jobs", "doll_guess", **{"X-Forwarded-For": f"192.0.2.{number}"})

@@ -230,7 +230,7 @@ def test_more_streams_than_there_may_be_are_refused(served: Served) -> None:
         stream.next()
         assert service.streams == 1
     eventually(lambda: service.streams == 0)
-    service.streams = served.world.settings.api_streams
+    service.streams = service.limits.streams
     answer = served.client.get(PATH)
     assert "streams" in problem(answer, 429)
     assert int(answer.headers["Retry-After"]) > 0

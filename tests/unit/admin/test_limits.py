@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.config.settings import Settings
+from services.admin.service import Limits
 from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def small() -> Iterator[World]:
     """A service that takes little."""
-    made = World(
-        Settings(blobs="s3://memory", api_requests_per_s=0.001, api_body_bytes=1024, api_streams=1)
-    )
+    limits = Limits(requests_per_s=0.001, streams=1)
+    made = World(Settings(blobs="s3://memory", api_body_bytes=1024), limits=limits)
     yield made
     made.close()
 

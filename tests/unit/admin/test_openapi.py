@@ -15,9 +15,9 @@ from schemathesis import GenerationMode
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks
 
-from common.config.settings import Settings
 from services.admin.app import create_app
 from services.admin.routes.requests import JOB
+from services.admin.service import Limits
 from tests.changes import has_changed
 from tests.unit.admin.conftest import HOST, World
 
@@ -58,7 +58,7 @@ labels = pytest.mark.parametrize("label", OPERATIONS)
 @pytest.fixture(scope="module")
 def served() -> Iterator[World]:
     """A service with a job and a model, which the requests of all tests change."""
-    world = World(Settings(blobs="s3://memory", api_simulate_s=0.2, api_requests_per_s=1e6))
+    world = World(limits=Limits(requests_per_s=1e6, simulate_s=0.2))
     world.streams("clinic-a", "clinic-b")
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
     yield world

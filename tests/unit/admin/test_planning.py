@@ -18,11 +18,11 @@ from common.spot.planning.request import PlanRequest
 from common.spot.planning.simulation import SimulateRequest
 from services.admin.routes.provisioning import MOST_WORKERS, PlanBody
 from services.admin.routes.requests import JOB
+from services.admin.service import Limits
 from services.admin.simulating import AT_ONCE
-from tests.unit.admin.conftest import SIMULATE_S, World, problem
+from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 PLAN = "/v1/provisioning/plan"
@@ -246,18 +246,6 @@ def trace(file: str) -> dict[str, object]:
     return {"experiment": {**SMALL, "spot": spot}, "runs": 2}
 
 
-@pytest.fixture
-def with_traces(tmp_path: Path) -> Iterator[World]:
-    """A service with a folder of traces, and a secret beside it."""
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    (folder / "prices.csv").write_text("seconds,value\n0,0.1\n100,0.2\n200,0.1\n")
-    (tmp_path / "secret.csv").write_text("seconds,value\n0,0.1\n100,0.2\n")
-    made = World(Settings(api_traces=str(folder), api_simulate_s=SIMULATE_S))
-    yield made
-    made.close()
-
-
 def test_files_of_the_service_are_not_read(world: World) -> None:
     assert refused(world, SIMULATE, trace("prices.csv")) == [
         "body.experiment.spot[0].usd_per_hour.file"
@@ -266,19 +254,8 @@ def test_files_of_the_service_are_not_read(world: World) -> None:
     assert refused(world, SIMULATE, {"experiment": data}) == ["body.experiment.learning.data"]
 
 
-def test_files_of_the_folder_of_traces_are_read_and_no_others(with_traces: World) -> None:
-    answer = with_traces.ask("POST", SIMULATE, json=trace("prices.csv"))
-    assert answer.status_code == 200, answer.text
-    for file in ("../secret.csv", "/etc/passwd"):
-        assert "folder of traces" in problem(
-            with_traces.ask("POST", SIMULATE, json=trace(file)), 422
-        )
-    gone = with_traces.ask("POST", SIMULATE, json=trace("gone.csv"))
-    assert "gone.csv" in problem(gone, 422)
-
-
 def test_a_simulation_that_takes_too_long_is_killed_and_says_what_to_do() -> None:
-    world = World(Settings(api_simulate_s=0.05))
+    world = World(limits=Limits(simulate_s=0.05))
     try:
         said = problem(world.ask("POST", SIMULATE, json={"experiment": SMALL}), 422)
         assert "not done after 0.05 s: ask for fewer runs" in said

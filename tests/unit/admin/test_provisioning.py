@@ -47,7 +47,6 @@ def planned(number: int, at_s: float) -> Planned:
         binding="deadline",
         pools=("on-demand", "spot"),
         places=(1, 1, 0, -1),
-        stand_ins=(),
         spot=2,
         on_demand=1,
         updates_left=100.0,

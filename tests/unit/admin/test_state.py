@@ -8,7 +8,7 @@ import pytest
 
 from common.core.messages import ModelId, WorkerId
 from common.jobs.store import JobStore
-from services.admin.live.follower import JobFollower
+from services.admin.live.followers import JobFollower
 from tests.unit.admin.conftest import problem
 from tests.unit.admin.live.helpers import JOB, Topics, job, lead, update
 
@@ -27,7 +27,7 @@ def topics(world: World) -> Topics:
 
 def test_updates_are_told_page_by_page(world: World, topics: Topics) -> None:
     topics.audit(lead(), *(update(0, version) for version in range(1, 6)))
-    topics.audit(lead(0, ModelId(0, 3)), update(6, 4))
+    topics.audit(lead(0, ModelId(0, 3), epoch=6), update(6, 4))
     first = world.get(f"/v1/jobs/{JOB}/updates?limit=3")
     assert [each["version"] for each in first["updates"]] == [1, 2, 3]
     assert (first["next"], first["newest"], first["oldest"]) == (3, 4, 1)
@@ -77,7 +77,7 @@ def test_what_is_not_known_yet_is_asked_for_later(
     world: World, topics: Topics, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert topics.name == JOB
-    monkeypatch.setattr(world.service.followers, "_ready_s", 0.0)
+    monkeypatch.setattr("services.admin.live.followers.READY_S", 0.0)
     monkeypatch.setattr(JobFollower, "catch_up", lambda _: False)
     answer = world.ask("GET", f"/v1/jobs/{JOB}/{part}")
     assert "is known" in problem(answer, 503)

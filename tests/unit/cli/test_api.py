@@ -45,7 +45,7 @@ from services.cli.app import app
 from services.cli.system.api import Api
 from services.cli.system.direct import Direct
 from services.cli.system.outside import Ways
-from tests.unit.admin.conftest import SIMULATE_S
+from tests.unit.admin.conftest import LIMITS
 from tests.unit.admin.live.helpers import eventually
 from tests.unit.admin.test_model import kept, trained
 from tests.unit.admin.test_provisioning import planned as decided
@@ -109,8 +109,9 @@ class Both:
         self.keys = {
             role: KeyStore(world.log).create(role, role)[0] for role in ("viewer", "operator")
         }
-        settings = Settings(blobs="s3://memory", market=self.market, api_simulate_s=SIMULATE_S)
-        served = create_app(Outside(settings, lambda: world.log, world.board, lambda: world.blobs))
+        settings = Settings(blobs="s3://memory", market=self.market)
+        outside = Outside(settings, lambda: world.log, world.board, lambda: world.blobs)
+        served = create_app(outside, LIMITS)
         self.service: Service = served.state.service
         self.bridge = Bridge(served)
 
@@ -387,7 +388,7 @@ def test_watch_shows_what_it_shows_directly(submitted: Both) -> None:
     world, place = submitted.direct, Partition("clinic-a", 0)
     world.write("clinic-a", *[b"record"] * 5)
     claimed(world, 1)
-    lead = encode_audit(Lead(-1, GENESIS, "c"))
+    lead = encode_audit(Lead(-1, GENESIS, "c", 0))
     world.write("doll.digits.updates", lead, encode_audit(update(0, 1)))
     board = world.board("digits")
     first = {place: 2, Partition("clinic-a", 1): 0}
@@ -408,13 +409,13 @@ def test_during_a_takeover_both_show_the_history_that_counts(submitted: Both) ->
     claimed(world, 1, 2, 3, 4)
     world.board("digits").hold_lease("c2", 60.0)
     course: list[AuditRecord] = [
-        Lead(-1, GENESIS, "c1"),
+        Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
         update(0, 2),
         update(0, 3),
-        Lead(0, ModelId(0, 1), "c2"),  # takes back 2 and 3
+        Lead(0, ModelId(0, 1), "c2", 4),  # takes back 2 and 3
         update(0, 4),  # by the one before, who does not know it yet
-        Lead(0, ModelId(0, 3), "c3"),  # too late: counts for nobody
+        Lead(0, ModelId(0, 3), "c3", 6),  # too late: counts for nobody
         update(4, 2),
         update(6, 9),
     ]
@@ -464,7 +465,7 @@ def test_what_was_trained_and_then_lost_is_told_by_both(submitted: Both) -> None
 
 def test_models_are_pulled_with_the_same_tensors(submitted: Both, tmp_path: Path) -> None:
     world = submitted.direct
-    lead = encode_audit(Lead(-1, GENESIS, "c"))
+    lead = encode_audit(Lead(-1, GENESIS, "c", 0))
     world.write("doll.digits.updates", lead, encode_audit(update(0, 1)))
     world.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 1), 2, trained(1))), "c1")
     assert "1" in submitted.same("model", "list", "digits")
@@ -490,7 +491,7 @@ def test_plans_are_those_made_directly(both: Both, tmp_path: Path) -> None:
         options(deadline=6399),
         [*options(probability=0.95), "--json"],
         [*options(availability=0, spot=64)],
-        [*many, "--list-workers"],
+        many,
         [*many, "--json"],
     ):
         assert both.same("plan", *line)

@@ -247,7 +247,7 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     world.write("clinic-a", *[b"record"] * 5)
     claimed(world, 1, 2)
     world.write(
-        "doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c")), encode_audit(update(0, 1))
+        "doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c", 0)), encode_audit(update(0, 1))
     )
     board = world.board("digits")
     place = Partition("clinic-a", 0)
@@ -266,12 +266,12 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     assert "0.2500" in shown
 
 
-def test_show_says_that_records_fewer_than_min_batch_wait_and_prints_json_alone(
+def test_show_says_that_a_single_record_waits_and_prints_json_alone(
     world: World,
 ) -> None:
     submitted(world)
     world.write("clinic-a", b"record")
-    world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c")))
+    world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c", 0)))
     board = world.board("digits")
     board.hold_lease("c1", 60.0)
     place = Partition("clinic-a", 0)
@@ -279,7 +279,7 @@ def test_show_says_that_records_fewer_than_min_batch_wait_and_prints_json_alone(
     board.beat(WorkerId("w1"), "too-few", 60.0)
     shown = world.run("job", "show", "digits")
     assert json.loads(shown.stdout)["wanted"] == "running"
-    why = "1 record waits: fewer than min_batch (2)"
+    why = "1 record waits: batch normalization needs two"
     assert f"digits: waiting for records: {why}\n" in shown.stderr
     assert "workers 1" in world.run("job", "watch", "digits", "--once").stdout
 
@@ -303,7 +303,7 @@ class Watched(World):
     def _update(self) -> None:
         claimed(self, 1)
         self.write(
-            "doll.digits.updates", *map(encode_audit, (Lead(-1, GENESIS, "c"), update(0, 1)))
+            "doll.digits.updates", *map(encode_audit, (Lead(-1, GENESIS, "c", 0), update(0, 1)))
         )
 
     def _interrupt(self) -> None:
@@ -343,7 +343,7 @@ def test_watch_tells_how_workers_are_synchronised(world: World) -> None:
     claimed(world, 1, 2)
     synchrony = Synchrony(1, staleness=2)
     made = [update(0, 1), replace(update(0, 2), synchrony=synchrony, base=0, revision=1, rate=5e-4)]
-    records = (Lead(-1, GENESIS, "c"), *made)
+    records = (Lead(-1, GENESIS, "c", 0), *made)
     world.write("doll.digits.updates", *map(encode_audit, records))
     shown = world.run("job", "watch", "digits", "--once").stdout
     assert "synchronisation stale (K 1, s 2)" in shown
@@ -354,7 +354,7 @@ def test_watch_tells_how_workers_are_synchronised(world: World) -> None:
 def test_watch_tells_what_is_of_the_last_minute_apart(world: World) -> None:
     submitted(world)
     made = replace(update(0, 1), metrics={"accuracy": 0.25, "auc": 0.75, "f1": 0.5})
-    world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c")), encode_audit(made))
+    world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c", 0)), encode_audit(made))
     shown = world.run("job", "watch", "digits", "--once").stdout
     assert "last minute: auc 0.7500   f1 0.5000\n" in shown
     assert shown.count("auc") == 1
@@ -376,7 +376,7 @@ def lost_after_training(world: World) -> None:
     """Train clinic-a[0] up to 4, and open it at 3: its log was cut there, and the job resumed."""
     world.write("clinic-a", *[b"record"] * 4)
     claimed(world, 1, 2)
-    records = (Lead(-1, GENESIS, "c"), update(0, 1), update(0, 2))
+    records = (Lead(-1, GENESIS, "c", 0), update(0, 1), update(0, 2))
     world.write("doll.digits.updates", *map(encode_audit, records))
     opened = Opened(Partition("clinic-a", 0), 0, 9, "", 3, 0)
     world.write("doll.digits.control", encode_claim(opened))
@@ -395,7 +395,7 @@ def test_the_lag_is_of_now_not_of_the_last_checkpoint(world: World) -> None:
     submitted(world)
     world.write("clinic-a", *[b"record"] * 4)
     claimed(world, 1, 2)
-    records = (Lead(-1, GENESIS, "c"), update(0, 1), update(0, 2))
+    records = (Lead(-1, GENESIS, "c", 0), update(0, 1), update(0, 2))
     world.write("doll.digits.updates", *map(encode_audit, records))
     board = world.board("digits")
     board.hold_lease("c1", 60.0)

@@ -763,7 +763,7 @@ def test_who_is_needed_is_left_out_last() -> None:
 def sliced(count: int = 2, owners: int = 1) -> CoordinatorSettings:
     slices = SliceSettings(count, owners, servers=2)
     return changed(
-        aggregation=AggregationSettings(copies=1, slices=slices),
+        aggregation=AggregationSettings(slices=slices),
         group_size=3,
         checkpoint_every_updates=1,
     )

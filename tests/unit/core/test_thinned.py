@@ -22,3 +22,21 @@ def test_kept_are_the_first_the_newest_and_equal_steps_between(count: int, capac
         assert (samples[0], samples[-1]) == (0, count - 1)
     steps = {after - before for before, after in pairwise(samples[:-1])}
     assert len(steps) <= 1
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.sampled_from([2, 4, 10]))
+def test_after_a_rollback_the_first_and_the_newest_are_kept_with_equal_steps(
+    until: int, back_to: int, capacity: int
+) -> None:
+    # 0 1 2 ... until    take back what is above `back_to`    back_to + 1 ... until + 100
+    thinned = Thinned[int](capacity)
+    for number in range(until):
+        thinned.add(number)
+    thinned.take_back(lambda number: number <= back_to)
+    assert all(number <= back_to for number in thinned.samples())
+    for number in range(min(until, back_to + 1), until + 100):
+        thinned.add(number)
+    samples = thinned.samples()
+    assert (samples[0], samples[-1]) == (0, until + 99)
+    assert samples == sorted(set(samples))
+    assert capacity // 2 <= len(samples) <= capacity + 1

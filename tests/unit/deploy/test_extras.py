@@ -43,7 +43,7 @@ OPENED = {  # what a service loads only when it needs it
     ),
 }
 COMMANDS = (
-    *("__main__", "local", "options", "system.direct", "render.plots"),
+    *("__main__", "local", "options", "system.direct"),
     *("commands.producing", "commands.sources"),
     *("demo.judge", "demo.plan", "demo.run", "demo.screen", "demo.summary", "demo.tested_model"),
 )

@@ -39,8 +39,9 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.errors import UserError
+from common.jobs import progress
 from common.jobs.edit import changed_spec
-from common.jobs.progress import QUIET_S, RECENT_RECORDS, Columns, JobProgress, Look
+from common.jobs.progress import QUIET_S, RECENT_RECORDS, JobProgress, Look, Updates
 from common.jobs.spec import ScheduleSpec
 from tests.unit.admin.live.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
 
@@ -125,7 +126,7 @@ def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- on
         elif what < 0.95:
             after = chance.choice([history.epoch, history.epoch, epochs[-2]])
             base = history.path[-min(len(history.path), chance.randint(1, 4))]
-            if append(Lead(after, base, "c")):
+            if append(Lead(after, base, "c", len(updates))):
                 epochs.append(len(updates) - 1)
                 settled = {v: made for v, made in settled.items() if v <= base.version}
         elif what < 0.98 and history.quarantined:
@@ -445,18 +446,17 @@ def test_an_update_lacks_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "too_few", "min_batch", "why"),
+    ("end", "too_few", "why"),
     [
-        (121, ("w1",), None, "1 record waits: fewer than min_batch (2)"),
-        (124, ("w1",), 5, "4 records wait: fewer than min_batch (5)"),
-        (122, ("w1", "w2"), None, "2 records wait: fewer than min_batch (2) at each of 2 workers"),
+        (121, ("w1",), "1 record waits: batch normalization needs two"),
+        (122, ("w1", "w2"), "2 records wait: batch normalization needs two at each of 2 workers"),
     ],
 )
-def test_records_fewer_than_min_batch_count_as_lag_and_the_state_says_why_they_wait(
-    end: int, too_few: tuple[str, ...], min_batch: int | None, why: str
+def test_single_records_that_batch_normalization_cannot_use_count_as_lag_and_the_state_says_why(
+    end: int, too_few: tuple[str, ...], why: str
 ) -> None:
     record = job()
-    spec = record.spec.model_copy(update={"min_batch": min_batch, "batch_linger_s": 0.5})
+    spec = record.spec.model_copy(update={"batch_linger_s": 0.5})
     view = JobProgress(record._replace(spec=spec))
     view.feed_update(0, lead(), NOW, NOW)
     for offset, each in enumerate(rows(2)):
@@ -469,7 +469,7 @@ def test_records_fewer_than_min_batch_count_as_lag_and_the_state_says_why_they_w
     assert view.state(NOW) == ("waiting for records", why)
 
 
-def test_degraded_is_above_a_share_of_the_last_records() -> None:
+def test_degraded_is_above_a_share_of_the_last_records(monkeypatch: pytest.MonkeyPatch) -> None:
     made = rows(200)
     made[7] = rows(8, skipped=BATCH)[7]  # no record of it decodes: it is in no update
     view = JobProgress(job())
@@ -479,9 +479,7 @@ def test_degraded_is_above_a_share_of_the_last_records() -> None:
     ends = dict(FIRST) | {PLACES[0]: 100 + 200 * BATCH}
     view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.state(NOW).word == "running"  # 10 of 2,000
-    view.record = view.record._replace(
-        spec=view.record.spec.model_copy(update={"degraded_share": 0.004})
-    )
+    monkeypatch.setattr(progress, "DEGRADED_SHARE", 0.004)
     assert view.state(NOW) == ("degraded", "of the last 2,000 records 10 did not decode")
     view.feed_update(1, Quarantined(0, made[0], "poison: it raised"), NOW, NOW)
     assert view.state(NOW).why == (
@@ -551,9 +549,10 @@ def test_a_slow_stream_whose_records_do_not_decode_is_named_with_the_commonest_r
 def test_without_the_beginning_the_leader_status_says_how_far_it_is() -> None:
     view = JobProgress(job(), updates_start=500, control_start=7)
     view.feed_claim(7, claim_of(rows(1)[0]))  # nobody can say whether it counts
-    view.feed_update(501, update(480, 41, batch(1, skipped=2)), NOW, NOW)
+    skipped = {"clicks": 2}
+    view.feed_update(501, replace(update(480, 41, batch(1)), skipped=skipped), NOW, NOW)
     view.feed_update(502, lead(480), NOW, NOW)
-    view.feed_update(503, update(502, 1, batch(1, skipped=2)), NOW, NOW)  # once more
+    view.feed_update(503, replace(update(502, 1, batch(1)), skipped=skipped), NOW, NOW)  # again
     numbers = view.numbers(NOW)
     assert (numbers.whole, numbers.lag, numbers.waiting, numbers.skipped) == (False, None, None, 2)
     ends = dict.fromkeys(PLACES, 200)
@@ -591,17 +590,38 @@ def test_without_kafka_rate_and_lag_become_unknown_after_a_while() -> None:
     assert [state.rate_per_s for state in view.streams()] == [None, None]
 
 
-def test_columns_take_back_what_batches_they_had() -> None:
-    columns = Columns(STREAMS)
+def test_sums_of_batches_that_are_taken_back_are_taken_back() -> None:
+    updates = Updates(STREAMS)
     made = [batch(1), batch(2, stream="views")]
-    columns.append(update(0, 1, batch(0)), 1.0)
-    columns.append(update(0, 2, *made, short="linger"), 2.0)
-    assert columns.offsets == {"clicks": 2 * BATCH, "views": BATCH}
-    [row] = columns.rows(2, 2)
+    updates.append(update(0, 1, batch(0)), 1.0)
+    updates.append(update(0, 2, *made, short="linger"), 2.0)
+    assert updates.offsets == {"clicks": 2 * BATCH, "views": BATCH}
+    [row] = updates.rows(2, 2)
     assert row.short == "linger"
-    columns.take_back(1)
-    assert +columns.offsets == Counter({"clicks": BATCH})
-    assert (columns.samples, columns.batches, columns.newest) == (BATCH, 1, 1)
+    assert updates.take_back(1)
+    assert +updates.offsets == Counter({"clicks": BATCH})
+    assert (updates.samples, updates.batches, updates.version) == (BATCH, 1, 1)
+
+
+def test_after_a_rollback_to_before_the_kept_updates_the_lag_is_what_the_leader_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # versions   1  2  3  ..  16  [17  18  19  20]     a Lead takes back what is above 4
+    monkeypatch.setattr("common.jobs.progress.POINTS", 4)
+    monkeypatch.setattr("common.jobs.progress.KEPT", 4)
+    view = JobProgress(job())
+    view.feed_update(0, lead(), NOW, NOW)
+    for version in range(1, 21):
+        view.feed_claim(version - 1, BatchReady(WorkerId("w0"), batch(version).address, BATCH))
+        view.feed_update(version, update(0, version), NOW, NOW)
+    assert view.numbers(NOW).whole
+    view.feed_update(21, lead(0, ModelId(0, 4)), NOW, NOW)
+    view.look(Look(NOW, {}, leader_status(waiting=3), led=True, ends=FIRST))
+    numbers = view.numbers(NOW)
+    assert (numbers.version, numbers.whole, numbers.waiting) == (4, False, 3)
+    assert numbers.samples <= 4 * BATCH
+    assert view.feed_update(22, update(21, 5), NOW, NOW)
+    assert [row.version for row in view.updates.rows(1, 5)] == [5]
 
 
 def test_switches_are_known_and_taken_back() -> None:
@@ -612,11 +632,11 @@ def test_switches_are_known_and_taken_back() -> None:
     assert view.numbers(NOW).updates == 0
     for offset, (record, more) in enumerate(zip(made, ({}, stale, {}), strict=True), 1):
         view.feed_update(offset, replace(record, **more), NOW, NOW)
-    assert view.columns.switches == deque([(2, NOW, "stale"), (3, NOW, "synchronous")])
-    [row] = view.columns.rows(2, 2)
+    assert view.updates.switches == deque([(2, NOW, "stale"), (3, NOW, "synchronous")])
+    [row] = view.updates.rows(2, 2)
     assert (row.mode, row.stale) == ("stale", 1)
     view.feed_update(4, lead(0, base=ModelId(0, 2)), NOW, NOW)
-    assert view.columns.switches == deque([(2, NOW, "stale")])
+    assert view.updates.switches == deque([(2, NOW, "stale")])
     assert (view.numbers(NOW).stale, view.numbers(NOW).updates) == (1, 1.5)
 
 
@@ -655,7 +675,7 @@ def test_metric_that_samples_have_no_value_of_is_the_mean_over_the_others() -> N
         assert view.feed_update(version, made, NOW, NOW)
     mean = (0.5 * samples + 2.0) / (samples + 1)
     assert view.numbers(NOW).metrics == {"half": pytest.approx(mean)}
-    assert [row.measured for row in view.columns.rows(1, 3)] == [{"half": samples}, {"half": 1}, {}]
+    assert [row.measured for row in view.updates.rows(1, 3)] == [{}, {"half": 1}, {}]
 
 
 def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> None:

@@ -72,7 +72,7 @@ def test_an_optimizer_keeps_what_a_snapshot_of_it_must_hold(name: str) -> None:
         ("lamb", 0.1, {}, "sgd, momentum, adam"),
         ("sgd", 0.1, {"beta": 0.9}, "beta.*momentum.*weight_decay"),
         ("sgd", 0.1, {"nesterov": True}, "nesterov needs a momentum"),
-        ("ftrl", 0.1, {"beta": 0.0}, "beta"),
+        ("ftrl", 0.1, {"l1": -1.0}, "l1"),
         ("adam", 0.1, {"betas": [0.9, 1.0]}, "betas"),
         ("adam", 0.1, {"eps": "small"}, "eps"),
         ("sgd", 0.0, {}, "learning_rate"),
@@ -118,7 +118,7 @@ def test_an_optimizer_is_torchs_own_to_the_bit(
 
 def test_ftrl_is_algorithm_1_of_its_paper() -> None:
     alpha, beta, l1, l2 = 0.5, 1.0, 0.3, 0.1
-    settings = OptimizerSettings("ftrl", alpha, {"beta": beta, "l1": l1, "l2": l2})
+    settings = OptimizerSettings("ftrl", alpha, {"l1": l1, "l2": l2})
     parameter = torch.nn.Parameter(torch.zeros(50))
     optimizer = make_optimizer(settings, parameter)
     random = np.random.default_rng(0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config.policy_names import STREAM_POLICIES
-from common.spot.theory.provisioning import cost_curve, cost_share_bound, plan
+from common.spot.theory.provisioning import cost_curve, plan
 from load.paper import stated
 from load.paper.explanations import most_updates, price_for, price_of_bound, updates_for
 from load.paper.job import (
@@ -38,8 +38,7 @@ def test_theorem_4_gives_the_check_values() -> None:
         best = plan(setting.work(), setting.market)
         assert best.spot == spot
         assert round(best.cost_ratio_to_on_demand, 4) == share
-        least = cost_share_bound(pair[1], pair[0], HIGH.spot, HIGH.on_demand)
-        assert round(least, 4) == bound
+        assert round(setting.bound, 4) == bound
 
 
 def test_every_setting_and_policy_is_a_simulation_with_a_name_of_its_own() -> None:
@@ -97,8 +96,9 @@ def test_the_price_for_a_cost_is_the_one_that_gives_it(
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.key)
 @given(usd_per_hour=st.floats(0.05, 0.25))
 def test_the_price_of_a_bound_is_that_of_equation_19(setting: Setting, usd_per_hour: float) -> None:
-    factor, alpha = setting.deadline_factor, setting.availability
-    bound = cost_share_bound(factor, alpha, usd_per_hour, HIGH.on_demand)
+    other = replace(setting, prices=Prices("other", HIGH.on_demand, usd_per_hour))
+    bound = other.bound
+    assert plan(other.work(), other.market).cost_ratio_to_on_demand >= bound - 1e-9
     if bound > usd_per_hour / HIGH.on_demand:  # else all are on spot and the bound is that
         assert price_of_bound(bound, setting) == pytest.approx(usd_per_hour)
 

@@ -11,8 +11,9 @@ import pytest
 
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
+from common.runtime.faults import Patience
 from common.runtime.jobs import Jobs
-from common.runtime.supervisor import Patience, Supervisor
+from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs

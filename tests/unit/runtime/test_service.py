@@ -24,8 +24,9 @@ from common.kafka.names import JOBS
 from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
-from common.runtime import service
-from common.runtime.service import Opened, ServiceProcess, follow_jobs, run
+from common.runtime import jobs, service
+from common.runtime.jobs import Opened, follow_jobs
+from common.runtime.service import ServiceProcess, run
 from common.telemetry.metrics.registry import ProcessMetrics
 from tests.unit.jobs.test_spec import TEXT
 
@@ -157,7 +158,7 @@ def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> Non
 
     waits = list[float | None]()
     assert run("evaluator", "e1", work) == service.EXIT_OK
-    assert waits == [service.JOBS_S] * 3
+    assert waits == [jobs.JOBS_S] * 3
     assert capsys.readouterr().err.count("kafka_unavailable") == 1
 
 
@@ -262,7 +263,7 @@ def test_actors_beside_others_have_threads_of_their_own() -> None:
         )
 
     def hang() -> None:
-        assert released.wait(service.END_S)
+        assert released.wait(jobs.END_S)
 
     assert run("evaluator", "e1", work) == service.EXIT_OK
     assert released.is_set()

@@ -16,12 +16,13 @@ from time import monotonic
 import pytest
 
 from common.errors import CorruptError, UnavailableError
-from common.runtime.supervisor import LONG_S, Actor, Fault, Make, Patience, Supervised, Supervisor
+from common.runtime.faults import Patience
+from common.runtime.supervisor import LONG_S, Actor, Fault, Make, Supervised, Supervisor
 from common.telemetry.logging import event_logger, line_formatter
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.outages import SETTLED_S
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 
 PATIENCE_S = 120.0
 AT_ONCE = Patience(first_s=0.0, longest_s=0.0)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from common.config.settings import Settings
 from common.jobs.store import JobStore
 from common.redis.memory import MemoryBoards
+from common.runtime.faults import Patience
 from common.runtime.jobs import Jobs
-from common.runtime.supervisor import Patience, Supervisor
+from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs

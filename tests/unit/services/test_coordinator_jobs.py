@@ -16,10 +16,10 @@ from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.ports.servers import NewRecord, NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import fields_of
-from common.testing.clock import ManualClock
 from services.coordinator import leadership, loop
 from services.coordinator.candidates import LONGEST_S, Candidates
 from services.coordinator.effects import ending, lease
+from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
 
@@ -34,7 +34,7 @@ BAD = {  # entrypoint, and what the job is held for
     "Raises": "build() of the task raised",
     "RefusesOptions": "refuses its options",
     "Exits": "SystemExit",
-    "TooLarge": "the model takes 3,815 MiB, more than the 1,000 that DOLL_MAX_MODEL_MB allows",
+    "TooLarge": "the model takes 38,147 MiB, more than 16,384",
 }
 
 
@@ -125,7 +125,7 @@ class Bench:
     def replica(self, name: str = "c1", tasks: tuple[str, ...] = tuple(BAD)) -> MemoryReplica:
         """Another replica."""
         allowed = tuple(f"{TASKS}:{task}" for task in tasks)
-        settings = Settings(tasks=allowed, max_model_mb=1000)
+        settings = Settings(tasks=allowed)
         self.replicas.append(MemoryReplica(self.log, self.redis, name, settings))
         return self.replicas[-1]
 

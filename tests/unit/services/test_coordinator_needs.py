@@ -70,12 +70,6 @@ def test_what_no_update_can_be_made_of_needs_nobody(
     assert backlog_of(job, unclaimed, waiting, 2) == backlog
 
 
-def test_records_fewer_than_min_batch_need_nobody() -> None:
-    job = spec(batch_linger_s=0.5, group_linger_s=0.5, min_batch=2)
-
-    assert [backlog_of(job, unclaimed, 0, 2) for unclaimed in (1, 2)] == [0, 2]
-
-
 def test_a_smaller_group_in_force_than_the_jobs_own_is_enough() -> None:
     job = spec(group_size=24)
 

@@ -13,8 +13,9 @@ from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, provisioning_board, updates_topic
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.runtime.faults import Patience
 from common.runtime.jobs import Jobs
-from common.runtime.supervisor import Patience, Supervisor
+from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs

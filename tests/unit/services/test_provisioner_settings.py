@@ -60,15 +60,12 @@ def test_the_policy_fits_what_becomes_of_a_preempted_workers_streams(
     assert (settings.updates, settings.loss, settings.deadline_at_s) == (100, 0.2, 1060.0)
 
 
-def test_what_a_machine_moves_is_taken_for_twice_the_model_unless_the_job_says() -> None:
+def test_what_a_machine_moves_is_taken_for_twice_the_model_before_it_is_measured() -> None:
     asked = f"{JOB}provisioning: {{workers: 3}}\n"
-    measured = f"{JOB}provisioning: {{workers: 3, update_mb: 0.5}}\n"
     spec = record(asked).spec
 
     weights = options_of(spec.task.name or "", spec.task_options).parameters
     assert provisioner_settings(record(asked), MARKET).update_mb == 8 * weights / 1e6
-    assert provisioner_settings(record(asked), MARKET).told_update_mb is None
-    assert provisioner_settings(record(measured), MARKET).told_update_mb == 0.5
 
 
 def test_what_a_job_says_to_pools_is_what_the_policy_goes_by() -> None:
@@ -116,20 +113,12 @@ def test_a_job_without_provisioning_is_not_rented_for() -> None:
         provisioner_settings(record(JOB), MARKET)
 
 
-def test_the_type_that_a_job_names_stands_for_all_pools() -> None:
-    market = MARKET.of_type("c5.xlarge")
-
-    assert market.on_demand.instance_types == ("c5.xlarge",)
-    assert [pool.instance_types for pool in market.spot] == [("c5.xlarge",)] * 2
-    assert MARKET.of_type("") is MARKET
-
-
 BIDS = f"{JOB}on_preemption: reassign\nprovisioning: {{workers: 3, policy: bidbrain"
 
 
 def test_what_a_job_says_of_its_bids_is_passed_on() -> None:
-    asked = f"{BIDS}, bidbrain: {{lambda_s: 5, horizon_s: 60}}}}\n"
-    assert provisioner_settings(record(asked), MARKET).bidding == BidSettings(5.0, None, 60.0)
+    asked = f"{BIDS}, bidbrain: {{lambda_s: 5, start_s: 60}}}}\n"
+    assert provisioner_settings(record(asked), MARKET).bidding == BidSettings(5.0, 60.0)
     assert provisioner_settings(record(f"{BIDS}}}\n"), MARKET).bidding == BidSettings()
 
 

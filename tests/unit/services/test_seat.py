@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.errors import FutureFormatError
 from common.jobs.spec import job_from_json
@@ -14,8 +16,17 @@ from common.kafka.memory import MemoryLog
 from common.kafka.names import plans_topic
 from common.ports.servers import NewTopic
 from common.spot.plans import encode_plan
-from common.spot.provisioning.records import Ended, LaunchRequested, Lead, Left, Seated, Started
-from services.worker.seat import seat_of
+from common.spot.provisioning.ledger import FleetLedger, Instance
+from common.spot.provisioning.records import (
+    Ended,
+    LaunchRequested,
+    Lead,
+    Left,
+    Seated,
+    Settled,
+    Started,
+)
+from services.worker.seat import SlotLedger, decode, seat_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,3 +122,45 @@ def test_records_that_do_not_parse_are_passed_over_and_those_of_a_newer_program_
     topic.write(b'{"type":"seated","format":99}')
     with pytest.raises(FutureFormatError):
         topic.wait("digits-m2")
+
+
+_RECORDS: st.SearchStrategy[PlanRecord] = st.one_of(
+    st.builds(Lead, st.integers(-1, 12), st.just("p1"), st.just(1.0)),
+    st.builds(
+        lambda term, launch, slot, worker: LaunchRequested(term, launch, 1.0, slot, "spot", worker),
+        st.integers(0, 3),
+        st.integers(1, 3),
+        st.none() | st.integers(0, 1),
+        st.sampled_from(["m1", "m2"]),
+    ),
+    st.builds(Started, st.integers(0, 3), st.integers(1, 3), st.just(2.0), st.just("i-1")),
+    st.builds(
+        lambda term, slot, launch: Seated(term, 3.0, slot, launch, f"w{slot}"),
+        st.integers(0, 3),
+        st.integers(0, 1),
+        st.integers(1, 3),
+    ),
+    st.builds(Left, st.integers(0, 3), st.just(4.0), st.integers(1, 3)),
+    st.builds(Ended, st.integers(0, 3), st.integers(1, 3), st.just(4.0), st.just("lost")),
+    st.builds(
+        lambda term: Settled(term, 5.0, "over", 1.0, 1.0, None),
+        st.integers(0, 3),
+    ),
+)
+
+
+@given(st.lists(_RECORDS, max_size=25))
+def test_a_worker_finds_the_slot_that_the_ledger_of_the_fleet_says(later: list[PlanRecord]) -> None:
+    records = [*ORDERED[:1], LaunchRequested(0, 1, 1.0, None, "spot", "m1"), *later]
+    fleet, slots = FleetLedger(), {name: SlotLedger(name) for name in ("m1", "m2")}
+    newest = dict[str, Instance]()
+    for offset, each in enumerate(records):
+        if fleet.feed(offset, each) and isinstance(each, LaunchRequested):
+            newest[each.worker] = fleet.machines[each.launch]
+        for name, ledger in slots.items():
+            ledger.feed(offset, decode(encode_plan(each)))
+            expected, own = newest.get(name), ledger.own
+            assert (own is None) == (expected is None)
+            if own and expected:
+                assert own.has_slot == expected.has_seat
+                assert own.worker == expected.member

@@ -59,31 +59,12 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
 @pytest.mark.parametrize(
     ("record", "told"),
     [
-        (replace(lead(), candidate=""), "Lead.candidate"),
-        (replace(lead(), after=-2), "Lead.after"),
-        (replace(ordered(1), launch=0), "LaunchRequested.launch"),
-        (replace(ordered(1), term=-1), "LaunchRequested.term"),
-        (replace(ordered(1), at_s=float("nan")), "LaunchRequested.at_s"),
-        (replace(started(1), machine=""), "Started.machine"),
-        (replace(started(1), usd_per_hour=-1.0), "Started.usd_per_hour"),
         (Priced(0, T0, {}), "Priced.usd_per_hour"),
-        (Priced(0, T0, {}, (OfferPrice("spot", "", "", 1.0),)), "Priced.offers"),
-        (Priced(0, T0, {"spot": -1.0}), r"Priced.usd_per_hour\['spot'\]"),
-        (replace(planned(), why=""), "Planned.why"),
-        (replace(planned(), reason=""), "Planned.reason"),
         (replace(planned(), places=(2, 0)), "Planned.places"),
-        (replace(planned(), stand_ins=(9,)), "Planned.stand_ins"),
         (planned_by_count(OfferCount("moon", 1)), "Planned.machines"),
-        (planned_by_count(OfferCount("spot", -1)), "Planned.machines"),
-        (planned_by_count(OfferCount("spot", 1, bid_usd_per_hour=-1.0)), "Planned.machines"),
         (replace(planned(), machines=(OfferCount("spot", 1),)), "Planned.machines"),
-        (replace(ordered(1), bid_usd_per_hour=-1.0), "LaunchRequested.bid_usd_per_hour"),
-        (Seated(0, T0, 0, 1, ""), "Seated.worker"),
-        (replace(planned(), expected_cost_usd=float("inf")), "Planned.expected_cost_usd"),
-        (
-            replace(planned(), believed={"x": EstimateRecord(1.0, float("inf"), 0.0, 1.0)}),
-            r"Planned.believed\['x'\].std",
-        ),
+        (replace(planned(), expected_cost_usd=float("inf")), "expected_cost_usd"),
+        (replace(ordered(1), bid_usd_per_hour=float("nan")), "is read as another message"),
     ],
 )
 def test_a_record_that_makes_no_sense_is_refused_by_its_field(

@@ -53,7 +53,6 @@ from common.core.messages import (
     StateReport,
     Stored,
     Synchrony,
-    Traffic,
     TriggerId,
     UpdateApplied,
     UpdateTrigger,
@@ -138,8 +137,7 @@ expired = st.builds(SpanExpired, workers, addresses())
 rates = st.floats(0, 1e9)
 synchronies = st.builds(Synchrony, st.integers(1, 2**40), counts, st.booleans(), rates)
 audits = (
-    st.builds(Lead, st.integers(-1, 2**40), models, names)
-    | st.builds(
+    st.builds(
         Lead,
         *(st.integers(-1, 2**40), models, names, st.integers(2**41, 2**53)),
         exact=st.sampled_from([UNSET, True]),
@@ -551,7 +549,6 @@ GRADIENT = Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, VECTOR)
 WIRED = wire.encode_reply("digits", GRADIENT)
 
 NONSENSE = {
-    "an empty address": ("claim", SpanExpired(WorkerId("w"), ()), "SpanExpired.address"),
     "an empty span": (
         "claim",
         SpanExpired(WorkerId("w"), (Span("t", 0, 5, 5),)),
@@ -572,8 +569,11 @@ NONSENSE = {
         BatchReady(WorkerId("w"), (SPAN, Span("ads", 0, 1, 2)), 1),
         "sorted",
     ),
-    "negative samples": ("claim", BatchReady(WorkerId("w"), (SPAN,), -1), "BatchReady.samples"),
-    "more samples than offsets": ("claim", BatchReady(WorkerId("w"), (SPAN,), 11), "0 to 10"),
+    "more samples than offsets": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN,), 11),
+        "at most what its spans hold",
+    ),
     "a skipped record elsewhere": (
         "claim",
         BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 20, "no json"),)),
@@ -583,11 +583,6 @@ NONSENSE = {
         "claim",
         BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 18, "no json", (1, 1)),)),
         "inside the batch's own spans",
-    ),
-    "skipped records that go back": (
-        "claim",
-        BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 18, "no json", (-2,)),)),
-        "gaps of at least 1",
     ),
     "a skipped record twice": (
         "claim",
@@ -599,12 +594,6 @@ NONSENSE = {
         ),
         "each offset once",
     ),
-    "more skipped records than there are": (
-        "audit",
-        UpdateApplied(0, 1, (), 1, 0.5, skipped={"clicks": -1}),
-        "UpdateApplied.",
-    ),
-    "a nameless worker": ("claim", BatchReady(WorkerId(""), (SPAN,), 1), "BatchReady.worker"),
     "a name that is not Unicode": (
         "claim",
         BatchReady(WorkerId("\ud800"), (SPAN,), 1),
@@ -615,53 +604,22 @@ NONSENSE = {
         BatchReady(WorkerId("w"), (SPAN,), 1, (), float("inf")),
         "first_arrival_s",
     ),
-    "a negative version": ("audit", Lead(-1, ModelId(3, -1), "c"), "Lead.base.version"),
     "an epoch that goes back": ("audit", Lead(7, GENESIS, "c", 7), "Lead.epoch"),
-    "a version before anyone led": ("audit", Lead(-1, ModelId(-1, 4), "c"), "Lead.base"),
-    "version zero as an update": (
-        "audit",
-        UpdateApplied(3, 0, (BATCH,), 10, 0.5),
-        "UpdateApplied.version",
-    ),
+    "a version before anyone led": ("audit", Lead(-1, ModelId(-1, 4), "c", 0), "Lead.base"),
     "a loss that is not a number": (
         "audit",
         UpdateApplied(3, 1, (BATCH,), 10, float("nan")),
-        "UpdateApplied.loss is nan, expected a finite number",
-    ),
-    "a metric that is not a number": (
-        "audit",
-        UpdateApplied(3, 1, (BATCH,), 10, 0.5, {"accuracy": float("nan")}),
-        "metrics['accuracy']",
+        "`float`, got `null` - at `$.loss`",
     ),
     "a metric of more samples than there are": (
         "audit",
         UpdateApplied(3, 1, (BATCH,), 10, 0.5, {"accuracy": 0.5}, measured={"accuracy": 11}),
-        "measured['accuracy'] is 11, expected a number of samples from 1 to 10",
-    ),
-    "a metric of no sample": (
-        "reply",
-        Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {"a": MetricSum(1.0, 0)}, 0.1, VECTOR),
-        "metric_sums['a'] is 0, expected a number of samples from 1 to 10",
+        "measured['accuracy'] is 11, expected at most 10 samples",
     ),
     "a batch twice in an update": (
         "audit",
         UpdateApplied(3, 1, (BATCH, BATCH), 20, 0.5),
         "each batch once",
-    ),
-    "a revision before the first": (
-        "audit",
-        UpdateApplied(3, 1, (BATCH,), 10, 0.5, revision=-1),
-        "UpdateApplied.revision",
-    ),
-    "gradients in no time and less": (
-        "audit",
-        UpdateApplied(3, 1, (BATCH,), 10, 0.5, gradient_s=-0.1),
-        "UpdateApplied.gradient_s",
-    ),
-    "an endless gradient": (
-        "reply",
-        Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 1e300, VECTOR),
-        "Gradient.seconds is 1e+300, expected a duration",
     ),
     "scores of others": (
         "reply",
@@ -674,28 +632,6 @@ NONSENSE = {
         "UpdateApplied.base is 1, expected a version before it",
     ),
     "parts that are not all": ("audit", with_(UPDATE, parts=(2,)), "UpdateApplied.parts"),
-    "a part of nothing": ("audit", with_(UPDATE, parts=(1, 0)), "UpdateApplied.parts"),
-    "an endless step": ("audit", with_(UPDATE, scale=float("inf")), "UpdateApplied.scale"),
-    "a synchrony of no batches": (
-        "audit",
-        with_(UPDATE, synchrony=Synchrony(0)),
-        "UpdateApplied.synchrony.group_size",
-    ),
-    "a synchrony before its time": (
-        "audit",
-        with_(UPDATE, synchrony=Synchrony(1, -1)),
-        "UpdateApplied.synchrony.staleness",
-    ),
-    "a walk backwards": (
-        "audit",
-        with_(UPDATE, synchrony=Synchrony(1, local_rate=-1.0)),
-        "UpdateApplied.synchrony.local_rate",
-    ),
-    "an order to walk backwards": (
-        "trigger",
-        UpdateTrigger(TriggerId(3, 1), MODEL, (Assignment(WorkerId("w"), (BATCH,), -0.1),)),
-        "UpdateTrigger.local_rate",
-    ),
     "a trigger that awaits what comes later": (
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), awaits=1),
@@ -711,91 +647,20 @@ NONSENSE = {
         UpdateTrigger(TriggerId(3, 1), MODEL, (), since=MODEL, changes=b""),
         "UpdateTrigger.since",
     ),
-    "a gradient of an endless walk": (
-        "reply",
-        with_(GRADIENT, local_rate=float("inf")),
-        "Gradient.local_rate",
-    ),
-    "an update of nothing": ("audit", UpdateApplied(3, 1, (), 0, 0.5), "at least one batch"),
     "an oldest unsettled batch above what is decided": (
         "leader status",
         LeaderStatus(3, 5, {}, 6, 0, 0, {}),
         "LeaderStatus.oldest_unsettled",
     ),
-    "a name of any length": (
-        "leader status",
-        LeaderStatus(3, 5, {}, 5, 0, 0, {}, "x" * 65),
-        "LeaderStatus.triggers",
-    ),
-    "a negative position": (
-        "leader status",
-        LeaderStatus(3, 5, {Partition("t", 0): -1}, 5, 0, 0, {}),
-        "LeaderStatus.claimed[t[0]]",
-    ),
-    "a job of no name": ("job demand", JobDemand(""), "JobDemand.job"),
-    "a backlog below nothing": ("job demand", JobDemand("a", backlog=-1), "JobDemand.backlog"),
-    "endless arrivals": (
-        "job demand",
-        JobDemand("a", arrivals_per_s=float("inf")),
-        "JobDemand.arrivals_per_s",
-    ),
-    "a weight of nothing": ("job demand", JobDemand("a", weight=0.0), "JobDemand.weight"),
-    "no partitions": ("job demand", JobDemand("a", most_workers=0), "JobDemand.most_workers"),
-    "a placement of nobody": ("worker placement", WorkerPlacement(""), "WorkerPlacement.worker"),
-    "a stay of no number": (
-        "worker placement",
-        WorkerPlacement("w1", stay_s=float("nan")),
-        "WorkerPlacement.stay_s",
-    ),
     "a trigger without a number": (
         "trigger",
         UpdateTrigger(TriggerId(3, 0), MODEL, ()),
-        "UpdateTrigger.id.number",
+        "UpdateTrigger.id",
     ),
     "weights of half a number": (
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), b"abc"),
         "UpdateTrigger.weights",
-    ),
-    "a loss sum that is not finite": (
-        "reply",
-        Gradient(WorkerId("w"), MODEL, (7,), 10, float("inf"), {}, 0.1, VECTOR),
-        "Gradient.loss_sum",
-    ),
-    "a loss sum of which a few are not finite": (
-        "reply",
-        Gradient(WorkerId("w"), MODEL, (7,), 10, 1e301, {}, 0.1, VECTOR),
-        "Gradient.loss_sum",
-    ),
-    "seconds that are no number": (
-        "reply",
-        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, float("nan"), VECTOR),
-        "Gradient.seconds",
-    ),
-    "a start before 1970": (
-        "reply",
-        StateReport(WorkerId("w"), MODEL, 1, TriggerId(3, 1), None, began_s=-1.0),
-        "StateReport.began_s",
-    ),
-    "a start that is no number": (
-        "reply",
-        StateReport(WorkerId("w"), MODEL, 1, TriggerId(3, 1), None, began_s=float("nan")),
-        "StateReport.began_s",
-    ),
-    "negative seconds": (
-        "reply",
-        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, -0.1, VECTOR),
-        "Gradient.seconds",
-    ),
-    "less than no gradient": (
-        "reply",
-        with_(GRADIENT, square=-1.0),
-        "Gradient.square",
-    ),
-    "less than no traffic": (
-        "reply",
-        with_(GRADIENT, traffic=Traffic(5, -1)),
-        "Gradient.traffic.total",
     ),
     "a gradient without a vector": (
         "reply",
@@ -807,21 +672,15 @@ NONSENSE = {
         Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, 0.1, np.ones(2)),
         "float64",
     ),
-    "a long traceback": (
-        "reply",
-        Failed(WorkerId("w"), MODEL, (7,), "raised", "", "x" * 4001),
-        "Failed.traceback is 4001, expected at most 4000 characters",
-    ),
-    "a failure of nothing": ("reply", Failed(WorkerId("w"), MODEL, (), "raised"), "Failed.batches"),
 }
 
 
 @pytest.mark.parametrize(
     ("kind", "message", "reason"), NONSENSE.values(), ids=map(str, NONSENSE.keys())
 )
-def test_nonsense_is_never_written(kind: str, message: object, reason: str) -> None:
+def test_nonsense_is_refused(kind: str, message: object, reason: str) -> None:
     with pytest.raises(WireError) as refused:
-        WAYS[kind].encode(message)
+        WAYS[kind].decode(WAYS[kind].encode(message))
     assert str(refused.value).startswith(kind)
     assert reason in str(refused.value)
 
@@ -839,14 +698,18 @@ def test_nonsense_is_never_written(kind: str, message: object, reason: str) -> N
         (
             "claim",
             b'{"type":"span-expired","worker":"w","address":[["t",0,1,36893488147419103232]]}',
-            ["SpanExpired.address.end is 36893488147419103232", "2^63"],
+            ["$.address[0][3]", f"<= {2**63 - 1}"],
         ),
         (
             "audit",
             wire.encode_audit(UPDATE).replace(b'"loss":0.5', b'"loss":null'),
             ["$.loss", "`float`", "`null`"],
         ),
-        ("audit", wire.encode_audit(UPDATE).replace(b'"samples":10', b'"samples":-4'), ["-4"]),
+        (
+            "audit",
+            wire.encode_audit(UPDATE).replace(b'"samples":10', b'"samples":-4'),
+            ["$.batches[0].samples"],
+        ),
         ("audit", b"{", ["audit"]),
         (
             "reply",

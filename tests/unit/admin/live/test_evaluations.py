@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from common.api.jobs import progress_answer
 from common.core.messages import Drifted, Evaluated, ModelId
-from services.admin.live.evaluations import TESTS, Evaluations
-from services.admin.live.view import JobView
+from common.jobs.progress import KEPT_TESTS, JobProgress
+from common.spot.provisioning.ledger import FleetLedger
+from services.admin.live.answers import curves_answer
 from tests.unit.admin.live.helpers import job, lead, update
 
 if TYPE_CHECKING:
+    from common.api.answers import EvaluationAnswer, EvaluationCurves
     from common.core.messages import AuditRecord
-
-STREAMS = ("clicks", "views")
 
 
 def judged(version: int, accuracy: float = 0.5, epoch: int = 0) -> Evaluated:
@@ -24,56 +27,66 @@ def predicted(version: int, **by_stream: float) -> Evaluated:
     return Evaluated(ModelId(0, version), float(version), 0, {}, means)
 
 
-def test_nothing_told_is_nothing_known() -> None:
-    assert Evaluations(STREAMS).latest() is None
-    assert Evaluations(STREAMS).curves().version == ()
+@pytest.fixture
+def view() -> JobProgress:
+    return JobProgress(job())
 
 
-def test_the_newest_of_the_test_and_of_each_stream_are_told() -> None:
-    evaluations = Evaluations(STREAMS)
-    evaluations.feed(judged(10, 0.6))
-    evaluations.feed(predicted(10, clicks=0.5, views=0.4))
-    evaluations.feed(judged(20, 0.7))
-    evaluations.feed(predicted(20, clicks=0.6, elsewhere=0.1))
-    evaluations.feed(Drifted(ModelId(0, 20), 3.0, "clicks", 0.1, 0.4))
-    latest = evaluations.latest()
-    assert latest is not None
-    assert (latest.version, latest.records, latest.test) == (20, 100, {"accuracy": 0.7})
-    assert latest.predicted == 20
-    assert latest.prequential == {"clicks": {"accuracy": 0.6}, "views": {"accuracy": 0.4}}
-    assert latest.drifts == 1
-    curves = evaluations.curves()
-    assert (curves.version, curves.test) == ((10, 20), {"accuracy": (0.6, 0.7)})
-    assert [(each.stream, each.version) for each in curves.prequential] == [
+def latest(view: JobProgress) -> EvaluationAnswer:
+    found = progress_answer(view, 1.0).evaluation
+    assert found is not None
+    return found
+
+
+def curves(view: JobProgress) -> EvaluationCurves:
+    return curves_answer(view, FleetLedger(), 1.0).evaluation
+
+
+def test_nothing_told_is_nothing_known(view: JobProgress) -> None:
+    assert progress_answer(view, 1.0).evaluation is None
+    assert curves(view).version == ()
+
+
+def test_the_newest_of_the_test_and_of_each_stream_are_told(view: JobProgress) -> None:
+    view.evaluations.feed(judged(10, 0.6))
+    view.evaluations.feed(predicted(10, clicks=0.5, views=0.4))
+    view.evaluations.feed(judged(20, 0.7))
+    view.evaluations.feed(predicted(20, clicks=0.6, elsewhere=0.1))
+    view.evaluations.feed(Drifted(ModelId(0, 20), 3.0, "clicks", 0.1, 0.4))
+    told = latest(view)
+    assert (told.version, told.records, told.test) == (20, 100, {"accuracy": 0.7})
+    assert told.predicted == 20
+    assert told.prequential == {"clicks": {"accuracy": 0.6}, "views": {"accuracy": 0.4}}
+    assert told.drifts == 1
+    shown = curves(view)
+    assert (shown.version, shown.test) == ((10, 20), {"accuracy": (0.6, 0.7)})
+    assert [(each.stream, each.version) for each in shown.prequential] == [
         ("clicks", (10, 20)),
         ("views", (10,)),
     ]
-    assert [(each.stream, each.before, each.after) for each in curves.drifts] == [
+    assert [(each.stream, each.before, each.after) for each in shown.drifts] == [
         ("clicks", 0.1, 0.4)
     ]
 
 
-def test_what_two_evaluators_tell_of_a_version_counts_once_and_none_goes_back() -> None:
-    evaluations = Evaluations(STREAMS)
+def test_what_two_evaluators_tell_of_a_version_counts_once_and_none_goes_back(
+    view: JobProgress,
+) -> None:
     for version in (10, 10, 20, 10, 20):
-        evaluations.feed(judged(version))
-    assert evaluations.curves().version == (10, 20)
+        view.evaluations.feed(judged(version))
+    assert curves(view).version == (10, 20)
 
 
-def test_of_many_versions_some_are_kept_and_always_the_newest() -> None:
-    evaluations = Evaluations(STREAMS)
-    for version in range(3 * TESTS):
-        evaluations.feed(judged(version))
-        latest = evaluations.latest()
-        assert latest is not None
-        assert latest.version == version
-    assert TESTS // 2 <= len(evaluations.curves().version) <= TESTS
+def test_of_many_versions_some_are_kept_and_always_the_newest(view: JobProgress) -> None:
+    for version in range(3 * KEPT_TESTS):
+        view.evaluations.feed(judged(version))
+        assert view.evaluations.tests[-1].model.version == version
+    assert KEPT_TESTS // 2 <= len(curves(view).version) <= KEPT_TESTS
 
 
-def test_a_view_tells_of_effective_versions_alone() -> None:
+def test_effective_versions_alone_are_told(view: JobProgress) -> None:
     # offset  0      1    2    3           4               5                    6
     # record  Lead   J=1  J=2  of (0, 2)   of (7, 2): none  Lead, base (0, 1)   of (0, 2): late
-    view = JobView(job())
     records: list[AuditRecord] = [
         lead(),
         update(0, 1),
@@ -83,10 +96,10 @@ def test_a_view_tells_of_effective_versions_alone() -> None:
     ]
     for offset, record in enumerate(records):
         assert view.feed_update(offset, record, 1.0, 1.0) == (offset != 4)
-    shown = view.progress(2.0).evaluation
+    shown = progress_answer(view, 2.0).evaluation
     assert shown is not None
     assert (shown.version, shown.test) == (2, {"accuracy": 0.8})
-    assert view.curves(2.0).evaluation.version == (2,)
-    view.feed_update(5, lead(0, ModelId(0, 1), "c2"), 1.0, 1.0)
+    assert curves_answer(view, FleetLedger(), 2.0).evaluation.version == (2,)
+    view.feed_update(5, lead(0, ModelId(0, 1), "c2", 5), 1.0, 1.0)
     assert not view.feed_update(6, judged(2), 1.0, 1.0)
-    assert view.progress(2.0).evaluation is None
+    assert progress_answer(view, 2.0).evaluation is None

@@ -22,8 +22,8 @@ from common.kafka.memory import MemoryLog
 from common.ports.servers import NewRecord
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.spot.provisioning.records import Ended, LaunchRequested, Lead, Started
-from services.admin.live.follower import JobFollower, Sources
-from services.admin.live.followers import Followers
+from services.admin.live.answers import curves_answer, updates_page, workers_answer
+from services.admin.live.followers import Followers, JobFollower, Sources
 from tests.unit.admin.live.helpers import JOB, SPEC, Topics, eventually, job, lead, update
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def test_what_an_evaluator_tells_of_the_first_weights_is_told(rig: Rig) -> None:
 def test_a_takeover_is_told_by_the_job_anew(rig: Rig) -> None:
     rig.topics.audit(lead(), update(0, 1), update(0, 2))
     rig.begin()
-    rig.topics.audit(lead(0, ModelId(0, 1), "other"))
+    rig.topics.audit(lead(0, ModelId(0, 1), "other", 3))
     assert rig.hear("job")["progress"]["version"] == 1
 
 
@@ -240,7 +240,7 @@ def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch)
         told = rig.hear("machine")
     assert (told["worker"], told["cause"], told["slot"]) == ("m1", "preempted", 0)
     with follower.view() as view:
-        [life] = view.curves(9.0).lives
+        [life] = curves_answer(view.job, view.ledger, 9.0).lives
     assert (life.from_s, life.to_s, life.cause) == (3.0, 5.0, "preempted")
 
 
@@ -257,7 +257,7 @@ def test_a_machine_without_signs_of_life_is_silent(rig: Rig) -> None:
     )
     rig.board.beat(WorkerId("by-hand"), "alive", 60.0)
     with rig.begin().view() as view:
-        told = {each.name: each for each in view.workers(9.0).workers}
+        told = {each.name: each for each in workers_answer(view.job, view.ledger, 9.0).workers}
     assert (told["m1"].status, told["m1"].slot, told["m1"].since_s) == ("silent", 3, 3.0)
     assert (told["by-hand"].status, told["by-hand"].slot) == ("alive", None)
 
@@ -297,7 +297,7 @@ def test_without_redis_updates_come_all_the_same(rig: Rig) -> None:
     rig.topics.audit(lead(), update(0, 1))
     assert rig.hear("update")["version"] == 1
     with rig.follower.view() as view:
-        assert view.workers(1.0).board_away
+        assert workers_answer(view.job, view.ledger, 1.0).board_away
     rig.redis.restart()
     eventually(lambda: rig.progress()["led"] is False)
 
@@ -314,7 +314,7 @@ def test_a_topic_whose_beginning_goes_is_read_anew(rig: Rig) -> None:
         rig.log.expire(UPDATES, 8)
     eventually(lambda: rig.progress()["version"] == 8)
     with rig.follower.view() as view:
-        assert view.page(0, 10).newest == 8
+        assert updates_page(view.job, 0, 10).newest == 8
 
 
 def test_a_topic_that_is_created_anew_is_read_anew_however_long_it_is(rig: Rig) -> None:
@@ -325,7 +325,7 @@ def test_a_topic_that_is_created_anew_is_read_anew_however_long_it_is(rig: Rig) 
     rig.topics.audit(lead(), *(update(0, version) for version in range(1, 8)))
     eventually(lambda: rig.progress()["version"] == 7)
     with rig.follower.view() as view:
-        assert len(view.page(0, 10).updates) == 7
+        assert len(updates_page(view.job, 0, 10).updates) == 7
 
 
 def _encoded(version: int) -> bytes:

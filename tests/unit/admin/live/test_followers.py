@@ -17,8 +17,7 @@ from common.jobs.progress import UNREAD
 from common.jobs.watching import one_by_one
 from common.kafka.memory import MemoryLog
 from common.redis.memory import MemoryBoard, MemoryRedis
-from services.admin.live.follower import Sources
-from services.admin.live.followers import Followers
+from services.admin.live.followers import Followers, Sources
 from tests.unit.admin.live.helpers import (
     JOB,
     HeldLog,
@@ -56,7 +55,7 @@ class Rig:
             lambda: self.jobs,
             time.time,
         )
-        self.followers = Followers(self.sources, self.ending, idle_s=60.0, ready_s=5.0)
+        self.followers = Followers(self.sources, self.ending)
 
     def glances(self, boards: Sequence[Board]) -> list[Glance | Exception]:
         """Look at boards, and count the looks."""
@@ -96,26 +95,28 @@ def test_nobody_follows_a_job_that_is_not_there(rig: Rig) -> None:
         rig.followers.of("other")
 
 
-def test_a_request_waits_no_longer_than_it_may(rig: Rig) -> None:
+def test_a_request_waits_no_longer_than_it_may(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.admin.live.followers.READY_S", 0.05)
     rig.log.go_away()
-    followers = Followers(rig.sources, rig.ending, ready_s=0.05)
     with pytest.raises(UnavailableError, match=f'not all of the job "{JOB}" is known'):
-        asyncio.run(followers.ready(JOB))
+        asyncio.run(rig.followers.ready(JOB))
     rig.log.come_back()
-    followers.close()
 
 
-def test_jobs_nobody_asks_about_are_left_unless_they_run(rig: Rig) -> None:
-    followers = Followers(rig.sources, rig.ending, idle_s=0.0)
+def test_jobs_nobody_asks_about_are_left_unless_they_run(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.admin.live.followers.IDLE_S", 0.0)
+    followers = rig.followers
     old, running = followers.of("old"), followers.of(JOB)
     eventually(lambda: old.ended_s is not None)
     assert running.ended_s is None
     assert followers.of("old") is not old
-    followers.close()
 
 
-def test_a_stream_of_events_keeps_a_job_followed(rig: Rig) -> None:
-    followers = Followers(rig.sources, rig.ending, idle_s=0.3)
+def test_a_stream_of_events_keeps_a_job_followed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.admin.live.followers.IDLE_S", 0.3)
+    followers = rig.followers
 
     async def listen() -> None:
         follower = followers.of("old")
@@ -129,7 +130,6 @@ def test_a_stream_of_events_keeps_a_job_followed(rig: Rig) -> None:
         await happens(lambda: follower.ended_s is not None)
 
     asyncio.run(listen())
-    followers.close()
 
 
 def test_a_deleted_job_is_forgotten(rig: Rig) -> None:
@@ -144,7 +144,7 @@ def test_a_deleted_job_with_news_leaves_nothing_behind(rig: Rig) -> None:
     follower = rig.followers.of(JOB)
     eventually(lambda: follower.ready)
     rig.jobs = {}
-    rig.followers._hear(follower)  # noqa: SLF001 -- as a record that comes just then
+    rig.followers.hear(follower)
     eventually(lambda: follower.ended_s is not None)
     eventually(lambda: not rig.followers._woken)  # noqa: SLF001
 
@@ -203,7 +203,7 @@ def test_paused_jobs_are_read_once_and_then_cost_no_look_and_no_thread(
         Topics(rig.log, name)
         rig.jobs[name] = job("paused", name)
     rig.followers.start()
-    eventually(lambda: len(rig.followers._briefs) == 50)  # noqa: SLF001
+    eventually(lambda: len(rig.followers._resting) == 50)  # noqa: SLF001
     eventually(lambda: len(set(threading.enumerate()) - rig.before) == 1)
     rig.looks.clear()
     eventually(lambda: len(rig.looks) > 3)
@@ -260,10 +260,7 @@ def test_list_shows_a_resumed_job_as_running_before_its_follower_has_the_record(
     assert state.word == "waiting for a coordinator"
 
 
-def test_list_during_an_outage_is_answered_without_numbers_and_soon_with_them(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.admin.live.followers.AWAY_BRIEF_S", 0.0)
+def test_list_during_an_outage_is_answered_without_numbers_and_soon_with_them(rig: Rig) -> None:
     Topics(rig.log, "paused")
     rig.jobs["paused"] = record = job("paused", "paused")
     rig.log.go_away()
@@ -299,7 +296,7 @@ def test_looks_that_see_nothing_new_leave_the_list_as_it_is(
 ) -> None:
     changed = list[str]()
     follower = rig.followers.of(JOB)
-    eventually(lambda: follower.listed is not None)
+    eventually(lambda: follower.ready)
     monkeypatch.setattr(rig.followers.listing, "change", changed.append)
     rig.looks.clear()
     eventually(lambda: len(rig.looks) > 3)

@@ -8,8 +8,7 @@ import pytest
 
 from common.api.jobs import job_summary
 from common.jobs.progress import UNREAD, JobProgress, State
-from services.admin.live.follower import Summary
-from services.admin.live.listing import Listing
+from services.admin.live.listing import Listing, Summary
 from tests.unit.admin.live.helpers import job
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ ON_DEMAND, SPOT, OTHER, NOWHERE = 0, 1, 2, -1
 
 def decide(
     places: Sequence[int],
-    stand_ins: Sequence[bool] = (),
     situation: Situation | None = None,
     reason: str = "so it is written",
 ) -> Decision:
@@ -29,9 +28,7 @@ def decide(
     if situation is None:
         work = Work(np.ones(count), 1, 1, 1.0, 1.0)
         pools = tuple(Pool(name, 1.0) for name in ("on-demand", "spot", "other", "fourth"))
-        situation = Situation(
-            0.0, work, pools, 1.0, np.ones(count, np.bool_), np.full(count, np.nan)
-        )
+        situation = Situation(0.0, work, pools, 1.0, np.ones(count, np.bool_))
     spot = np.flatnonzero(np.array(places) > ON_DEMAND)
     plan = Plan(
         feasible=True,
@@ -44,8 +41,7 @@ def decide(
         binding="deadline",
         reason=reason,
     )
-    flags = np.array(stand_ins or [False] * count)
-    return by_slot(np.array(places, np.int8), flags, plan, reason, situation)
+    return by_slot(np.array(places, np.int8), plan, reason, situation)
 
 
 def count(situation: Situation | None = None, **machines: int) -> Decision:

@@ -8,7 +8,7 @@ import numpy as np
 
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core.spans import Partition
-from common.spot.experiments.arrivals import Even, Stream
+from common.spot.experiments.arrivals import Stream, even
 from common.spot.experiments.protocol import (
     Computed,
     GradientTimes,
@@ -77,7 +77,7 @@ class Bench:
     ) -> None:
         self.time = VirtualTime()
         self.streams = [
-            Stream(Partition("s", index), Even(RATE_PER_S, index / streams))
+            Stream(Partition("s", index), even(RATE_PER_S, index / streams))
             for index in range(streams)
         ]
         self.learner = Counting(streams)

@@ -10,17 +10,12 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from common.spot.experiments.analytic import (
-    Conditions,
-    sample_updates_at,
-    simulate_analytically,
-)
+from common.spot.experiments.analytic import Conditions, simulate_analytically
 from common.spot.experiments.policy_driver import Givens, Priors
 from common.spot.experiments.preemption import Chain
 from common.spot.experiments.prices import ConstantPrices
 from common.spot.experiments.results import Summary
 from common.spot.policies.fixed import OnDemandOnly, Static
-from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import RatePrior
 from common.spot.theory.provisioning import plan_of
 from common.spot.theory.work import Pool, Work, market
@@ -349,54 +344,3 @@ def test_progress_rises_to_all() -> None:
     assert told == sorted(told)
     assert told[0] == pytest.approx(0.4, abs=0.02)
     assert told[-1] == 1.0
-
-
-def test_updates_at_given_times_are_those_of_single_records() -> None:
-    k, b, runs = 3, 4, 4000
-    rates = np.array([2.0, 0.7, 1.3])
-    times_s = np.array([10.0, 30.0])
-    rng = np.random.default_rng(8)
-    drawn = sample_updates_at(rates, k, b, times_s, runs, rng)
-    assert drawn.shape == (2, runs)
-    assert (drawn[1] >= drawn[0]).all()
-    slow = np.zeros((2, runs), np.int64)
-    for run in range(runs):
-        gaps = rng.exponential(1 / rates[:, np.newaxis], (3, 150)).cumsum(axis=1)
-        for index, time_s in enumerate(times_s.tolist()):
-            slow[index, run] = ((gaps <= time_s).sum(axis=1) // b).sum() // k
-    for mine, theirs in zip(drawn, slow, strict=True):
-        counts = [np.bincount(one, minlength=12) for one in (mine, theirs)]
-        seen = counts[0] + counts[1] >= 20
-        table = np.array([one[seen] for one in counts])
-        assert stats.chi2_contingency(table).pvalue > 0.001
-
-
-def test_updates_at_times_that_descend_are_refused() -> None:
-    with pytest.raises(ParameterError, match="times_s"):
-        sample_updates_at(np.ones(2), 1, 1, np.array([2.0, 1.0]), 3, np.random.default_rng(1))
-
-
-@pytest.mark.parametrize(
-    ("parameter", "changes"),
-    [
-        ("variation", {"variation": -1.0}),
-        ("last_round_s", {"last_round_s": -1.0}),
-        ("step_s", {"step_s": 0.0}),
-        ("give_up_after", {"give_up_after": 0.0}),
-        ("offers", {"offers": (None,)}),
-        ("capacity_per_s", {"stream": "reassign"}),
-        ("capacity_per_s", {"capacity_per_s": np.sqrt}),
-    ],
-)
-def test_conditions_that_make_no_sense_are_refused(
-    parameter: str, changes: dict[str, object]
-) -> None:
-    arguments: dict[str, object] = {"prices": prices(1), "offers": (None, None)}
-    with pytest.raises(ParameterError, match=parameter):
-        Conditions(**{**arguments, **changes})  # type: ignore[arg-type]
-
-
-def test_prices_are_needed_for_every_pool() -> None:
-    conditions = Conditions(prices(1)[:1], (None,))
-    with pytest.raises(ParameterError, match="prices"):
-        simulate_analytically(givens(np.ones((1, 2)), 2), OnDemandOnly(), conditions, seed=1)

@@ -16,7 +16,6 @@ from common.spot.theory.work import Pool
 from tests.unit.spot.experiments.decisions import (
     NOWHERE,
     ON_DEMAND,
-    OTHER,
     SPOT,
     count,
     decide,
@@ -37,7 +36,7 @@ def one_slot(on_demand: Pool, spot: Pool, place: int) -> Fleet:
 def go_through(fleet: Fleet, offers: str, prices: tuple[float, float] = (DEAR, CHEAP)) -> str:
     """Step through offers drawn as `#` and `.`, and draw in which steps the slot was active."""
     active = ""
-    steps = round(float(fleet.wanted_s.sum(axis=0)[0]) / STEP_S)
+    steps = round(float(fleet.usage.wanted_s.sum(axis=0)[0]) / STEP_S)
     for step, offer in enumerate(offers, start=steps):
         seen = fleet.step(
             step * STEP_S,
@@ -58,10 +57,10 @@ def test_a_spot_machine_runs_and_costs_only_while_it_is_offered() -> None:
     # bill     4 s     2 s
     fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, SPOT)
     assert go_through(fleet, "##..#") == "##..#"
-    assert fleet.cost_usd[0] == pytest.approx(6 * 0.5)
-    assert fleet.machine_s[:, 0].tolist() == [0, 6]
-    assert (fleet.launches[SPOT, 0], fleet.preemptions[SPOT, 0]) == (2, 1)
-    assert (fleet.wanted_s[SPOT, 0], fleet.own_s[SPOT, 0]) == (10, 6)
+    assert fleet.usage.usd[:, 0].sum() == pytest.approx(6 * 0.5)
+    assert fleet.usage.machine_s[:, 0].tolist() == [0, 6]
+    assert (fleet.usage.launches[SPOT, 0], fleet.usage.preemptions[SPOT, 0]) == (2, 1)
+    assert fleet.usage.wanted_s[SPOT, 0] == 10
 
 
 def test_a_machine_that_comes_back_is_paid_for_while_it_starts_up() -> None:
@@ -70,7 +69,7 @@ def test_a_machine_that_comes_back_is_paid_for_while_it_starts_up() -> None:
     # bill     2   8 s
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=4.0), SPOT)
     assert go_through(fleet, "#.####") == "#...##"
-    assert fleet.cost_usd[0] == pytest.approx(10 * 0.5)
+    assert fleet.usage.usd[:, 0].sum() == pytest.approx(10 * 0.5)
 
 
 def test_a_start_up_that_is_cut_short_does_not_count_for_the_next_one() -> None:
@@ -78,7 +77,7 @@ def test_a_start_up_that_is_cut_short_does_not_count_for_the_next_one() -> None:
     # active   # . . . . . #
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=4.0), SPOT)
     assert go_through(fleet, "#.#.###") == "#.....#"
-    assert (fleet.launches[SPOT, 0], fleet.preemptions[SPOT, 0]) == (3, 2)
+    assert (fleet.usage.launches[SPOT, 0], fleet.usage.preemptions[SPOT, 0]) == (3, 2)
 
 
 def test_a_start_up_off_the_grid_ends_at_the_next_step() -> None:
@@ -97,9 +96,9 @@ def test_a_preempted_machine_is_billed_to_the_second_a_stopped_one_for_the_minim
     assert go_through(fleet, "#.#") == "#.#"
     fleet.order(0, decide([ON_DEMAND]))
     assert go_through(fleet, "#") == "#"
-    assert fleet.usd[:, 0] == pytest.approx([2 * 1.0, (2 + 2 + 58) * 0.5])
-    assert fleet.machine_s[:, 0].tolist() == [2, 4]
-    assert fleet.preemptions[SPOT, 0] == 1
+    assert fleet.usage.usd[:, 0] == pytest.approx([2 * 1.0, (2 + 2 + 58) * 0.5])
+    assert fleet.usage.machine_s[:, 0].tolist() == [2, 4]
+    assert fleet.usage.preemptions[SPOT, 0] == 1
 
 
 def test_to_move_a_slot_breaks_before_it_makes() -> None:
@@ -109,35 +108,7 @@ def test_to_move_a_slot_breaks_before_it_makes() -> None:
     assert go_through(fleet, "##") == "##"
     fleet.order(0, decide([ON_DEMAND]))
     assert go_through(fleet, "###") == "..#"
-    assert fleet.usd[:, 0] == pytest.approx([6 * 1.0, 4 * 0.5])
-
-
-def test_a_stand_in_runs_beside_and_is_not_counted_twice() -> None:
-    # offered    # . . # #
-    # stand-in     |-----|      wanted from 4 s to 8 s, at 1 USD a second
-    # active     # . # # #
-    fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, SPOT)
-    assert go_through(fleet, "#.") == "#."
-    fleet.order(0, decide([SPOT], [True]))
-    assert go_through(fleet, ".#") == "##"
-    assert fleet.stands_in_s(np.array([0]), 8.0).tolist() == [[4.0]]
-    assert fleet.speeds.tolist() == [[1.0]]
-    fleet.order(0, decide([SPOT]))
-    assert go_through(fleet, "#") == "#"
-    assert np.isnan(fleet.stands_in_s(np.array([0]), 10.0)).all()
-    assert fleet.usd[:, 0] == pytest.approx([4 * 1.0, 6 * 0.5])
-    assert fleet.own_s[:, 0].tolist() == [0, 6]
-
-
-def test_a_stand_in_is_billed_for_its_minimum() -> None:
-    # offered    # . #      stand-in from 2 s to 4 s, minimum 60 s
-    fleet = one_slot(Pool("on-demand", DEAR, billing=A_MINUTE), SPOT_POOL, SPOT)
-    go_through(fleet, "#")
-    fleet.order(0, decide([SPOT], [True]))
-    go_through(fleet, ".")
-    fleet.order(0, decide([SPOT]))
-    go_through(fleet, "#")
-    assert fleet.usd[ON_DEMAND, 0] == pytest.approx(60 * 1.0)
+    assert fleet.usage.usd[:, 0] == pytest.approx([6 * 1.0, 4 * 0.5])
 
 
 def test_prices_are_those_of_each_moment() -> None:
@@ -145,7 +116,7 @@ def test_prices_are_those_of_each_moment() -> None:
     fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, ON_DEMAND)
     for price in (1.0, 2.0, 0.5):
         go_through(fleet, "#", (price * HOUR_S, CHEAP))
-    assert fleet.cost_usd[0] == pytest.approx(2 * 3.5)
+    assert fleet.usage.usd[:, 0].sum() == pytest.approx(2 * 3.5)
 
 
 def test_the_last_step_is_billed_as_far_as_it_was_used() -> None:
@@ -161,9 +132,8 @@ def test_the_last_step_is_billed_as_far_as_it_was_used() -> None:
     fleet.stop(np.array([0]), np.array([0.5]))
     active = fleet.step(6.0, offers, prices)
     assert active.tolist() == [[False, False], [True, True]]
-    assert fleet.cost_usd == pytest.approx([4.5 * 1.5, 8 * 1.5])
-    assert fleet.machine_s[:, 0] == pytest.approx([4.5, 4.5])
-    assert fleet.places[0].tolist() == [NOWHERE, NOWHERE]
+    assert fleet.usage.usd.sum(axis=0) == pytest.approx([4.5 * 1.5, 8 * 1.5])
+    assert fleet.usage.machine_s[:, 0] == pytest.approx([4.5, 4.5])
 
 
 def test_traffic_is_paid_while_a_machine_is_had() -> None:
@@ -172,35 +142,22 @@ def test_traffic_is_paid_while_a_machine_is_had() -> None:
     fleet = one_slot(ON_DEMAND_POOL, spot, SPOT)
     go_through(fleet, "##.#")
     fleet.stop(np.array([0]), np.array([1.0]))
-    assert fleet.cost_usd[0] == pytest.approx(5 * (0.5 + 0.001))
+    assert fleet.usage.usd[:, 0].sum() == pytest.approx(5 * (0.5 + 0.001))
 
 
 def test_the_minimum_is_billed_at_the_end_too() -> None:
     fleet = one_slot(Pool("on-demand", DEAR, billing=A_MINUTE), SPOT_POOL, ON_DEMAND)
     go_through(fleet, "##")
     fleet.stop(np.array([0]), np.array([1.0]))
-    assert fleet.cost_usd[0] == pytest.approx(60.0)
-    assert fleet.machine_s[ON_DEMAND, 0] == pytest.approx(3.0)
+    assert fleet.usage.usd[:, 0].sum() == pytest.approx(60.0)
+    assert fleet.usage.machine_s[ON_DEMAND, 0] == pytest.approx(3.0)
 
 
 def test_a_slot_nowhere_has_no_machine() -> None:
     fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, NOWHERE)
     fleet.step(0.0, (None, np.ones((1, 1), np.bool_)), [np.array([DEAR]), np.array([CHEAP])])
     assert not fleet.active.any()
-    assert fleet.cost_usd[0] == 0
-
-
-def test_a_place_beyond_the_pools_is_refused() -> None:
-    fleet = Fleet((ON_DEMAND_POOL, SPOT_POOL), 1, 2, STEP_S)
-    with pytest.raises(ParameterError, match=r"places: worker 1 is in pool 2 of 2"):
-        fleet.order(0, decide([SPOT, OTHER]))
-
-
-@pytest.mark.parametrize("parameter", ["pools", "runs", "workers", "step_s"])
-def test_a_fleet_of_nothing_is_refused(parameter: str) -> None:
-    arguments = {"pools": (ON_DEMAND_POOL,), "runs": 1, "workers": 1, "step_s": 1.0}
-    with pytest.raises(ParameterError, match=parameter):
-        Fleet(**{**arguments, parameter: () if parameter == "pools" else 0})  # type: ignore[arg-type]
+    assert fleet.usage.usd[:, 0].sum() == 0
 
 
 def test_nothing_can_end_before_the_first_step() -> None:
@@ -228,13 +185,13 @@ class Bookkeeper:
     pools: tuple[Pool, ...]
     workers: int
     step_s: float
-    seats: dict[tuple[int, str], Machine] = field(default_factory=dict)
+    seats: dict[int, Machine] = field(default_factory=dict)
     ended: list[Machine] = field(default_factory=list)
     preemptions: int = 0
 
-    def end(self, key: tuple[int, str], now_s: float, price: float, *, by_us: bool) -> None:
+    def end(self, slot: int, now_s: float, price: float, *, by_us: bool) -> None:
         """End the machine of a seat."""
-        machine = self.seats.pop(key)
+        machine = self.seats.pop(slot)
         billing = self.pools[machine.pool].billing
         paid_s = float(billing.paid_s(now_s - machine.launched_s, preempted=not by_us))
         machine.usd_per_hour.append(price)  # of all that is paid beyond its end
@@ -253,42 +210,32 @@ class Bookkeeper:
     def step(
         self,
         now_s: float,
-        order: tuple[list[int], list[bool]],
+        places: list[int],
         offered: list[list[bool]],
         prices: list[float],
     ) -> list[bool]:
         """Go through a step, slot by slot."""
-        places, stand_ins = order
         active = []
         for slot in range(self.workers):
-            own, beside = (slot, "own"), (slot, "stand-in")
-            if (machine := self.seats.get(own)) and machine.pool != places[slot]:
-                self.end(own, now_s, prices[machine.pool], by_us=True)
+            if (machine := self.seats.get(slot)) and machine.pool != places[slot]:
+                self.end(slot, now_s, prices[machine.pool], by_us=True)
             elif machine and not offered[machine.pool][slot]:
-                self.end(own, now_s, prices[machine.pool], by_us=False)
-            if beside in self.seats and not stand_ins[slot]:
-                self.end(beside, now_s, prices[0], by_us=True)
-            if places[slot] >= 0 and own not in self.seats and offered[places[slot]][slot]:
-                self.launch(own, places[slot], now_s)
-            if stand_ins[slot] and beside not in self.seats:
-                self.launch(beside, 0, now_s)
-            machines = [self.seats[key] for key in (own, beside) if key in self.seats]
-            active.append(any(machine.ready_s <= now_s for machine in machines))
-            for machine in machines:
+                self.end(slot, now_s, prices[machine.pool], by_us=False)
+            if places[slot] >= 0 and slot not in self.seats and offered[places[slot]][slot]:
+                ready_s = now_s + self.pools[places[slot]].start_up_s if now_s else 0.0
+                self.seats[slot] = Machine(places[slot], now_s, ready_s)
+            machine = self.seats.get(slot)
+            active.append(machine is not None and machine.ready_s <= now_s)
+            if machine is not None:
                 machine.usd_per_hour.append(prices[machine.pool])
                 machine.used_s += self.step_s
         return active
 
-    def launch(self, key: tuple[int, str], pool: int, now_s: float) -> None:
-        """Put a new machine in a seat."""
-        ready_s = now_s + self.pools[pool].start_up_s if now_s else 0.0
-        self.seats[key] = Machine(pool, now_s, ready_s)
-
     def stop(self, now_s: float, after_s: float, prices: list[float]) -> None:
         """End them all within the last step."""
-        for key, machine in list(self.seats.items()):
+        for slot, machine in list(self.seats.items()):
             machine.used_s -= self.step_s - after_s
-            self.end(key, now_s + after_s, prices[machine.pool], by_us=True)
+            self.end(slot, now_s + after_s, prices[machine.pool], by_us=True)
 
 
 STARTS = st.sampled_from([0.0, 2.0, 5.0, 10.0])
@@ -317,7 +264,7 @@ def test_every_machine_is_billed_as_its_pool_bills_it(
     )
     fleet = Fleet(pools, runs, workers, step_s)
     books = [Bookkeeper(pools, workers, step_s) for _ in range(runs)]
-    orders = [([0] * workers, [False] * workers) for _ in range(runs)]
+    orders = [[0] * workers for _ in range(runs)]
     prices = np.zeros((len(pools), runs))
     offered = rng.random((len(pools), runs, workers)) < 0.8
     for step in range(steps):
@@ -326,9 +273,8 @@ def test_every_machine_is_billed_as_its_pool_bills_it(
         offered ^= rng.random(offered.shape) < 0.2
         offered[0] = True
         for run in np.flatnonzero((rng.random(runs) < 0.3) | (step == 0)).tolist():
-            places = rng.integers(-1, len(pools), workers).tolist()
-            orders[run] = (places, (rng.random(workers) < 0.3).tolist())
-            fleet.order(run, decide(*orders[run]))
+            orders[run] = rng.integers(-1, len(pools), workers).tolist()
+            fleet.order(run, decide(orders[run]))
         active = fleet.step(now_s, (None, offered[1], offered[2]), list(prices))
         for run, book in enumerate(books):
             seen = book.step(now_s, orders[run], offered[:, run].tolist(), prices[:, run].tolist())
@@ -339,10 +285,12 @@ def test_every_machine_is_billed_as_its_pool_bills_it(
         book.stop((steps - 1) * step_s, float(after_s[run]), prices[:, run].tolist())
         for index in range(len(pools)):
             mine = [machine for machine in book.ended if machine.pool == index]
-            assert fleet.launches[index, run] == len(mine)
-            assert fleet.usd[index, run] == pytest.approx(sum(one.usd for one in mine))
-            assert fleet.machine_s[index, run] == pytest.approx(sum(one.used_s for one in mine))
-        assert fleet.preemptions[:, run].sum() == book.preemptions
+            assert fleet.usage.launches[index, run] == len(mine)
+            assert fleet.usage.usd[index, run] == pytest.approx(sum(one.usd for one in mine))
+            assert fleet.usage.machine_s[index, run] == pytest.approx(
+                sum(one.used_s for one in mine)
+            )
+        assert fleet.usage.preemptions[:, run].sum() == book.preemptions
 
 
 # --- machines that are counted -------------------------------------------------------------------
@@ -381,8 +329,8 @@ def test_a_lost_machine_is_asked_for_wherever_one_can_be_had_and_paid_while_it_s
     fleet.order(0, count(spot=2))
     drawn = [step(fleet, at, offer) for at, offer in enumerate(("##.", ".##", ".##", ".##"))]
     assert drawn == ["##", ".#", ".#", "##"]
-    assert fleet.machine_s[SPOT, 0] == 4 * 2 * STEP_S
-    assert (fleet.launches[SPOT, 0], fleet.preemptions[SPOT, 0]) == (3, 1)
+    assert fleet.usage.machine_s[SPOT, 0] == 4 * 2 * STEP_S
+    assert (fleet.usage.launches[SPOT, 0], fleet.usage.preemptions[SPOT, 0]) == (3, 1)
     assert [found[:, 0].tolist() for found in fleet.machines()] == [[0, 2], [0, 0]]
 
 
@@ -397,7 +345,7 @@ def test_of_too_many_machines_those_go_first_that_serve_no_slot() -> None:
     fleet.order(0, count(on_demand=2))
     step(fleet, 2, "####")
     assert fleet.machines()[0][:, 0].tolist() == [2, 0]
-    assert fleet.preemptions[SPOT, 0] == 0
+    assert fleet.usage.preemptions[SPOT, 0] == 0
 
 
 def test_who_waits_longest_is_served_first_and_of_two_the_one_with_more_records() -> None:
@@ -426,11 +374,6 @@ def test_the_fastest_machines_serve_and_their_speeds_are_the_slots() -> None:
     assert fleet.speeds[0].tolist() == [2.0, 1.0]
 
 
-def test_an_offer_of_an_unknown_pool_is_refused() -> None:
-    with pytest.raises(ParameterError, match="moon is none of on-demand, spot"):
-        counting(SPOT_POOL).order(0, count(moon=1))
-
-
 @given(
     offers=st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=20),
     wanted=st.lists(
@@ -453,4 +396,4 @@ def test_no_machine_serves_two_and_none_that_is_up_is_idle_while_a_stream_waits(
         assert len(set(serving.tolist())) == len(serving) == min(int(up.sum()), 3)
         assert up[SPOT] + coming[SPOT] == min(spot, sum(offer))
         usd += STEP_S / HOUR_S * float((up + coming) @ [DEAR, CHEAP])
-    assert fleet.cost_usd[0] == pytest.approx(usd)
+    assert fleet.usage.usd[:, 0].sum() == pytest.approx(usd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -13,7 +12,6 @@ from common.spot.experiments.fleet import Fleet
 from common.spot.experiments.policy_driver import Givens, PolicyDriver, Priors
 from common.spot.experiments.results import Change
 from common.spot.machines import Offer
-from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import CyclePrior, RatePrior
 from common.spot.theory.work import Pool
 from tests.unit.spot.experiments.decisions import (
@@ -78,7 +76,6 @@ def test_a_policy_that_watches_nothing_is_asked_once() -> None:
     for offered in (ALL, [[False, True]], ALL):
         table.go_on(offered)
     assert table.times_s == [0.0]
-    assert table.fleet.places.tolist() == [[SPOT, ON_DEMAND]]
     assert table.driver.history == [[Change(0.0, "so it is written", 1, 1)]]
 
 
@@ -157,29 +154,16 @@ def test_only_another_object_is_another_decision() -> None:
     def answer(situation: Situation, last: Decision | None) -> Decision:
         if last is not None and situation.now_s < 4:
             return last
-        stand_ins = [False, last is not None]
-        return decide([NOWHERE, SPOT], stand_ins, situation, f"at {situation.now_s:g}")
+        first = NOWHERE if last is None else ON_DEMAND
+        return decide([first, SPOT], situation, f"at {situation.now_s:g}")
 
     table = Table(Scripted(answer, review_s=2.0))
     for _ in range(3):
         table.go_on(ALL)
     assert table.driver.history[0] == [Change(0.0, "at 0", 1, 0), Change(4.0, "at 4", 1, 1)]
-    assert table.fleet.stand_ins.tolist() == [[False, True]]
     last = table.driver.last[0]
     assert last is not None
     assert last.basis is table.policy.asked[-1]
-
-
-def test_a_policy_is_told_how_long_a_stand_in_has_stood() -> None:
-    def answer(situation: Situation, last: Decision | None) -> Decision:
-        return last or decide([SPOT, SPOT], [True, False], situation)
-
-    table = Table(Scripted(answer, review_s=4.0))
-    for _ in range(3):
-        table.go_on(ALL)
-    stands_in_s = table.policy.asked[-1].stands_in_s
-    assert stands_in_s[0] == 4.0
-    assert math.isnan(stands_in_s[1])
 
 
 class Counted:
@@ -216,30 +200,6 @@ def test_where_nothing_is_known_a_prior_gives_way_to_what_is_seen() -> None:
     assert later.pools[SPOT].availability == pytest.approx((90 + 14) / 120)
     assert later.pools[SPOT].cycle_s == pytest.approx(120 / 2)
     assert later.pools[ON_DEMAND] is POOLS[ON_DEMAND]
-
-
-@pytest.mark.parametrize(
-    ("parameter", "changes"),
-    [
-        ("rates_per_s", {"rates_per_s": np.ones(3)}),
-        ("deadline_s", {"deadline_s": np.ones(3)}),
-        ("pools", {"pools": ()}),
-        ("updates", {"updates": 0}),
-        ("gradient_s", {"gradient_s": 0.0}),
-    ],
-)
-def test_a_job_that_makes_no_sense_is_refused(parameter: str, changes: dict[str, object]) -> None:
-    arguments: dict[str, object] = {
-        "pools": POOLS,
-        "rates_per_s": np.ones((2, 3)),
-        "group_size": 1,
-        "batch_size": 1,
-        "updates": 1,
-        "deadline_s": np.ones(2),
-        "gradient_s": 0.01,
-    }
-    with pytest.raises(ParameterError, match=parameter):
-        Givens(**{**arguments, **changes})  # type: ignore[arg-type]
 
 
 def test_theta_0_and_its_price_come_from_the_rates() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from common.core.spans import Partition
-from common.spot.experiments.arrivals import Even, Stream
+from common.spot.experiments.arrivals import Stream, even
 
 PLACE = Partition("s", 0)
 
 
 def a_stream() -> Stream:
     """A record each second, from second 0 on."""
-    return Stream(PLACE, Even(1.0, 0.0))
+    return Stream(PLACE, even(1.0, 0.0))
 
 
 def test_a_stream_that_runs_has_its_records_when_they_arrive() -> None:

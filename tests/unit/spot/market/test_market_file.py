@@ -84,8 +84,6 @@ def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path
         Offer("on-demand", "c5.large"): 0.1,
         Offer("on-demand", "c5.xlarge"): 0.2,
     }
-    assert market.of_type("m5.large").on_demand.least_usd_per_hour == 0.05
-    assert market.of_type("g5.large").on_demand.least_usd_per_hour == 0.2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from common.spot.planning.apart import Order, Report, simulated
+from common.spot.planning.apart import Report, simulated
 from common.spot.planning.simulation import SimulateRequest
 
 COMMAND = (sys.executable, "-m", "common.spot.planning.apart")
@@ -24,9 +24,9 @@ SMALL = {
 }
 
 
-def order(runs: int, **changed: object) -> Order:
+def order(runs: int, **changed: object) -> bytes:
     asked = SimulateRequest.model_validate({"experiment": {**SMALL, **changed}, "runs": runs})
-    return Order(msgspec.Raw(asked.model_dump_json().encode()))
+    return asked.model_dump_json().encode()
 
 
 def started() -> subprocess.Popen[bytes]:
@@ -38,7 +38,7 @@ def test_one_line_is_answered_with_one_line() -> None:
     with started() as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(msgspec.json.encode(order(2)) + b"\n")
+        process.stdin.write(order(2) + b"\n")
         process.stdin.flush()
         report = msgspec.json.decode(process.stdout.read(), type=Report)
         assert process.wait() == 0
@@ -52,7 +52,7 @@ def test_what_needs_too_much_memory_is_refused_before_the_machine_has_none_left(
     with started() as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(msgspec.json.encode(asked) + b"\n")
+        process.stdin.write(asked + b"\n")
         process.stdin.flush()
         report = msgspec.json.decode(process.stdout.read(), type=Report)
         assert process.wait() == 0
@@ -62,7 +62,7 @@ def test_what_needs_too_much_memory_is_refused_before_the_machine_has_none_left(
 def test_it_ends_when_whoever_asked_has_gone() -> None:
     with started() as process:
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(order(1000, updates=10**8)) + b"\n")
+        process.stdin.write(order(1000, updates=10**8) + b"\n")
         process.stdin.close()
         assert process.wait(120) == 1
 

@@ -56,7 +56,6 @@ def seen(
         pools,
         0.25,
         np.ones(6, np.bool_),
-        np.full(6, np.nan),
         waiting,
         there,
         {offer: Hour(ends_s, prices[offer.pool]) for offer in there},

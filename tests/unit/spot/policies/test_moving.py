@@ -40,11 +40,11 @@ def seen(
     now_s: float = 0.0,
     **machines: tuple[int, int],
 ) -> Situation:
-    up, none = np.ones(job.workers, np.bool_), np.full(job.workers, np.nan)
+    up = np.ones(job.workers, np.bool_)
     there = {
         Offer(name.replace("_", "-")): MachineCount(*counts) for name, counts in machines.items()
     }
-    return Situation(now_s, job, pools, gradient_s, up, none, waiting, machines=there)
+    return Situation(now_s, job, pools, gradient_s, up, waiting, machines=there)
 
 
 def asked(decision: Decision) -> dict[str, int]:

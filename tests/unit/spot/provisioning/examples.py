@@ -77,7 +77,6 @@ def planned(number: int = 1, term: int = 0, places: tuple[int, ...] = (1, 1, 1, 
         binding="deadline",
         pools=("on-demand", "spot"),
         places=places,
-        stand_ins=(),
         spot=sum(place > 0 for place in places),
         on_demand=places.count(0),
         updates_left=1000.0,
@@ -110,12 +109,11 @@ def machine(
     slot: int | None = 0,
     pool: str = "spot",
     *,
-    stand_in: bool = False,
     runs: bool = True,
 ) -> Instance:
     """An open machine, as the ledger has it."""
     since_s = T0 if runs else None
-    return Instance(launch, slot, pool, f"w{slot}", stand_in, T0, f"m-{launch}", since_s)
+    return Instance(launch, slot, pool, f"w{slot}", T0, f"m-{launch}", since_s)
 
 
 def batches(

@@ -15,7 +15,6 @@ from tests.unit.spot.provisioning.examples import (
     SPOT,
     T0,
     ended,
-    fold,
     lead,
     ordered,
     planned,
@@ -102,17 +101,6 @@ def test_nobody_wants_machines_of_a_job_that_is_paused_or_over() -> None:
     over = watched(*records, Settled(0, T0 + 110, "done", 0.0, 0.0, None))
 
     assert told(paused, T0 + 500) == told(over, T0 + 500) == seen(100, 10, 1)
-
-
-def test_stand_ins_say_nothing_of_their_pool() -> None:
-    ledger = fold([lead()])
-    found = Availability()
-    stand_in = ordered(1, pool="spot")
-    ledger.feed(1, type(stand_in)(0, 1, T0, 0, "spot", "w", stand_in=True))
-    ledger.feed(2, started(1))
-    found.feed(started(1), ledger.machines[1])
-
-    assert told(found, T0 + 500) == seen(0, 0, 0)
 
 
 def test_a_market_file_that_is_sure_can_be_taught_otherwise() -> None:

@@ -21,15 +21,10 @@ from tests.unit.spot.provisioning.examples import T0, ended, machine, started
 POOLS = ("on-demand", "spot", "other")
 
 
-def test_a_decision_wants_one_machine_a_slot_and_stand_ins_beside_spot() -> None:
-    wishes = wishes_of((1, 0, -1, 1), (0, 1), POOLS)
+def test_a_decision_wants_one_machine_a_slot() -> None:
+    wishes = wishes_of((1, 0, -1, 1), POOLS)
 
-    assert wishes == (
-        Wish(0, "spot"),
-        Wish(1, "on-demand"),
-        Wish(3, "spot"),
-        Wish(0, "on-demand", stand_in=True),  # slot 1 is on demand already
-    )
+    assert wishes == (Wish(0, "spot"), Wish(1, "on-demand"), Wish(3, "spot"))
 
 
 def test_what_is_there_and_wanted_stays() -> None:
@@ -45,29 +40,6 @@ def test_a_slot_that_moves_is_empty_in_between() -> None:
     assert reconcile([Wish(0, "on-demand")], []) == ((Wish(0, "on-demand"),), ())
 
 
-def test_a_stand_in_is_ordered_beside_a_machine_that_leaves() -> None:
-    moving = machine(1, pool="other")
-    beside = Wish(0, "on-demand", stand_in=True)
-
-    assert reconcile([Wish(0, "spot"), beside], [moving]) == ((beside,), (moving,))
-
-
-def test_a_stand_in_becomes_its_slots_own_machine() -> None:
-    stand_in = machine(2, pool="on-demand", stand_in=True)
-
-    assert reconcile([Wish(0, "on-demand")], [stand_in]) == ((), ())
-
-
-def test_an_own_machine_on_demand_does_not_become_a_stand_in() -> None:
-    own = machine(2, pool="on-demand")
-    beside = Wish(0, "on-demand", stand_in=True)
-
-    steps = reconcile([Wish(0, "spot"), beside], [own])
-
-    assert steps.release == (own,)
-    assert steps.order == (beside,)
-
-
 def test_of_two_the_one_that_runs_stays() -> None:
     coming, runs = machine(1, runs=False), machine(2)
 
@@ -81,30 +53,25 @@ def test_what_nobody_wants_is_given_back_and_nothing_is_ordered_that_may_not_be(
 
 
 slots = st.integers(0, 3)
-open_machines = st.lists(
-    st.tuples(slots, st.sampled_from(POOLS), st.booleans(), st.booleans()), max_size=8
-)
+open_machines = st.lists(st.tuples(slots, st.sampled_from(POOLS), st.booleans()), max_size=8)
 
 
-@given(st.lists(st.integers(-1, 2), min_size=4, max_size=4), st.sets(slots), open_machines)
+@given(st.lists(st.integers(-1, 2), min_size=4, max_size=4), open_machines)
 def test_doing_what_it_says_leads_to_what_is_wanted_in_two_steps(
-    places: list[int], stand_ins: set[int], there: list[tuple[int, str, bool, bool]]
+    places: list[int], there: list[tuple[int, str, bool]]
 ) -> None:
-    wishes = wishes_of(places, stand_ins, POOLS)
-    rented = [
-        machine(n, slot, "on-demand" if stand_in else pool, stand_in=stand_in, runs=runs)
-        for n, (slot, pool, stand_in, runs) in enumerate(there, 1)
-    ]
+    wishes = wishes_of(places, POOLS)
+    rented = [machine(n, slot, pool, runs=runs) for n, (slot, pool, runs) in enumerate(there, 1)]
     number = 100
     for _ in range(2):
         steps = reconcile(wishes, rented)
         rented = [m for m in rented if m not in steps.release]
-        # Nobody is ordered beside an own machine that leaves.
-        leaving = {m.slot for m in steps.release if not m.stand_in}
-        assert not leaving & {wish.slot for wish in steps.order if not wish.stand_in}
+        # Nobody is ordered beside a machine that leaves.
+        leaving = {m.slot for m in steps.release}
+        assert not leaving & {wish.slot for wish in steps.order}
         for wish in steps.order:
             number += 1
-            rented.append(machine(number, wish.slot, wish.pool, stand_in=wish.stand_in))
+            rented.append(machine(number, wish.slot, wish.pool))
 
     assert reconcile(wishes, rented) == ((), ())
     assert sorted((m.slot, m.pool) for m in rented) == sorted((w.slot, w.pool) for w in wishes)

@@ -64,7 +64,7 @@ def test_a_seat_does_not_count_while_somebody_has_it_or_where_the_machine_has_an
         assert fold([*taken, extra]).machines[2].slot is None
     coming = fold([lead(), counted(1), seated(0, 1)])
     assert coming.machines[1].slot is None
-    beside = LaunchRequested(0, 3, T0, 4, "on-demand", "digits-w4", stand_in=True)
+    beside = LaunchRequested(0, 3, T0, 4, "on-demand", "digits-w4")
     assert fold([*two_spares(), beside, seated(4, 1)]).machines[1].slot is None
 
 

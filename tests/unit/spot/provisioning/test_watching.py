@@ -174,7 +174,7 @@ def test_an_order_without_a_machine_is_not_given_back_yet() -> None:
 
 
 def test_an_order_says_where_and_who() -> None:
-    ledger = fold([lead(), LaunchRequested(0, 1, T0, 3, "on-demand", "digits-w3", stand_in=True)])
+    ledger = fold([lead(), LaunchRequested(0, 1, T0, 3, "on-demand", "digits-w3")])
     watched = FleetWatch(replace(SETTINGS, job="other"), ledger)
 
     (order,) = watched.orders(T0)

@@ -22,7 +22,6 @@ def situation(ratio: float = 1.05, pools: tuple[Pool, ...] = POOLS) -> Situation
         pools=pools,
         gradient_s=0.01,
         up=np.ones(WORKERS, np.bool_),
-        stands_in_s=np.full(WORKERS, np.nan),
     )
 
 
@@ -31,7 +30,6 @@ def test_the_static_policy_is_theorem_4() -> None:
 
     assert decided.plan.spot == np.count_nonzero(decided.places) == 30
     assert (decided.places[decided.plan.spot_workers] == 1).all()
-    assert not decided.stand_ins.any()
     assert "30 of 64" in decided.reason
 
 

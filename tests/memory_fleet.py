@@ -114,6 +114,7 @@ class MemoryFleet:
     # --- the port ------------------------------------------------------------------------------
 
     def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
+        """Launch what is new of the orders."""
         self._reach()
         results = [self._launch(order) for order in orders]
         if self.faults.answers_lost:
@@ -121,12 +122,14 @@ class MemoryFleet:
         return tuple(refused for refused in results if refused is not None)
 
     def release(self, machines: Sequence[str]) -> None:
+        """End machines."""
         self._reach()
         for token, machine in self._running():
             if machine.id in machines:
                 token.machine = self._ended(machine, self._clock(), "released", "given back")
 
     def machines(self) -> tuple[Machine, ...]:
+        """List the machines that run, and those that ended lately."""
         self._reach()
         now_s = self._clock()
         named = [
@@ -263,6 +266,7 @@ class MemoryPrices:
         self.away = False
 
     def look(self) -> dict[Offer, float]:
+        """Return the current prices."""
         if self.away:
             raise UnavailableError("the source of prices is unavailable")
         return dict(self._usd_per_hour)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.api.jobs import progress_answer
 from common.core.history import History
 from common.core.messages import (
     AuditRecord,
@@ -16,8 +17,9 @@ from common.core.messages import (
     Quarantined,
     UpdateApplied,
 )
-from common.jobs.progress import SHOWN_UPDATES, WINDOW_S, Look
-from services.admin.live.view import JobView
+from common.jobs.progress import SHOWN_UPDATES, WINDOW_S, JobProgress, Look
+from common.spot.provisioning.ledger import FleetLedger
+from services.admin.live.answers import curves_answer, updates_page, workers_answer
 from tests.unit.admin.live.helpers import BATCH, batch, job, lead, quarantine, update
 
 STEP_S = 0.5  # between records
@@ -51,7 +53,7 @@ def written(course: list[tuple[str, int, int]]) -> list[AuditRecord | None]:
             record = update(epoch, version, *made, loss=offset / 7, metrics={name: offset / 100})
         elif what == "lead":
             back = history.path[-min(len(history.path), 1 + number)]
-            record = lead(epoch, back)
+            record = lead(epoch, back, epoch=offset)
         elif what == "quarantine":
             record = quarantine(epoch, number)
         if history.feed(offset, record) and isinstance(record, Lead):
@@ -76,18 +78,18 @@ def test_the_view_is_what_the_effective_history_says(
     course: list[tuple[str, int, int]], asked_at: set[int]
 ) -> None:
     records = written(course)
-    view = JobView(job())
+    view = JobProgress(job())
     for offset, record in enumerate(records):
         view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
         if offset in asked_at:
-            view.progress(offset * STEP_S)  # to be asked changes nothing
-            view.workers(offset * STEP_S)
+            progress_answer(view, offset * STEP_S)  # to be asked changes nothing
+            workers_answer(view, FleetLedger(), offset * STEP_S)
     now = len(records) * STEP_S
     made, quarantined = effective(records)
     updates = [record for _, record in made]
     last = updates[-SHOWN_UPDATES:]
 
-    progress = view.progress(now)
+    progress = progress_answer(view, now)
     assert progress.version == len(made)
     assert progress.samples == sum(each.samples for each in updates)
     assert progress.quarantined == len(quarantined)
@@ -103,7 +105,7 @@ def test_the_view_is_what_the_effective_history_says(
     else:
         assert progress.loss is None
 
-    page = view.page(0, 1000)
+    page = updates_page(view, 0, 1000)
     assert [(each.version, each.epoch, each.at_s) for each in page.updates] == [
         (record.version, record.epoch, at_s) for at_s, record in made
     ]
@@ -112,10 +114,10 @@ def test_the_view_is_what_the_effective_history_says(
     ]
     assert (page.newest, page.next) == (len(made), None)
 
-    told = {each.stream: each.dead_lettered for each in view.streams().streams}
+    told = {each.stream: each.dead_lettered for each in view.streams()}
     assert told == {"clicks": BATCH * len(quarantined), "views": 0}
 
-    curves = view.curves(now)
+    curves = curves_answer(view, FleetLedger(), now)
     assert list(curves.version) == [record.version for record in updates]
     assert curves.loss == pytest.approx([record.loss for record in updates])
     assert list(curves.update_at_s) == [at_s for at_s, _ in made]
@@ -126,7 +128,7 @@ def test_rates_are_of_the_updates_of_the_last_ten_seconds_that_still_count(
     course: list[tuple[str, int, int]],
 ) -> None:
     records = written(course)
-    view = JobView(job())
+    view = JobProgress(job())
     first_s = None
     for offset, record in enumerate(records):
         counts = view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
@@ -134,7 +136,7 @@ def test_rates_are_of_the_updates_of_the_last_ten_seconds_that_still_count(
             first_s = offset * STEP_S
     now = len(records) * STEP_S
     recent = [record for at_s, record in effective(records)[0] if at_s >= now - WINDOW_S]
-    progress = view.progress(now)
+    progress = progress_answer(view, now)
     if first_s is None:
         assert progress.updates_per_s is None
         return
@@ -146,7 +148,9 @@ def test_rates_are_of_the_updates_of_the_last_ten_seconds_that_still_count(
         for each in record.batches:
             samples[each.worker] += each.samples
     view.look(Look(now, statuses=dict.fromkeys(samples, "alive")))
-    assert {each.name: each.samples for each in view.workers(now).workers} == samples
+    assert {
+        each.name: each.samples for each in workers_answer(view, FleetLedger(), now).workers
+    } == samples
 
 
 @given(COURSE, st.integers(1, 30))
@@ -154,84 +158,138 @@ def test_of_many_updates_the_newest_are_kept_and_the_sums_of_all(
     course: list[tuple[str, int, int]], kept: int
 ) -> None:
     records = written(course)
-    view = JobView(job(), kept=kept)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.jobs.progress.KEPT", kept)
+        view = JobProgress(job())
     for offset, record in enumerate(records):
         view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
     updates = [record for _, record in effective(records)[0]]
-    page = view.page(0, 1000)
+    page = updates_page(view, 0, 1000)
     versions = [each.version for each in page.updates]
     assert versions == [each.version for each in updates[len(updates) - len(versions) :]]
-    assert len(versions) <= kept + kept // 20
+    assert len(versions) <= kept
     assert page.oldest == (versions[0] if versions else None)
-    assert view.progress(0.0).version == len(updates)
+    assert progress_answer(view, 0.0).version == len(updates)
 
 
 def test_pages_follow_one_another_without_a_gap() -> None:
-    view = JobView(job())
+    view = JobProgress(job())
     view.feed_update(0, lead(), 1.0, 1.0)
     for version in range(1, 26):
         view.feed_update(version, update(0, version), 1.0 + version, 1.0 + version)
     seen, after = list[int](), 0
     while True:
-        page = view.page(after, 10)
+        page = updates_page(view, after, 10)
         seen += [each.version for each in page.updates]
         if page.next is None:
             break
         after = page.next
     assert seen == list(range(1, 26))
-    assert view.page(25, 10).updates == ()
-    assert view.page(10**9, 10).next is None
+    assert updates_page(view, 25, 10).updates == ()
+    assert updates_page(view, 10**9, 10).next is None
 
 
 def test_updates_are_followed_where_the_beginning_of_the_topic_is_gone() -> None:
     # Offsets below 500 are gone; whose epoch 480 is in force shows its first update.
-    view = JobView(job(), updates_start=500)
+    view = JobProgress(job(), updates_start=500)
     assert not view.feed_update(500, None, 1.0, 1.0)
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)
     assert not view.feed_update(502, update(300, 41), 1.0, 1.0)  # a ghost
     assert view.feed_update(503, update(480, 42), 2.0, 2.0)
-    assert view.feed_update(504, lead(480, ModelId(480, 41)), 3.0, 3.0)
+    assert view.feed_update(504, lead(480, ModelId(480, 41), epoch=504), 3.0, 3.0)
     assert view.feed_update(505, update(504, 42), 4.0, 4.0)
-    page = view.page(0, 10)
+    page = updates_page(view, 0, 10)
     assert [(each.version, each.epoch) for each in page.updates] == [(41, 480), (42, 504)]
     assert page.oldest == 41
 
 
 def test_a_ghost_that_is_read_first_is_found_out() -> None:
-    view = JobView(job(), updates_start=500)
+    view = JobProgress(job(), updates_start=500)
     assert view.feed_update(500, update(300, 17), 1.0, 1.0)  # nobody can know better yet
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)
-    assert [each.version for each in view.page(0, 10).updates] == [41]
-    assert view.progress(2.0).samples == BATCH
+    assert [each.version for each in updates_page(view, 0, 10).updates] == [41]
+    assert progress_answer(view, 2.0).samples == BATCH
 
 
 def test_what_nobody_knows_is_null() -> None:
-    view = JobView(job())
-    progress = view.progress(5.0)
+    view = JobProgress(job())
+    progress = progress_answer(view, 5.0)
     assert (progress.lag, progress.workers, progress.led) == (None,) * 3
     assert (progress.loss, progress.updates_per_s, progress.last_update_s) == (None,) * 3
     view.feed_update(0, lead(), None, 1.0)
     view.feed_update(1, update(0, 1), None, 1.0)
-    [told] = view.page(0, 1).updates
+    [told] = updates_page(view, 0, 1).updates
     assert told.at_s is None
     assert told.gradient_s is None
 
 
 def test_where_redis_is_away_nobody_is_called_silent() -> None:
-    view = JobView(job())
+    view = JobProgress(job())
     view.look(Look(1.0, {"w1": "alive", "w2": "leaving"}, None, led=True))
-    assert [(each.name, each.status) for each in view.workers(1.0).workers] == [
+    assert [
+        (each.name, each.status) for each in workers_answer(view, FleetLedger(), 1.0).workers
+    ] == [
         ("w1", "alive"),
         ("w2", "leaving"),
     ]
-    assert view.progress(1.0).led
+    assert progress_answer(view, 1.0).led
     view.look(Look(2.0, board_away="connection refused"))
-    assert view.workers(2.0).board_away == "connection refused"
-    assert view.progress(2.0).led is None
+    assert workers_answer(view, FleetLedger(), 2.0).board_away == "connection refused"
+    assert progress_answer(view, 2.0).led is None
 
 
 def test_a_job_that_is_stopped_says_why() -> None:
-    view = JobView(job())
-    assert view.progress(1.0).done == ""
-    view.job.record = view.job.record._replace(wanted="stopped", reason="the loss is reached")
-    assert view.progress(1.0).done == "the loss is reached"
+    view = JobProgress(job())
+    assert progress_answer(view, 1.0).done == ""
+    view.record = view.record._replace(wanted="stopped", reason="the loss is reached")
+    assert progress_answer(view, 1.0).done == "the loss is reached"
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), max_size=12))
+def test_curve_has_the_first_and_the_newest_update_that_count_and_steps_between(
+    steps: list[tuple[int, int]],
+) -> None:
+    # updates 1 ... 60    taken back to 45    46 ... 80    taken back to 60 ...
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.jobs.progress.POINTS", 8)
+        view = JobProgress(job())
+    epoch, offset, path = 0, 1, list[UpdateApplied]()
+    view.feed_update(0, lead(), 0.0, 0.0)
+    for made, back in steps:
+        for _ in range(made):
+            path.append(update(epoch, len(path) + 1, loss=offset / 7))
+            view.feed_update(offset, path[-1], float(offset), float(offset))
+            offset += 1
+        del path[max(1, len(path) - back) :]
+        view.feed_update(offset, lead(epoch, ModelId(path[-1].epoch, len(path))), 0.0, 0.0)
+        epoch, offset = offset, offset + 1
+    path.append(update(epoch, len(path) + 1))
+    view.feed_update(offset, path[-1], float(offset), float(offset))
+
+    curves = curves_answer(view, FleetLedger(), 0.0)
+
+    assert (curves.version[0], curves.version[-1]) == (1, len(path))
+    assert len(curves.version) <= 8
+    assert list(curves.version) == sorted(set(curves.version))
+    assert curves.loss == tuple(path[version - 1].loss for version in curves.version)
+
+
+def test_rate_on_a_curve_is_that_of_the_ten_seconds_before() -> None:
+    view = JobProgress(job())
+    view.feed_update(0, lead(), 0.0, 0.0)
+    for version in range(1, 101):
+        view.feed_update(version, update(0, version), version * 0.5, version * 0.5)
+    view.feed_update(101, update(0, 101), 150.0, 150.0)  # a pause of 100 s
+    rates = curves_answer(view, FleetLedger(), 150.0).updates_per_s
+    assert rates[:100] == pytest.approx((2.0,) * 100)
+    assert rates[100] == pytest.approx(0.01)
+
+
+def test_an_update_without_a_time_stands_on_a_curve_where_the_one_before_it_does() -> None:
+    view = JobProgress(job())
+    view.feed_update(0, lead(), 1.0, 1.0)
+    view.feed_update(1, update(0, 1), 5.0, 5.0)
+    view.feed_update(2, update(0, 2), None, 5.0)
+    curves = curves_answer(view, FleetLedger(), 5.0)
+    assert curves.update_at_s == (5.0, 5.0)
+    assert curves.updates_per_s == (0.0, 0.0)
