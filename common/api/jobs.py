@@ -1,9 +1,8 @@
-"""Jobs as answers of the API: for admin services and the command line; and back again."""
+"""Jobs as answers of the API."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from common.api.answers import (
@@ -15,15 +14,13 @@ from common.api.answers import (
     UnreadableRecord,
     UpdateAnswer,
 )
-from common.core.spans import Partition
-from common.jobs import store
-from common.jobs.changes import Change
 from common.jobs.notes import notes_on
 from common.jobs.progress import Numbers
 
 if TYPE_CHECKING:
-    from common.jobs.progress import Evaluations, JobProgress, State, Word
+    from common.jobs.progress import Evaluations, JobProgress, State
     from common.jobs.purge import Remains
+    from common.jobs.store import JobRecord
     from common.kafka.table import Unreadable
 
 
@@ -61,7 +58,7 @@ def remains_answer(found: Remains) -> RemainsAnswer:
     return RemainsAnswer(topics=found.topics, files=len(found.files), kept=found.kept)
 
 
-def job_answer(record: store.JobRecord, state: State, progress: Progress) -> JobAnswer:
+def job_answer(record: JobRecord, state: State, progress: Progress) -> JobAnswer:
     """One job, whole: what record and answer call the same is the same."""
     spec = record.spec
     deadline_s = spec.stop.deadline_s
@@ -77,25 +74,8 @@ def job_answer(record: store.JobRecord, state: State, progress: Progress) -> Job
     return JobAnswer.model_validate(record._asdict() | others)
 
 
-def record_of(answer: JobAnswer) -> store.JobRecord:
-    """The job's record, as far as an answer says it."""
-    return store.JobRecord(
-        spec=answer.spec,
-        wanted=answer.wanted,
-        first={Partition(topic, index): position for topic, index, position in answer.first},
-        reason=answer.reason,
-        submitted_s=answer.submitted_s,
-        origin=store.Origin(**answer.origin.model_dump()) if answer.origin else None,
-        revision=answer.revision,
-        changes=tuple(Change(**each.model_dump()) for each in answer.changes),
-        held=answer.state == "held",
-        detail=answer.detail,
-        finished=answer.state == "finished",
-    )
-
-
 def job_summary(
-    record: store.JobRecord,
+    record: JobRecord,
     state: State,
     numbers: Numbers | None,
     spent_usd: float | None = None,
@@ -127,11 +107,6 @@ def job_summary(
         "whole": numbers is None or numbers.whole,
     }
     return JobSummary.model_validate(known | others)
-
-
-def counted(words: Iterable[Word]) -> dict[Word, int]:
-    """Count jobs by state."""
-    return dict(sorted(Counter(words).items()))
 
 
 def unreadable_records(found: Mapping[str, Unreadable]) -> tuple[UnreadableRecord, ...]:

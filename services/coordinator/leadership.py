@@ -127,7 +127,7 @@ class Leadership:
         """
         if self._make_trainer is None:
             settings = self._job.replica.settings
-            self._make_trainer = trainer_of(self._job.spec, settings.tasks, settings.max_model_mb)
+            self._make_trainer = trainer_of(self._job.spec, settings.tasks)
             self._lease.is_able()
         return self._make_trainer
 

@@ -366,9 +366,8 @@ def guarded(without_services: Guarded) -> Guarded:
 
 def dead_letters(guarded: Guarded) -> dict[str, int]:
     """Dead letters by reason."""
-    found = guarded.doll("dlq", "show", "clinic-a", "--json")
-    assert found.exit_code == 0, found.output
-    return {row["reason"]: row["records"] + row["batches"] for row in json.loads(found.output)}
+    found = guarded.client.get("/v1/jobs/clinic/dead-letters").json()["reasons"]
+    return {row["reason"]: row["records"] + row["batches"] for row in found}
 
 
 @pytest.mark.nightly

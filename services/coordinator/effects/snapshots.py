@@ -201,8 +201,9 @@ class SnapshotStore:
                 written.
             UnavailableError: If object storage is unavailable, which has these weights.
         """
-        data = self._origin()
-        return FoundSnapshot("version 0", genesis(positions, self._record.known), lambda: data)
+        data, origin = self._origin(), self._record.origin
+        title = "version 0" + (f", the weights of {origin}" if origin else "")
+        return FoundSnapshot(title, genesis(positions, self._record.known), lambda: data)
 
     def _origin(self) -> bytes:
         origin = self._record.origin
