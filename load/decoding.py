@@ -25,7 +25,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from common.core.schemas import Schema
+from common.core.messages import Schema
 from common.data.codecs import make_codec
 from common.data.registered import RegisteredCodec
 from common.jobs.spec import RecordsSpec

@@ -15,15 +15,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from common.core.hashing import bucket_of, damped
-from common.data.columns import Column, assembled
+from common.data.columns import Column, assembled, bucket_of, damped
 from common.data.decoders import new_decoder
 from common.data.fields import Decoded, Field, Keys, check_columns
 from common.data.registered import RegisteredCodec
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    from common.core.schemas import SchemaKind
+    from common.core.messages import SchemaKind
 
 
 class Codec(Protocol):

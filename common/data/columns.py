@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from math import inf, nan, prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
+from zlib import crc32
 
 import numpy as np
 
-from common.core.hashing import bucket_of
 from common.data.fields import Columns, Decoded, Hashed, Mapped, OneHot, Parsed, Source
 
 if TYPE_CHECKING:
@@ -27,6 +27,21 @@ Scalar: TypeAlias = str | int | float
 Values: TypeAlias = "Sequence[Any] | npt.NDArray[Any]"  # of a path, (n,)
 
 _WHOLE = 2.0**53  # up to here a float64 tells neighbouring whole numbers apart
+
+
+def bucket_of(field: str, text: str | None, buckets: int) -> int:
+    """Return the bucket of a text in a field; None: the bucket of the field's numbers.
+
+    A text is 1 in the bucket of its field and itself. A number is in the bucket of its field alone.
+    Two things may share a bucket; with many times more buckets than things, few do (Weinberger et
+    al. 2009, here without their signs). The name and version of all of this is `crc32-1`.
+    """
+    return crc32((field if text is None else f"{field}={text}").encode()) % buckets
+
+
+def damped(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Return sign(x) log(1 + |x|) of numbers in their buckets, which may be counts of any size."""
+    return (np.sign(numbers) * np.log1p(np.abs(numbers))).astype(np.float32)
 
 
 def text_of(value: Scalar) -> str:

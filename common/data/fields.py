@@ -51,7 +51,7 @@ class Parsed(NamedTuple):
 
 
 class Hashed(NamedTuple):
-    """Values become buckets, by `common.core.hashing`."""
+    """Values become buckets, by `common.data.columns`."""
 
     buckets: int
 

@@ -29,7 +29,7 @@ from common.errors import UserError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from common.core.schemas import Reference
+    from common.core.messages import Reference
     from common.data.fields import Keys
     from common.data.record_bytes import RecordBytes
 

@@ -20,7 +20,7 @@ from common.errors import UserError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from common.core.schemas import Schema, SchemaKind
+    from common.core.messages import Schema, SchemaKind
 
 _FRAME = 5  # bytes: 0, and the schema's id
 

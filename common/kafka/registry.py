@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
-from common.core.schemas import Reference, Schema, SchemaKind
+from common.core.messages import Reference, Schema, SchemaKind
 from common.errors import LateError, RefusedError, UnavailableError, UserError, WireError
 from common.http.client import BoundedClient, decoded
 

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from common.core.schemas import Schema, SchemaFound
+from common.core.messages import Schema, SchemaFound
 from common.core.spans import Partition
 from common.errors import BrokenWriterError, UnavailableError, UnknownTopicError, WireError
 from common.kafka.names import schemas_topic

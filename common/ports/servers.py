@@ -22,11 +22,11 @@ if TYPE_CHECKING:
         ModelId,
         Positions,
         Reply,
+        Schema,
         TriggerId,
         UpdateTrigger,
         WorkerId,
     )
-    from common.core.schemas import Schema
     from common.core.spans import LogPosition, Partition, Span
     from common.core.spread import JobDemand, WorkerPlacement
     from common.errors import DeliveryError

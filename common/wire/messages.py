@@ -43,6 +43,7 @@ from common.core.messages import (
     Replayed,
     Reply,
     Requeued,
+    SchemaFound,
     Slices,
     SpanExpired,
     StateReport,
@@ -53,7 +54,6 @@ from common.core.messages import (
     Vector,
     WorkerLeaving,
 )
-from common.core.schemas import SchemaFound
 from common.core.scores import BINS
 from common.core.spans import Address, Partition, address_of
 from common.core.spread import JobDemand, WorkerPlacement

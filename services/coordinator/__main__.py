@@ -21,10 +21,9 @@ from common.runtime.jobs import END_S, follow_jobs
 from common.runtime.service import run
 from common.runtime.supervisor import Supervisor
 from common.telemetry.metrics.registry import ProcessMetrics
-from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
 from services.coordinator.loop import JobCoordinator, begins
-from services.coordinator.replica import Replica
+from services.coordinator.replica import Candidates, Replica
 from services.coordinator.replies import ReplyReader
 from services.coordinator.streams import StreamWatch
 

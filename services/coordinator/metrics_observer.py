@@ -231,11 +231,11 @@ class MetricsObserver:
         if self._applying is not None and orders.made.version >= self._applying.update.version:
             self._applied(self._applying, now_s)
         members = orders.membership.members
-        self.metrics.memberships.inc(self._members is not None and members != self._members)
+        self.metrics.group.memberships.inc(self._members is not None and members != self._members)
         self._members = members
         attempt = None if orders.reduce is None else orders.reduce.attempt
         if self._attempt is not None and attempt != self._attempt[0]:
-            self.metrics.attempts_broken.inc()
+            self.metrics.group.attempts_broken.inc()
             self._broke_s, self._attempt = self._broke_s or now_s, None
         if attempt is not None and self._attempt is None:
             self._attempt = attempt, now_s
@@ -243,9 +243,9 @@ class MetricsObserver:
     def _added_up(self, now_s: float) -> None:
         """Members have the next update."""
         if self._attempt is not None:
-            self.metrics.collective_s.observe(max(now_s - self._attempt[1], 0.0))
+            self.metrics.group.collective_s.observe(max(now_s - self._attempt[1], 0.0))
             if self._broke_s is not None:
-                self.metrics.repair_s.observe(max(now_s - self._broke_s, 0.0))
+                self.metrics.group.repair_s.observe(max(now_s - self._broke_s, 0.0))
         self._attempt = self._broke_s = None
 
     # --- a round -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.core.schemas import Reference, Schema
+from common.core.messages import Reference, Schema
 from common.data.fields import Field
 from common.data.registered import RegisteredCodec
 from common.embedded.process import free_port

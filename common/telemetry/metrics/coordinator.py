@@ -88,6 +88,37 @@ class LeaderFigures:
     group_size: int | None = None  # K of an update that would begin now
 
 
+class GroupMetrics:
+    """Metrics of a job whose workers hold the weights."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.memberships = Counter(
+            "doll_group_membership_changes_total",
+            "Changes of the members of the group.",
+            registry=registry,
+        )
+        self.attempts_broken = Counter(
+            "doll_group_attempts_broken_total",
+            "Total number of attempts at an update that failed because a member of the group died,"
+            " hung or lacked a gradient.",
+            registry=registry,
+        )
+        self.collective_s = Histogram(
+            "doll_group_collective_seconds",
+            "Duration from the order to reduce gradients in the group until enough members have the"
+            " result.",
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self.repair_s = Histogram(
+            "doll_group_repair_seconds",
+            "Duration from the end of a failed attempt until enough members have the result of a"
+            " later attempt.",
+            registry=registry,
+            buckets=SECONDS,
+        )
+
+
 class CoordinatorMetrics:
     """The metrics of one job; its deciding thread writes them, scrapes read them.
 
@@ -169,24 +200,7 @@ class CoordinatorMetrics:
         self.checkpoint_failures = count(
             "doll_checkpoint_failures_total", "Failed attempts to write a checkpoint."
         )
-        self.memberships = count(
-            "doll_group_membership_changes_total", "Changes of the members of the group."
-        )
-        self.attempts_broken = count(
-            "doll_group_attempts_broken_total",
-            "Total number of attempts at an update that failed because a member of the group died,"
-            " hung or lacked a gradient.",
-        )
-        self.collective_s = seconds(
-            "doll_group_collective_seconds",
-            "Duration from the order to reduce gradients in the group until enough members have the"
-            " result.",
-        )
-        self.repair_s = seconds(
-            "doll_group_repair_seconds",
-            "Duration from the end of a failed attempt until enough members have the result of a"
-            " later attempt.",
-        )
+        self.group = GroupMetrics(self.registry)
         for metric, values in (
             (self.short_updates, SHORT),
             (self.stage_s, STAGES),

@@ -22,7 +22,7 @@ from common.errors import UserError
 from common.jobs.spec import RecordsSpec
 
 if TYPE_CHECKING:
-    from common.core.schemas import Schema
+    from common.core.messages import Schema
     from common.ports.servers import SchemaRegistry
 
 _LABELS = ("label", "target", "class", "y", "outcome")  # what people call what is to be predicted

@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from common.core.schemas import Schema
+from common.core.messages import Schema
 from common.data.codecs import make_codec
 from common.data.fields import Field
 from common.errors import UserError

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.core.hashing import bucket_of
 from common.data.codecs import CODEC_NAMES, make_codec
+from common.data.columns import bucket_of
 from common.data.fields import DTYPE_NAMES, Columns, Decoded, Field
 from common.errors import UserError
 

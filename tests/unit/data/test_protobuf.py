@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.schemas import Reference
+from common.core.messages import Reference
 from common.data.protobuf import ProtobufReader
 from common.data.record_bytes import RecordBytes, wanted_of
 from common.errors import UserError

@@ -13,13 +13,13 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from common.core.schemas import Schema
+from common.core.messages import Schema
 from common.data.registered import RegisteredCodec
 from common.jobs.build import codec_of
 from tests.unit.data.test_columns import ENVELOPE, job
 
 if TYPE_CHECKING:
-    from common.core.schemas import SchemaKind
+    from common.core.messages import SchemaKind
     from common.data.fields import Decoded
 
 FIRST = {"x": ["null", "double"], "n": "long", "label": "boolean", "image": "bytes"}

@@ -18,7 +18,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
-from common.core.schemas import Schema
+from common.core.messages import Schema
 from common.data.fields import Columns, concatenate
 from common.data.registered import RegisteredCodec
 from common.data.tables import row_records
@@ -33,7 +33,7 @@ from tests.unit.data.test_registered import framed, message_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.core.schemas import SchemaKind
+    from common.core.messages import SchemaKind
 
 pytestmark = needs_tables
 BETTER = 0.01  # that another may be

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from common.core.hashing import bucket_of, damped
+from common.data.columns import bucket_of, damped
 from common.data.tables import row_records, table_records
 from common.errors import UserError
 

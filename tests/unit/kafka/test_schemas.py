@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.schemas import Reference, Schema, SchemaFound
+from common.core.messages import Reference, Schema, SchemaFound
 from common.core.spans import Partition
 from common.errors import UnavailableError, UnknownTopicError
 from common.kafka.memory import MemoryLog

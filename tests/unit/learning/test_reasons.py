@@ -11,7 +11,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from common.core.schemas import Schema
+from common.core.messages import Schema
 from common.data.codecs import make_codec
 from common.data.fields import Field
 from common.data.registered import RegisteredCodec
@@ -20,7 +20,7 @@ from tests.unit.data.test_columns import job
 from tests.unit.data.test_registered import framed, schema_of
 
 if TYPE_CHECKING:
-    from common.core.schemas import SchemaKind
+    from common.core.messages import SchemaKind
     from common.data.codecs import Codec
     from common.data.fields import DtypeName
 

@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.core.schemas import Schema
+from common.core.messages import Schema
 from common.data.codecs import make_codec
 from common.data.fields import DtypeName, Field
 from common.data.registered import RegisteredCodec

@@ -10,8 +10,8 @@ import pytest
 import scipy.sparse
 import torch
 
-from common.core.hashing import bucket_of
 from common.core.vectors import SparseVector
+from common.data.columns import bucket_of
 from common.data.records import batches
 from common.errors import UserError
 from common.jobs.build import codec_of, trainer_of

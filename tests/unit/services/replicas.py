@@ -17,10 +17,9 @@ from common.telemetry.logging import event_logger
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.tracing import NoTracer
-from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
 from services.coordinator.loop import JobCoordinator, begins
-from services.coordinator.replica import Replica
+from services.coordinator.replica import Candidates, Replica
 from services.coordinator.replies import ReplyReader
 from services.coordinator.streams import StreamWatch
 

@@ -17,8 +17,8 @@ from common.ports.servers import NewRecord, NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import fields_of
 from services.coordinator import leadership, loop
-from services.coordinator.candidates import LONGEST_S, Candidates
 from services.coordinator.effects import ending, lease
+from services.coordinator.replica import LONGEST_S, Candidates
 from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.messages import Skipped
-from common.core.schemas import Schema
+from common.core.messages import Schema, Skipped
 from common.errors import LateError, RefusedError, UnavailableError, UnreachableError
 from services.worker.effects.schemas import ABSENT_S
 from tests.unit.kafka.test_schemas import Registry, written

@@ -31,8 +31,11 @@ from common.core.messages import (
     Quarantined,
     Reduce,
     Reduced,
+    Reference,
     Replayed,
     Requeued,
+    Schema,
+    SchemaFound,
     Skipped,
     SpanExpired,
     StateReport,
@@ -46,7 +49,6 @@ from common.core.messages import (
     WorkerId,
     WorkerLeaving,
 )
-from common.core.schemas import Reference, Schema, SchemaFound
 from common.core.scores import BINS
 from common.core.spans import LogPosition, Partition, Span
 from common.core.spread import JobDemand, WorkerPlacement

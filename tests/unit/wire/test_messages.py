@@ -45,9 +45,13 @@ from common.core.messages import (
     Quarantined,
     Reduce,
     Reduced,
+    Reference,
     Replayed,
     Reply,
     Requeued,
+    Schema,
+    SchemaFound,
+    SchemaKind,
     Skipped,
     SpanExpired,
     StateReport,
@@ -59,7 +63,6 @@ from common.core.messages import (
     WorkerId,
     WorkerLeaving,
 )
-from common.core.schemas import Reference, Schema, SchemaFound, SchemaKind
 from common.core.spans import Address, LogPosition, Partition, Span, address_of
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import FutureFormatError, WireError
