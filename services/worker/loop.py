@@ -31,7 +31,7 @@ from services.worker.effects.schemas import SchemaFinder, SchemaGate
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
 from services.worker.held import HeldSlices, HeldWhole
-from services.worker.memory import check_group_memory, room_for_slices
+from services.worker.memory import check_group_memory, group_bytes, room_for_slices
 from services.worker.rows import BatchCache
 from services.worker.stream import Stream
 from services.worker.time_lag import TimeLag
@@ -207,10 +207,10 @@ class JobWorker:
         states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
         runs_on: tuple[Tier, float, int] | None = None
         if slices:
-            room = room_for_slices(self._numbers, states, slices, spec.largest_group, settings)
+            room = room_for_slices(self._numbers, states, slices, spec.largest_group, group_bytes())
             runs_on = settings.tier, time(), room
         else:
-            check_group_memory(self._numbers, states, settings)
+            check_group_memory(self._numbers, states, group_bytes())
         access = self._access(spec)
         self._groups = access.groups
         make = partial(_held, spec, settings, slices)
@@ -311,7 +311,7 @@ class JobWorker:
 
 
 def _held(spec: JobSpec, settings: Settings, slices: int) -> Held:
-    made_by = spec, settings.tasks, settings.max_model_mb
+    made_by = spec, settings.tasks
     if not slices:
         return HeldWhole(trainer_of(*made_by)())
     return HeldSlices(sliced_trainer_of(*made_by, slices)())

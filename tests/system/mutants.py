@@ -737,8 +737,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "history.py",
-                "        self._epoch, self._number = lead.epoch_at(offset), 0\n",
-                "        self._epoch, self._number = lead.epoch_at(offset), 0\n"
+                "        self._epoch, self._number = lead.epoch, 0\n",
+                "        self._epoch, self._number = lead.epoch, 0\n"
                 "        self._quarantined = {}\n",
             ),
         ),

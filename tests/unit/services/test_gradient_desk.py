@@ -42,12 +42,12 @@ from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.outages import Outage
 from common.telemetry.tracing import trace_of
 from common.testing.counting import CountingTask
-from common.testing.tracing import MemoryTracer
 from common.wire.vectors import encode_sparse
 from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.rows import BatchCache
 from services.worker.traces import BatchTraces
+from tests.fakes.tracing import MemoryTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

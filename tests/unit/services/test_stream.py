@@ -23,8 +23,6 @@ from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.tracing import trace_of
-from common.testing.clock import ManualClock
-from common.testing.tracing import MemoryTracer
 from common.wire import messages as wire
 from services.worker.effects.board import WorkerBoard
 from services.worker.effects.claims import ClaimSender
@@ -33,6 +31,8 @@ from services.worker.rows import BatchCache
 from services.worker.stream import Stream
 from services.worker.time_lag import TimeLag
 from services.worker.traces import BatchTraces
+from tests.fakes.clock import ManualClock
+from tests.fakes.tracing import MemoryTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
