@@ -5,11 +5,11 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.core import events
+from common.core import worker_messages as events
 from common.core.liveness import WORKER
-from common.errors import CorruptError, FutureFormatError, UnavailableError
+from common.errors import CorruptError, UnavailableError
 from common.learning.checkpoint import difference, digest_of, layout_at
-from common.storage.snapshot_file import from_head
+from common.storage.hot_snapshot import first_weights
 from common.telemetry.outages import Outage, OutageNotifier
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ class WorkerBoard:
         """Return the first difference from the leader's model, or "" if no snapshot shows one."""
         for data in self._board.snapshots(epoch, HEAD_BYTES, whole=True):
             try:
-                head = from_head(data, HEAD_BYTES)
-                found = "" if head is None else difference(layout_at(head.trainer), self._layout)
-            except (CorruptError, FutureFormatError):
+                head = first_weights(data)
+                found = difference(layout_at(head), self._layout) if head else ""
+            except CorruptError:
                 continue
             if found:
                 return f"the first difference: {found}"
