@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.core.events import Wanted
-from common.core.messages import SynchronisationMode  # noqa: TC001 -- pydantic reads it when run
+from common.core.messages import (
+    SynchronisationMode,
+    Wanted,
+)
 from common.jobs.progress import Word  # noqa: TC001 -- pydantic reads it when run
 from common.jobs.quarantine import Final, Outcome  # noqa: TC001 -- likewise
 from common.jobs.spec import JobSpec  # noqa: TC001 -- likewise

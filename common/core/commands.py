@@ -1,18 +1,15 @@
-"""What the state machines want done: a shell carries these out, in order."""
+"""What a coordinator wants done: a shell carries it out, in order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 if TYPE_CHECKING:
-    from common.core.batching import RowSlice
     from common.core.events import Source
     from common.core.messages import (
         AuditRecord,
-        Claim,
         Gradient,
         GradientReady,
         LeaderStatus,
@@ -25,69 +22,7 @@ if TYPE_CHECKING:
         UpdateTrigger,
     )
     from common.core.snapshots import Snapshot
-    from common.core.spans import Address, LogPosition, Partition
-
-# --- a worker's stream side ------------------------------------------------------------------
-
-
-class Announce(msgspec.Struct, frozen=True, gc=False):
-    """Append a claim to the control topic."""
-
-    number: int  # to be reported back with the offset that it got
-    claim: Claim
-    counts: tuple[int, ...]  # rows per span of its address
-    rows: tuple[RowSlice, ...] = ()  # these rows, in the order of the address
-
-
-class Place(msgspec.Struct, frozen=True, gc=False):
-    """Read these partitions from these positions on, as long as they are the logs known below."""
-
-    positions: Mapping[Partition, LogPosition]
-
-
-class Unplace(msgspec.Struct, frozen=True, gc=False):
-    """Read nothing of a partition until it is placed again."""
-
-    partition: Partition
-
-
-class SetReading(msgspec.Struct, frozen=True, gc=False):
-    """Pause or resume reading all partitions; the reason is worth a log line when it changes."""
-
-    reading: bool
-    reason: str
-
-
-class Heartbeat(msgspec.Struct, frozen=True, gc=False):
-    """Give a sign of life."""
-
-    status: str
-
-
-class ReadLeaderStatus(msgspec.Struct, frozen=True, gc=False):
-    """Read the leader's status, then run what delivery reports are there, then report it.
-
-    In this order: what the leader's status has decided must be known as sent.
-    """
-
-
-class Forget(msgspec.Struct, frozen=True, gc=False):
-    """Let go of the rows of these batches: they are settled, or were never accepted."""
-
-    addresses: tuple[Address, ...]
-
-
-class Commit(msgspec.Struct, frozen=True, gc=False):
-    """Commit the settled frontier of partitions to the consumer group, for lag tools."""
-
-    positions: Mapping[Partition, int]
-
-
-WorkerCommand: TypeAlias = (
-    Announce | Place | Unplace | SetReading | Heartbeat | ReadLeaderStatus | Forget | Commit
-)
-
-# --- the coordinator -------------------------------------------------------------------------
+    from common.core.spans import Partition
 
 
 class AskLease(msgspec.Struct, frozen=True, gc=False):

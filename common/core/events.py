@@ -1,4 +1,4 @@
-"""What happens to the state machines: facts that a shell observed, handed to `on(event, now)`."""
+"""What happens to a coordinator: facts that a shell observed, handed to `on(event, now)`."""
 
 from __future__ import annotations
 
@@ -7,135 +7,24 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
+from common.core.worker_messages import Tick as Tick  # noqa: PLC0414 -- an event of both
+
 if TYPE_CHECKING:
-    from common.core.batching import Run
     from common.core.liveness import Heartbeat
     from common.core.losses import Parted, ReadFrom
     from common.core.messages import (
         AuditRecord,
         ControlRecord,
-        LeaderStatus,
         ModelId,
         Reply,
-        Unsettled,
+        Wanted,
         WorkerId,
     )
     from common.core.settings import CoordinatorSettings
     from common.core.snapshots import Snapshot
     from common.core.spans import Partition
 
-Wanted: TypeAlias = Literal["running", "paused", "stopped"]
 Source: TypeAlias = Literal["hot", "all", "genesis"]  # of snapshots: board; and storage; the job
-
-
-class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Nothing happened, but `due()` has come.
-
-    A tick judges what did not happen in time, so a shell hands in all that it has heard first.
-    """
-
-
-# --- a worker's stream side ------------------------------------------------------------------
-
-
-class Assigned(msgspec.Struct, frozen=True, gc=False):
-    """The group gave these partitions to this member; they stay silent until placed."""
-
-    partitions: tuple[Partition, ...]
-
-
-class Revoked(msgspec.Struct, frozen=True, gc=False):
-    """The group took these partitions away, with or without asking."""
-
-    partitions: tuple[Partition, ...]
-
-
-class Decoded(msgspec.Struct, frozen=True, gc=False):
-    """Records of one partition were read and decoded."""
-
-    run: Run
-
-
-class FellBehind(msgspec.Struct, frozen=True, gc=False):
-    """A partition's log begins above the position: retention deleted records that nobody read."""
-
-    partition: Partition
-    start: int
-
-
-class Truncated(msgspec.Struct, frozen=True, gc=False):
-    """A partition's log is not any more the one that its place knows; nothing is read of it."""
-
-    partition: Partition
-    recreated: bool  # its topic was deleted and created anew; else it lost its last records
-
-
-class RecordBelow(msgspec.Struct, frozen=True, gc=False):
-    """A partition gave a record below its position, above all that was known of the log."""
-
-    partition: Partition
-    epoch: int  # its leader epoch; -1: not known
-
-
-class EndReached(msgspec.Struct, frozen=True, gc=False):
-    """A partition's log ends at `position`, above its last record, and all records were decoded."""
-
-    partition: Partition
-    position: int
-
-
-class Delivered(msgspec.Struct, frozen=True, gc=False):
-    """The indicator with this number stands in the control topic at this offset.
-
-    Or below it, where Kafka has not said at which: then it is decided once all up to there is.
-    """
-
-    number: int
-    offset: int
-
-
-class LeaderStatusSeen(msgspec.Struct, frozen=True, gc=False):
-    """What the board says of the leader's status; None where there is none."""
-
-    leader_status: LeaderStatus | None
-
-
-class RoundBegan(msgspec.Struct, frozen=True, gc=False):
-    """A trigger was heard: the update before it is applied, which may give room to read."""
-
-    epoch: int = -1  # of the leader that posted it
-    unsettled: Unsettled | None = None  # as the trigger says
-
-
-class SizesChanged(msgspec.Struct, frozen=True, gc=False):
-    """The job's owner changed b, or K and with it the bound."""
-
-    batch_size: int  # b
-    bound: int  # batches announced and not settled
-    group_size: int = 1  # K
-
-
-class Leaving(msgspec.Struct, frozen=True, gc=False):
-    """This machine will be gone soon."""
-
-
-WorkerEvent: TypeAlias = (
-    Tick
-    | Assigned
-    | Revoked
-    | Decoded
-    | FellBehind
-    | Truncated
-    | RecordBelow
-    | EndReached
-    | Delivered
-    | LeaderStatusSeen
-    | RoundBegan
-    | SizesChanged
-    | Leaving
-)
-
-# --- the coordinator -------------------------------------------------------------------------
 
 
 class LeaseAnswered(msgspec.Struct, frozen=True, gc=False):

@@ -61,9 +61,10 @@ from common.core.spans import LogPosition, Partition
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
-    from common.core.events import StreamsSeen, Summed, Wanted
+    from common.core.events import StreamsSeen, Summed
     from common.core.history import History
     from common.core.liveness import Heartbeat
+    from common.core.messages import Wanted
     from common.core.settings import CoordinatorSettings, Mode
 
 

@@ -37,6 +37,7 @@ from common.core.spans import Address, LogPosition, Partition, Span
 WorkerId = NewType("WorkerId", str)
 Positions: TypeAlias = dict[Partition, Count]  # a position per partition: the next offset to read
 Vector: TypeAlias = npt.NDArray[np.float32]  # (P + B,) parameters, then buffers
+Wanted: TypeAlias = Literal["running", "paused", "stopped"]  # of a job, by its owner
 
 
 class ModelId(NamedTuple):

@@ -24,18 +24,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from common.core import commands as do
-from common.core import events
+from common.core import worker_messages as do
+from common.core import worker_messages as events
 from common.core.batching import Batcher, Cut, Run
 from common.core.liveness import ALIVE, LEAVING, TOO_FEW
 from common.core.messages import BatchReady, SpanExpired, TriggerStream, Unsettled
 from common.core.spans import Address, LogPosition, Partition, Span, address_of
 
 if TYPE_CHECKING:
-    from common.core.commands import WorkerCommand
-    from common.core.events import WorkerEvent
     from common.core.messages import LeaderStatus, Positions, WorkerId
     from common.core.settings import WorkerSettings
+    from common.core.worker_messages import WorkerCommand, WorkerEvent
 
 
 # So long a leader's status is ignored that is older than one that was seen. That saves work, no

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from common.config.servers import Outside
-    from common.core.events import Wanted
     from common.core.losses import ReadFrom
+    from common.core.messages import Wanted
     from common.jobs.edit import Value
     from common.jobs.spec import JobSpec
 

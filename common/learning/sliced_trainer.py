@@ -88,7 +88,7 @@ class SlicedTrainer:
         Args:
             totals: By slice, (n,) float32 summed over the samples of the update.
         """
-        return sum(self._held[number].square(total, 1) for number, total in totals.items())
+        return sum(self._held[number].square(total) for number, total in totals.items())
 
     def prepare(
         self,

@@ -40,7 +40,7 @@ def lengths(slices: Sequence[slice], owners: Sequence[int], ranks: int) -> list[
 
     Args:
         slices: One after the other.
-        owners: Their ranks, which ascend, so that what each owns lies in the order of ranks.
+        owners: Their ranks.
         ranks: How many members there are.
     """
     found = [0] * ranks
@@ -125,15 +125,13 @@ class Slice:
         self._state = {name: torch.tensor(value) for name, value in state.items()}
         self._spare = {}
 
-    def square(self, total: Vector, samples: int) -> float:
-        """|gradient|^2 of this slice, as a step takes it: that of all slices is their sum.
+    def square(self, total: Vector) -> float:
+        """|sum of gradients|^2 of this slice: that of all slices is their sum.
 
         Args:
             total: (n,) float32 summed over the samples of the update.
-            samples: How many.
         """
-        square = squared_norm(total, self._split)
-        return square / samples**2 if self._reduction == "mean" else square
+        return squared_norm(total, self._split)
 
     def prepare(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from common.core.events import Assigned, Revoked
+from common.core.worker_messages import Assigned, Revoked
 from common.errors import OutsideError
 
 if TYPE_CHECKING:

@@ -17,17 +17,16 @@ import msgspec
 
 from common.core.messages import ModelId
 from common.core.snapshots import Snapshot
-from common.errors import CorruptError, FutureFormatError, UnavailableError, WireError
+from common.errors import CorruptError, UnavailableError, WireError
+from common.storage.hot_snapshot import FORMAT, MALFORMED, PROTOCOL, Protocol, decode_protocol
 from common.storage.manifest import told
 from common.wire.messages import frame, unframe
 
 if TYPE_CHECKING:
     from common.storage.store import Checkpoint, CheckpointStore
 
-FORMAT = 1  # of the protocol's part: the latest that this program knows
 _PROTOCOL, _TRAINER = "protocol.msgpack", "trainer.safetensors"
 HEAD_BYTES = 1 << 14  # of a hot snapshot: its protocol's part is in them, unless that is very long
-_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class SnapshotFile(NamedTuple):
@@ -51,16 +50,6 @@ class FoundSnapshot(NamedTuple):
     has_weights: bool = True  # else they are with the members of a group alone
 
 
-class _Protocol(msgspec.Struct):
-    format: int
-    snapshot: msgspec.Raw = msgspec.Raw()  # a later format need not have one
-    seal: bytes = b""  # of a hot one: made with a key that Kafka alone has
-
-
-_SEALED = msgspec.msgpack.Decoder(_Protocol)
-
-
-_PROTOCOL_PART = msgspec.msgpack.Decoder(_Protocol)
 _SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
 
 
@@ -141,8 +130,8 @@ def is_sealed(data: bytes, key: str) -> bool:
         CorruptError: If it is not whole.
     """
     try:
-        protocol = _SEALED.decode(unframe(data)[0])
-    except (*_MALFORMED, WireError) as error:
+        protocol = PROTOCOL.decode(unframe(data)[0])
+    except (*MALFORMED, WireError) as error:
         raise CorruptError(f"a hot snapshot is torn: {error}") from error
     return hmac.compare_digest(protocol.seal, _seal(protocol, key))
 
@@ -197,23 +186,18 @@ def in_hand(saved: SnapshotFile) -> FoundSnapshot:
 
 
 def _encode(snapshot: Snapshot, key: str = "") -> bytes:
-    protocol = _Protocol(FORMAT, msgspec.Raw(msgspec.msgpack.encode(snapshot)))
+    protocol = Protocol(FORMAT, msgspec.Raw(msgspec.msgpack.encode(snapshot)))
     protocol.seal = _seal(protocol, key) if key else b""
     return msgspec.msgpack.encode(protocol)
 
 
-def _seal(protocol: _Protocol, key: str) -> bytes:
+def _seal(protocol: Protocol, key: str) -> bytes:
     return hmac.digest(key.encode(), b"%d " % protocol.format + bytes(protocol.snapshot), "sha256")
 
 
 def _decode(data: bytes | memoryview, title: str) -> Snapshot:
+    protocol = decode_protocol(data, title)
     try:
-        protocol = _PROTOCOL_PART.decode(data)
-        if protocol.format > FORMAT:
-            raise FutureFormatError(
-                f"{title} has format {protocol.format}, expected at most {FORMAT}: a newer program"
-                " wrote it, so run that"
-            )
         return _SNAPSHOT.decode(protocol.snapshot)
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise CorruptError(f"a snapshot's protocol part does not parse: {error}") from error

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from common.core.events import Assigned
+from common.core.worker_messages import Assigned
 from common.ports.servers import Bounds, Fetched, Log, StreamReader
 from load.harness.processor import Block, Processor
 from load.harness.stack import NotMeasuredError

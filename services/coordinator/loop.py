@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.core.commands import CoordinatorCommand
-    from common.core.events import Wanted
+    from common.core.messages import Wanted
     from common.jobs.store import JobRecord
     from common.runtime.supervisor import Fault
     from services.coordinator.replica import Replica

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from common.core.events import Assigned, Revoked
 from common.core.spans import Partition
+from common.core.worker_messages import Assigned, Revoked
 from common.errors import ExpiredError, OutsideError, TruncatedError, UserError
 from common.kafka.names import positions_topic
 from common.kafka.read import records_of

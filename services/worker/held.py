@@ -20,7 +20,7 @@ from common.core.vectors import squared_norm
 from common.errors import GroupError
 from common.learning.errors import NotFiniteError
 from common.learning.parameters import is_finite
-from common.learning.slices import digest
+from common.learning.slices import digest, lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -287,14 +287,14 @@ class HeldSlices:
         places = self._trainer.places
         parts = [of(number) for numbers in sent for number in numbers]
         outgoing = np.concatenate(parts) if parts else np.empty(0, np.float32)
-        lengths = [
+        sizes = [
             [sum(places[n].stop - places[n].start for n in numbers) for numbers in each]
             for each in (sent, received)
         ]
         incoming: Vector = outgoing
         if len(formed.members) > 1:
-            incoming = np.empty(sum(lengths[1]), np.float32)
-            formed.group.exchange(outgoing, lengths[0], incoming, lengths[1])
+            incoming = np.empty(sum(sizes[1]), np.float32)
+            formed.group.exchange(outgoing, sizes[0], incoming, sizes[1])
         found, start = list[dict[int, "Vector"]](), 0
         for numbers in received:
             found.append({})
@@ -331,19 +331,16 @@ class HeldSlices:
         parts = self._exchange(formed, totals, sent, received)
         return {number: total.copy() for part in parts for number, total in part.items()}
 
-    def _gather(self, formed: Formed, vector: Vector, lengths: Sequence[int]) -> None:
+    def _gather(self, formed: Formed, vector: Vector, sizes: Sequence[int]) -> None:
         if len(formed.members) > 1:
-            formed.group.gather(vector, lengths)
+            formed.group.gather(vector, sizes)
 
     def _gather_weights(self, formed: Formed, firsts: Sequence[int]) -> None:
         """Each first owner sends the next weights of its slices to all."""
         following, places = self._trainer.following, self._trainer.places
         order = sorted(range(len(places)), key=lambda n: (firsts[n], n))
         arranged = np.concatenate([following[places[n]] for n in order])
-        lengths = [0] * len(formed.members)
-        for number, first in enumerate(firsts):
-            lengths[first] += places[number].stop - places[number].start
-        self._gather(formed, arranged, lengths)
+        self._gather(formed, arranged, lengths(places, firsts, len(formed.members)))
         start = 0
         for number in order:
             place = places[number]

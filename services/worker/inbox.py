@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from common.core import events
+from common.core import worker_messages as events
 
 if TYPE_CHECKING:
     from collections.abc import Callable

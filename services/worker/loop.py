@@ -25,7 +25,7 @@ from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.outages import Outage
 from services.worker.compute import OrderComputer, Shell
-from services.worker.effects.board import LeftOut, WorkerBoard
+from services.worker.effects.board import WorkerBoard
 from services.worker.effects.claims import ClaimSender
 from services.worker.effects.schemas import SchemaFinder, SchemaGate
 from services.worker.gradients import GradientLoop
@@ -148,12 +148,11 @@ class JobWorker:
             hold = spec.on_preemption == "hold"
             reader = log.stream(group_name(job.id), spec.streams, worker, hold=hold)
             undo.callback(reader.close)
-            left_out = LeftOut(worker, layout, board, self._log)
             self._stream = Stream(
                 machine,
                 reader,
                 claims,
-                WorkerBoard(worker, board, self._digest, left_out, self._log),
+                WorkerBoard(worker, board, layout, self._log),
                 gate=SchemaGate(schemas),
                 codec=codec,
                 cache=cache,

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.core import commands as do
-from common.core import events
+from common.core import worker_messages as do
+from common.core import worker_messages as events
 from common.core.batching import Run
 from common.core.liveness import LEAVING
 from common.core.messages import BatchReady, Skipped
@@ -27,8 +27,8 @@ from services.worker.rows import joined
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.core.commands import WorkerCommand
     from common.core.worker import Worker
+    from common.core.worker_messages import WorkerCommand
     from common.data.codecs import Codec
     from common.ports.servers import StreamEvent, StreamReader
     from common.telemetry.logging import EventLogger

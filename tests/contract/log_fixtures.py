@@ -296,7 +296,7 @@ _DOOMED = """\
 import sys
 from common.kafka.log import KafkaLog
 from common.kafka.settings import KafkaSettings
-from common.core.events import Assigned
+from common.core.worker_messages import Assigned
 bootstrap, protocol, group, topic = sys.argv[1:]
 settings = KafkaSettings(bootstrap, group_protocol=protocol, session_timeout_ms=1500)
 reader = KafkaLog(settings).stream(group, [topic], "doomed")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.events import Assigned, Revoked
+from common.core.worker_messages import Assigned, Revoked
 from common.errors import OutsideError
 from common.ports.servers import Fetched, NewTopic
 from tests.contract.log_fixtures import PATIENCE_S, eventually, on_kafka

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.events import Assigned
 from common.core.spans import LogPosition, Partition, Span
+from common.core.worker_messages import Assigned
 from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError
 from common.kafka.log import KafkaLog
 from common.ports.servers import Fetched, FoundTopic, LogRecord, NewTopic, StreamEvent, Truncated

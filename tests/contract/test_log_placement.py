@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.events import Assigned
 from common.core.spans import LogPosition, Partition
+from common.core.worker_messages import Assigned
 from common.kafka.epochs import TopicsQuestion
 from common.ports.servers import Bounds, EndReached, Fetched, NewTopic, OutOfRange, Truncated
 from tests.contract.log_fixtures import PATIENCE_S, eventually, filled

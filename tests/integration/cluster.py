@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.core.audit import Audit
-    from common.core.events import Wanted
     from common.core.losses import ReadFrom
-    from common.core.messages import LeaderStatus, Vector
+    from common.core.messages import LeaderStatus, Vector, Wanted
     from common.jobs.edit import Value
     from common.jobs.purge import Remains
     from common.jobs.store import JobRecord

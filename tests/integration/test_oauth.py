@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from common.config.settings import read_settings
-from common.core.events import Assigned
 from common.core.spans import Partition
+from common.core.worker_messages import Assigned
 from common.errors import OutsideError, UnavailableError
 from common.kafka.log import KafkaLog
 from common.ports.servers import NewTopic

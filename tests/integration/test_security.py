@@ -20,7 +20,6 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from common.api.keys import Keys, KeyStore
 from common.config.settings import read_settings
-from common.core.events import Assigned
 from common.core.messages import (
     LeaderStatus,
     ModelId,
@@ -31,6 +30,7 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.core.spread import JobDemand
+from common.core.worker_messages import Assigned
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError

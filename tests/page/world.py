@@ -38,8 +38,7 @@ from common.spot.provisioning.records import (
 )
 
 if TYPE_CHECKING:
-    from common.core.events import Wanted
-    from common.core.messages import AuditRecord
+    from common.core.messages import AuditRecord, Wanted
     from common.spot.provisioning.records import PlanRecord
 
 AGE_S = 4700.0  # of the job

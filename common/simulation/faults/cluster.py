@@ -46,8 +46,7 @@ from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import DIGEST, Outages, World
 
 if TYPE_CHECKING:
-    from common.core.events import Wanted
-    from common.core.messages import AuditRecord, ControlRecord
+    from common.core.messages import AuditRecord, ControlRecord, Wanted
     from common.simulation.faults.scenario import Fault, Scenario
     from common.simulation.faults.topic import Topic
 

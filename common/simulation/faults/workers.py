@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from common.core import commands as do
-from common.core import events
+from common.core import worker_messages as do
+from common.core import worker_messages as events
 from common.core.assignments import Assignments, Compute
 from common.core.batching import Run
 from common.core.liveness import Heartbeat
@@ -33,9 +33,8 @@ from common.simulation.faults.streams import Content
 from common.simulation.faults.world import DIGEST, OTHER_DIGEST, Taken, Token, World, void
 
 if TYPE_CHECKING:
-    from common.core.commands import WorkerCommand
-    from common.core.events import WorkerEvent
     from common.core.messages import Batch, FailedReason, Reply, UpdateTrigger
+    from common.core.worker_messages import WorkerCommand, WorkerEvent
     from common.simulation.faults.scenario import Poison
 
 BATCH_LINGER_S = 0.5

@@ -24,7 +24,7 @@ from msgspec import UNSET
 
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core import commands as do
-from common.core import events
+from common.core import events, worker_messages
 from common.core.assignments import Assignments, Compute
 from common.core.coordinator import Coordinator
 from common.core.liveness import ALIVE, Heartbeat
@@ -36,10 +36,11 @@ from common.core.worker import Worker
 if TYPE_CHECKING:
     import numpy as np
 
-    from common.core.commands import CoordinatorCommand, WorkerCommand
-    from common.core.events import CoordinatorEvent, WorkerEvent
+    from common.core.commands import CoordinatorCommand
+    from common.core.events import CoordinatorEvent
     from common.core.messages import Claim, LeaderStatus, Reply, Vector
     from common.core.spans import Partition
+    from common.core.worker_messages import WorkerCommand, WorkerEvent
     from common.spot.experiments.arrivals import Stream
 
 DRAWN = 4096  # times drawn at once: a draw costs little, a call much
@@ -204,7 +205,7 @@ class Machine:
     def own(self, streams: list[Stream]) -> None:
         """The group gives it these."""
         self.streams.update((stream.partition, stream) for stream in streams)
-        self._feed(events.Assigned(tuple(stream.partition for stream in streams)))
+        self._feed(worker_messages.Assigned(tuple(stream.partition for stream in streams)))
         self._wake_when_due()
 
     def disown(self, partitions: list[Partition]) -> None:
@@ -212,7 +213,7 @@ class Machine:
         for partition in partitions:
             del self.streams[partition]
             self._awaited.pop(partition, None)
-        self._feed(events.Revoked(tuple(partitions)))
+        self._feed(worker_messages.Revoked(tuple(partitions)))
 
     def await_batches(self) -> None:
         """Wait for the next batch of each stream that is not waited for."""
@@ -246,7 +247,7 @@ class Machine:
             return
         if len(streams) > 1:
             streams[partition] = streams.pop(partition)  # others go first now
-        self._feed(events.Decoded(stream.read(position, self._batch_size)))
+        self._feed(worker_messages.Decoded(stream.read(position, self._batch_size)))
         self._await(stream)
 
     # --- orders -------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ class Machine:
         self._orders.hear(self._posted)
         newest = self._posted[-1]
         self._posted.clear()
-        self._feed(events.RoundBegan(newest.id.epoch, newest.unsettled))
+        self._feed(worker_messages.RoundBegan(newest.id.epoch, newest.unsettled))
         if not self._reading:
             self._wake_when_due()  # it looks for room sooner now, perhaps
 
@@ -319,34 +320,36 @@ class Machine:
     def _look(self) -> None:
         self._looking = False
         if not self.gone and not self._reading:
-            self._feed(events.LeaderStatusSeen(self._protocol.look()))
+            self._feed(worker_messages.LeaderStatusSeen(self._protocol.look()))
         if not self.gone and not self._reading:
             self._looking = True
             self._time.at(self._time.now + LOOK_S, self._look)
 
     def _feed(self, event: WorkerEvent) -> None:
         for command in self._worker.on(event, self._time.now):
-            if isinstance(command, do.Announce):  # this and the next one come for each batch
+            if isinstance(
+                command, worker_messages.Announce
+            ):  # this and the next one come for each batch
                 offset = self._protocol.announce(command.claim)
-                self._feed(events.Delivered(command.number, offset))
-            elif not isinstance(command, do.Forget):  # rows have no counterpart here
+                self._feed(worker_messages.Delivered(command.number, offset))
+            elif not isinstance(command, worker_messages.Forget):  # rows have no counterpart here
                 self._obey(command)
 
     def _obey(self, command: WorkerCommand) -> None:
         match command:
-            case do.SetReading(reading):
+            case worker_messages.SetReading(reading):
                 self._reading = reading
                 if reading:
                     self.await_batches()
                 else:
                     self._look_until_reading()
-            case do.Place(positions):
+            case worker_messages.Place(positions):
                 for partition in positions:
                     self._await(self.streams[partition])
-            case do.Unplace(partition):
+            case worker_messages.Unplace(partition):
                 self._awaited.pop(partition, None)
-            case do.ReadLeaderStatus():
-                self._feed(events.LeaderStatusSeen(self._protocol.leader_status))
+            case worker_messages.ReadLeaderStatus():
+                self._feed(worker_messages.LeaderStatusSeen(self._protocol.leader_status))
             case _:
                 pass  # nor have beats and commits
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
-    from common.core.events import Wanted
-    from common.core.messages import AuditRecord, ControlRecord
+    from common.core.messages import AuditRecord, ControlRecord, Wanted
     from common.spot.machines import Machine, Offer, PriceHistory, Refused
     from common.spot.provisioning.records import PlanRecord
     from common.spot.provisioning.settings import ProvisionerSettings

@@ -25,7 +25,7 @@ from common.spot.provisioning.report import FleetReport, report_of
 from common.spot.provisioning.term import Known, Term
 
 if TYPE_CHECKING:
-    from common.core.events import Wanted
+    from common.core.messages import Wanted
     from common.spot.provisioning.commands import ProvisionerCommand
     from common.spot.provisioning.events import ProvisionerEvent
     from common.spot.provisioning.settings import ProvisionerSettings

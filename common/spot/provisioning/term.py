@@ -44,7 +44,7 @@ from common.spot.provisioning.watching import FleetWatch
 from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
-    from common.core.events import Wanted
+    from common.core.messages import Wanted
     from common.spot.provisioning.commands import ProvisionerCommand
     from common.spot.provisioning.estimating import Estimator
     from common.spot.provisioning.events import ProvisionerEvent

@@ -34,7 +34,7 @@ from common.config.aggregation import (
 from common.config.synchronisation import (
     SynchronisationSpec,  # noqa: TC001 -- FastAPI reads it when run
 )
-from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
+from common.core.messages import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import UnavailableError, UserError
 from common.jobs.edit import BLOCKS, CHANGEABLE, changed_spec, plain
 from common.jobs.progress import JobProgress, Word

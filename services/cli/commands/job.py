@@ -29,7 +29,7 @@ from services.cli.system.outside import outside_of, service_of
 
 if TYPE_CHECKING:
     from common.api.answers import RemainsAnswer
-    from common.core.events import Wanted
+    from common.core.messages import Wanted
     from common.jobs.edit import Value
     from services.cli.system.api import Picture
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.core import events
+from common.core import worker_messages as events
 from common.core.liveness import WORKER
-from common.errors import CorruptError, FutureFormatError, UnavailableError
-from common.learning.checkpoint import difference, layout_at
-from common.storage.snapshot_file import from_head
+from common.errors import CorruptError, UnavailableError
+from common.learning.checkpoint import difference, digest_of, layout_at
+from common.storage.hot_snapshot import first_weights
 from common.telemetry.outages import Outage, OutageNotifier
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ TTL_S = 2.5 * AGAIN_S
 HEAD_BYTES = 1 << 20
 
 
-class LeftOut:
-    """Reports why the leader leaves a worker out, and how its model differs from the leader's.
+class WorkerBoard:
+    """Gives signs of life, reads the leader's status, and reports what this worker meets.
 
     Args:
         worker: This worker's name.
-        layout: Layout of this worker's model.
         board: Board of the job, in Redis.
+        layout: Layout of this worker's model.
         logger: Logger bound to the job and the worker.
         clock: Monotonic clock, in seconds.
     """
@@ -43,25 +43,44 @@ class LeftOut:
     def __init__(
         self,
         worker: WorkerId,
-        layout: Layout,
         board: Board,
+        layout: Layout,
         logger: EventLogger,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._worker = worker
-        self._layout = layout
         self._board = board
+        self._layout = layout
+        self._digest = digest_of(layout)
         self._log = logger
         self._clock = clock
-        self._reported = ""
+        self._outage = Outage(logger, "redis", clock)
+        self._notifier = OutageNotifier(board, worker, str(logger.bound.get("job", "")), clock)
+        self._reported = ""  # why the leader leaves this worker out
         self._again_at = float("-inf")
 
-    def look(self, leader_status: LeaderStatus | None) -> None:
-        """Report the leader's reason if it is new, or if the last report is `AGAIN_S` old.
+    def beat(self, status: str) -> None:
+        """Give a sign of life."""
+        try:
+            self._board.beat(self._worker, status, HEARTBEAT_TTL_S, self._digest)
+            self._outage.quiet()  # it may answer, and refuse what is written
+        except UnavailableError as error:
+            self._outage.met(error)
 
-        Raises:
-            OutsideError: If Redis is unavailable.
-        """
+    def leader_status(self) -> events.LeaderStatusSeen | None:
+        """Read the leader's status, and report what there is to report; None without Redis."""
+        try:
+            found = self._board.get_leader_status()
+            self._report_left_out(found)
+            self._notifier.notify()
+            self._outage.quiet()
+        except UnavailableError as error:
+            self._outage.met(error)
+            return None
+        return events.LeaderStatusSeen(found)
+
+    def _report_left_out(self, leader_status: LeaderStatus | None) -> None:
+        """Report why the leader leaves this worker out: if that is new, and each `AGAIN_S`."""
         why = leader_status.left_out.get(self._worker, "") if leader_status is not None else ""
         if leader_status is None or not why:
             self._reported = ""
@@ -78,60 +97,10 @@ class LeftOut:
         """Return the first difference from the leader's model, or "" if no snapshot shows one."""
         for data in self._board.snapshots(epoch, HEAD_BYTES, whole=True):
             try:
-                head = from_head(data, HEAD_BYTES)
-                found = "" if head is None else difference(layout_at(head.trainer), self._layout)
-            except (CorruptError, FutureFormatError):
+                head = first_weights(data)
+                found = difference(layout_at(head), self._layout) if head else ""
+            except CorruptError:
                 continue
             if found:
                 return f"the first difference: {found}"
         return ""
-
-
-class WorkerBoard:
-    """Gives signs of life, reads the leader's status, and reports what this worker meets.
-
-    Args:
-        worker: This worker's name.
-        board: Board of the job, in Redis.
-        digest: Digest of the layout of this worker's model, for its heartbeats.
-        left_out: Reports that the leader gives this worker no work.
-        logger: Logger bound to the job and the worker.
-        clock: Monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        worker: WorkerId,
-        board: Board,
-        digest: str,
-        left_out: LeftOut | None,
-        logger: EventLogger,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._worker = worker
-        self._board = board
-        self._digest = digest
-        self._left_out = left_out
-        self._outage = Outage(logger, "redis", clock)
-        self._notifier = OutageNotifier(board, worker, str(logger.bound.get("job", "")), clock)
-
-    def beat(self, status: str) -> None:
-        """Give a sign of life."""
-        try:
-            self._board.beat(self._worker, status, HEARTBEAT_TTL_S, self._digest)
-            self._outage.quiet()  # it may answer, and refuse what is written
-        except UnavailableError as error:
-            self._outage.met(error)
-
-    def leader_status(self) -> events.LeaderStatusSeen | None:
-        """Read the leader's status, and report what there is to report; None without Redis."""
-        try:
-            found = self._board.get_leader_status()
-            if self._left_out is not None:
-                self._left_out.look(found)
-            self._notifier.notify()
-            self._outage.quiet()
-        except UnavailableError as error:
-            self._outage.met(error)
-            return None
-        return events.LeaderStatusSeen(found)

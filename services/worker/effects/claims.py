@@ -6,7 +6,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from common.core import events
+from common.core import worker_messages as events
 from common.core.messages import BatchReady
 from common.core.spans import Partition
 from common.kafka.names import control_topic
@@ -17,7 +17,7 @@ from common.wire import messages as wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.core.commands import Announce
+    from common.core.worker_messages import Announce
     from common.ports.servers import Log
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import WorkerMetrics

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from common.errors import OutsideError
-from common.storage.snapshot_file import SnapshotFile, from_bytes, to_bytes
+from common.storage.hot_snapshot import with_weights
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
@@ -125,9 +125,8 @@ class WeightsSharer:
                 self._board.offer_model(share.made, weights)
                 self._count.moved(sent=len(weights))
             for hot in self._board.snapshots(share.by) if share.hot else ():
-                snapshot = from_bytes(hot).snapshot
-                if snapshot.made == share.made:  # else the leader has put a newer one
-                    whole = to_bytes(SnapshotFile(snapshot, weights))
+                whole = with_weights(hot, share.made, weights)
+                if whole is not None:  # else the leader has put a newer one
                     self._board.put_whole_snapshot(share.by, whole)
                     self._count.moved(sent=len(whole))
         except OutsideError as error:

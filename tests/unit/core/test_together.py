@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core import commands as do
-from common.core import events
+from common.core import events, worker_messages
 from common.core.assignments import Assignments
 from common.core.audit import Audit, audit
 from common.core.batching import Run
@@ -25,8 +25,8 @@ from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, gradient
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from common.core.commands import CoordinatorCommand, WorkerCommand
-    from common.core.events import CoordinatorEvent, WorkerEvent
+    from common.core.commands import CoordinatorCommand
+    from common.core.events import CoordinatorEvent
     from common.core.messages import (
         AuditRecord,
         Claim,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         WorkerId,
     )
     from common.core.snapshots import Snapshot
+    from common.core.worker_messages import WorkerCommand, WorkerEvent
 
 STEP_S = 0.05  # of virtual time between two steps of anybody
 PATIENCE = 2000  # steps until everything must have drained
@@ -79,7 +80,7 @@ class _Member:
 
     def assign(self, *own: Partition) -> None:
         self.own += own
-        self.feed(events.Assigned(own))
+        self.feed(worker_messages.Assigned(own))
 
     def feed(self, event: WorkerEvent) -> None:
         for answer in tuple(self.carry_out(self.stream.on(event, self.world.now))):
@@ -93,7 +94,7 @@ class _Member:
                 continue
             end = min(self.world.ends[partition], start + self.stream.room)
             if start < end:
-                self.feed(events.Decoded(Run(partition, range(start, end), (), 0.0, 0.0)))
+                self.feed(worker_messages.Decoded(Run(partition, range(start, end), (), 0.0, 0.0)))
         self.orders.hear(self.world.triggers)
         while (order := self.orders.next()) is not None:
             reply = gradient(self.name, order.model, order.batches)
@@ -102,14 +103,14 @@ class _Member:
     def carry_out(self, commands: Iterable[WorkerCommand]) -> Iterator[WorkerEvent]:
         for command in commands:
             match command:
-                case do.Announce(number, claim):
+                case worker_messages.Announce(number, claim):
                     self.world.control.append(claim)
-                    yield events.Delivered(number, len(self.world.control) - 1)
-                case do.ReadLeaderStatus():
-                    yield events.LeaderStatusSeen(self.world.leader_status)
-                case do.SetReading(reading):
+                    yield worker_messages.Delivered(number, len(self.world.control) - 1)
+                case worker_messages.ReadLeaderStatus():
+                    yield worker_messages.LeaderStatusSeen(self.world.leader_status)
+                case worker_messages.SetReading(reading):
                     self.reading = reading
-                case do.Heartbeat(status):
+                case worker_messages.Heartbeat(status):
                     self.world.heartbeats[self.name] = Heartbeat(status)
 
 

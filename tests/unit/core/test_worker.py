@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core import commands as do
-from common.core import events
+from common.core import worker_messages as do
+from common.core import worker_messages as events
 from common.core.batching import Run
+from common.core.commands import PostTrigger
+from common.core.events import RepliesRead
 from common.core.ledger import Ledger
 from common.core.liveness import ALIVE, TOO_FEW
 from common.core.messages import (
@@ -30,7 +32,7 @@ from tests.unit.core.bench import Bench
 from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, of_kind, ready, span, the
 
 if TYPE_CHECKING:
-    from common.core.commands import WorkerCommand
+    from common.core.worker_messages import WorkerCommand
 
 SETTINGS = WorkerSettings(batch_size=SAMPLES, bound=3)
 READ_ON = do.SetReading(reading=True, reason="")
@@ -444,14 +446,14 @@ def test_no_commit_is_above_a_batch_that_waits(steps: list[str]) -> None:
             bench.announce(A, B)
         elif step == "audit":
             bench.read_updates()
-        elif not of_kind(bench.said, do.PostTrigger):
+        elif not of_kind(bench.said, PostTrigger):
             continue
         elif step == "poison":
             model, orders = bench.model, bench.orders
             failed = Failed(
                 orders[0].worker, model, tuple(b.offset for b in orders[0].batches), "raised"
             )
-            bench.feed(events.RepliesRead((failed,)))
+            bench.feed(RepliesRead((failed,)))
         else:
             bench.compute()
         leader = bench.machine.leader

@@ -46,7 +46,7 @@ from tests.unit.jobs.test_spec import TEXT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.core.events import Wanted
+    from common.core.messages import Wanted
     from common.jobs.edit import Value
 
 JOBS = Partition(topics.JOBS, 0)

@@ -28,7 +28,7 @@ from tests.unit.services.test_evaluator import JOB, NAME, PATIENCE_S, World, unt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.core.events import Wanted
+    from common.core.messages import Wanted
     from common.core.spans import LogPosition, Partition
     from common.kafka.memory import MemoryTail
 

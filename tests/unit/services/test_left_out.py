@@ -13,7 +13,7 @@ from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 from common.telemetry.logging import event_logger
-from services.worker.effects.board import AGAIN_S, LeftOut
+from services.worker.effects.board import AGAIN_S, WorkerBoard
 from tests.fakes.clock import ManualClock
 
 W = WorkerId("w2")
@@ -61,15 +61,19 @@ def test_worker_that_is_left_out_says_so_once_and_names_the_first_difference(
     board = MemoryBoard(redis, "job")
     if snapshot:
         board.put_snapshot(5, snapshot, "c1")
-    subject = LeftOut(W, LAYOUT, board, event_logger("test"), clock)
-    subject.look(None)
-    subject.look(LeaderStatus(5, 0, {}, 0, 0, 1, {}))
+    subject = WorkerBoard(W, board, LAYOUT, event_logger("test"), clock)
+    subject.leader_status()
+    board.put_leader_status(LeaderStatus(5, 0, {}, 0, 0, 1, {}))
+    subject.leader_status()
     assert board.unable() == {}
+    board.put_leader_status(STATUS)
     for wait_s in (0.0, 0.0, AGAIN_S):
         clock.advance(wait_s)
-        subject.look(STATUS)
+        subject.leader_status()
         assert board.unable() == {WORKER + W: said}
     assert len(caplog.records) == 1
-    subject.look(LeaderStatus(5, 0, {}, 0, 0, 2, {}))
-    subject.look(STATUS)
+    board.put_leader_status(LeaderStatus(5, 0, {}, 0, 0, 2, {}))
+    subject.leader_status()
+    board.put_leader_status(STATUS)
+    subject.leader_status()
     assert len(caplog.records) == 2

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +39,7 @@ from tests.fakes.tracing import MemoryTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     import pytest
 
@@ -101,7 +105,7 @@ class Bench:
             Worker(W, WorkerSettings(batch_size=8, bound=4, batch_linger_s=LINGER_S)),
             self.log.stream(group_name(JOB), ("s",), W),
             ClaimSender(self.log, JOB, logger, self.metrics, traces),
-            WorkerBoard(W, self.board, "", None, logger, self.clock),
+            WorkerBoard(W, self.board, (), logger, self.clock),
             gate=SchemaGate(self.schemas),
             codec=codec,
             cache=self.cache,
@@ -332,3 +336,28 @@ def test_a_batch_is_traced_from_its_first_record_until_kafka_has_its_claim() -> 
     assert (read.start_s, read.end_s) == (claim.first_arrival_s, WALL_S)
     assert (announced.start_s, announced.end_s) == (WALL_S, WALL_S)
     assert read.attributes == {"worker": W, "records": RECORDS, "skipped": 0}
+
+
+def test_record_walks_from_kafka_to_its_claim_as_contributing_lists() -> None:
+    bench = Bench()
+    bench.stand(control_position=0, claimed=0)
+    bench.turn()
+    bench.produce(*make_codec("tensor", [Field("id", "int64")]).encode({"id": np.arange(3)}))
+    page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text()
+    _, _, section = page.partition("## The walk of a record")
+    listed = re.findall(r"^\| `([\w.]+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+    stops = list[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        stop = frame.f_code.co_qualname
+        shell = stop.startswith(("Stream.", "SchemaGate.", "ClaimSender.")) and "<" not in stop
+        if event == "call" and (shell or stop in listed):
+            stops.append(stop)
+
+    sys.setprofile(note)
+    try:
+        bench.stream.turn()
+    finally:
+        sys.setprofile(None)
+    walked = list(dict.fromkeys(stops[stops.index("Stream._poll") :]))
+    assert walked[: walked.index("ClaimSender.send") + 1] == listed

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.config.settings import Settings
-from common.core.events import Assigned
 from common.core.messages import LeaderStatus, UpdateTrigger, WorkerId
 from common.core.spans import Partition
+from common.core.worker_messages import Assigned
 from common.errors import (
     DeliveryError,
     OutsideError,

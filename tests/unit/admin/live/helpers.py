@@ -29,8 +29,7 @@ from common.wire.messages import encode_audit, encode_claim
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from common.core.events import Wanted
-    from common.core.messages import AuditRecord, Positions
+    from common.core.messages import AuditRecord, Positions, Wanted
     from common.spot.provisioning.records import PlanRecord
 
 JOB = "digits"

@@ -1,0 +1,184 @@
+"""What happens to the stream side of a worker, and what it wants done.
+
+Events are facts that a shell observed, handed to `on(event, now)`; commands a shell carries out, in
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from common.core.batching import RowSlice, Run
+    from common.core.messages import Claim, LeaderStatus, Unsettled
+    from common.core.spans import Address, LogPosition, Partition
+
+# --- events ----------------------------------------------------------------------------------
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """Nothing happened, but `due()` has come.
+
+    A tick judges what did not happen in time, so a shell hands in all that it has heard first.
+    """
+
+
+class Assigned(msgspec.Struct, frozen=True, gc=False):
+    """The group gave these partitions to this member; they stay silent until placed."""
+
+    partitions: tuple[Partition, ...]
+
+
+class Revoked(msgspec.Struct, frozen=True, gc=False):
+    """The group took these partitions away, with or without asking."""
+
+    partitions: tuple[Partition, ...]
+
+
+class Decoded(msgspec.Struct, frozen=True, gc=False):
+    """Records of one partition were read and decoded."""
+
+    run: Run
+
+
+class FellBehind(msgspec.Struct, frozen=True, gc=False):
+    """A partition's log begins above the position: retention deleted records that nobody read."""
+
+    partition: Partition
+    start: int
+
+
+class Truncated(msgspec.Struct, frozen=True, gc=False):
+    """A partition's log is not any more the one that its place knows; nothing is read of it."""
+
+    partition: Partition
+    recreated: bool  # its topic was deleted and created anew; else it lost its last records
+
+
+class RecordBelow(msgspec.Struct, frozen=True, gc=False):
+    """A partition gave a record below its position, above all that was known of the log."""
+
+    partition: Partition
+    epoch: int  # its leader epoch; -1: not known
+
+
+class EndReached(msgspec.Struct, frozen=True, gc=False):
+    """A partition's log ends at `position`, above its last record, and all records were decoded."""
+
+    partition: Partition
+    position: int
+
+
+class Delivered(msgspec.Struct, frozen=True, gc=False):
+    """The indicator with this number stands in the control topic at this offset.
+
+    Or below it, where Kafka has not said at which: then it is decided once all up to there is.
+    """
+
+    number: int
+    offset: int
+
+
+class LeaderStatusSeen(msgspec.Struct, frozen=True, gc=False):
+    """What the board says of the leader's status; None where there is none."""
+
+    leader_status: LeaderStatus | None
+
+
+class RoundBegan(msgspec.Struct, frozen=True, gc=False):
+    """A trigger was heard: the update before it is applied, which may give room to read."""
+
+    epoch: int = -1  # of the leader that posted it
+    unsettled: Unsettled | None = None  # as the trigger says
+
+
+class SizesChanged(msgspec.Struct, frozen=True, gc=False):
+    """The job's owner changed b, or K and with it the bound."""
+
+    batch_size: int  # b
+    bound: int  # batches announced and not settled
+    group_size: int = 1  # K
+
+
+class Leaving(msgspec.Struct, frozen=True, gc=False):
+    """This machine will be gone soon."""
+
+
+WorkerEvent: TypeAlias = (
+    Tick
+    | Assigned
+    | Revoked
+    | Decoded
+    | FellBehind
+    | Truncated
+    | RecordBelow
+    | EndReached
+    | Delivered
+    | LeaderStatusSeen
+    | RoundBegan
+    | SizesChanged
+    | Leaving
+)
+
+# --- commands --------------------------------------------------------------------------------
+
+
+class Announce(msgspec.Struct, frozen=True, gc=False):
+    """Append a claim to the control topic."""
+
+    number: int  # to be reported back with the offset that it got
+    claim: Claim
+    counts: tuple[int, ...]  # rows per span of its address
+    rows: tuple[RowSlice, ...] = ()  # these rows, in the order of the address
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """Read these partitions from these positions on, as long as they are the logs known below."""
+
+    positions: Mapping[Partition, LogPosition]
+
+
+class Unplace(msgspec.Struct, frozen=True, gc=False):
+    """Read nothing of a partition until it is placed again."""
+
+    partition: Partition
+
+
+class SetReading(msgspec.Struct, frozen=True, gc=False):
+    """Pause or resume reading all partitions; the reason is worth a log line when it changes."""
+
+    reading: bool
+    reason: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, gc=False):
+    """Give a sign of life."""
+
+    status: str
+
+
+class ReadLeaderStatus(msgspec.Struct, frozen=True, gc=False):
+    """Read the leader's status, then run what delivery reports are there, then report it.
+
+    In this order: what the leader's status has decided must be known as sent.
+    """
+
+
+class Forget(msgspec.Struct, frozen=True, gc=False):
+    """Let go of the rows of these batches: they are settled, or were never accepted."""
+
+    addresses: tuple[Address, ...]
+
+
+class Commit(msgspec.Struct, frozen=True, gc=False):
+    """Commit the settled frontier of partitions to the consumer group, for lag tools."""
+
+    positions: Mapping[Partition, int]
+
+
+WorkerCommand: TypeAlias = (
+    Announce | Place | Unplace | SetReading | Heartbeat | ReadLeaderStatus | Forget | Commit
+)

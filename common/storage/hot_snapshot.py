@@ -1,0 +1,75 @@
+"""A hot snapshot's bytes, for those who want its weights and leave the protocol to coordinators.
+
+`snapshot_file` says what is in it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.core.messages import ModelId  # noqa: TC001 -- msgspec reads it when run
+from common.errors import CorruptError, FutureFormatError, WireError
+from common.wire.messages import frame, unframe
+
+FORMAT = 1  # of the protocol's part: the latest that this program knows
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Protocol(msgspec.Struct):
+    """The protocol's part."""
+
+    format: int
+    snapshot: msgspec.Raw = msgspec.Raw()  # a later format need not have one
+    seal: bytes = b""  # of a hot one: made with a key that Kafka alone has
+
+
+class _Named(msgspec.Struct):
+    made: ModelId
+
+
+PROTOCOL = msgspec.msgpack.Decoder(Protocol)
+_NAMED = msgspec.msgpack.Decoder(_Named)
+
+
+def decode_protocol(data: bytes | memoryview, title: str) -> Protocol:
+    """Read a protocol's part, but not what is in it.
+
+    Raises:
+        CorruptError: If it is none.
+        FutureFormatError: If a newer program wrote it.
+    """
+    try:
+        protocol = PROTOCOL.decode(data)
+    except MALFORMED as error:
+        raise CorruptError(f"a snapshot's protocol part does not parse: {error}") from error
+    if protocol.format > FORMAT:
+        raise FutureFormatError(
+            f"{title} has format {protocol.format}, expected at most {FORMAT}: a newer program"
+            " wrote it, so run that"
+        )
+    return protocol
+
+
+def with_weights(hot: bytes, made: ModelId, weights: bytes) -> bytes | None:
+    """Return a hot snapshot with these weights and without a seal; None if it is of another model.
+
+    Raises:
+        CorruptError: If it is torn.
+        FutureFormatError: If a newer program wrote it.
+    """
+    try:
+        protocol = decode_protocol(unframe(hot)[0], "a hot snapshot")
+        if _NAMED.decode(protocol.snapshot).made != made:
+            return None
+    except (*MALFORMED, WireError) as error:
+        raise CorruptError(f"a hot snapshot is torn: {error}") from error
+    protocol.seal = b""
+    return frame(msgspec.msgpack.encode(protocol), weights)
+
+
+def first_weights(data: bytes) -> bytes:
+    """Return those of a hot snapshot's weights that are in its first bytes; empty if none are."""
+    try:
+        return bytes(unframe(data)[1])
+    except WireError:
+        return b""
