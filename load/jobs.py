@@ -37,6 +37,7 @@ from load.harness.processor import Processor
 from load.harness.report import Figure, Found
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events, servers
 from load.jobs_admin import PARTITIONS, SPEC, STREAM, measure_admin
+from services.cli.local import open_page
 
 WORKERS, RECORDS = 4, 200  # of a spread; records are of each job
 _SETTLES_S = 10.0  # after all are led, and after an empty one has started
@@ -54,7 +55,7 @@ _COMMAND = """\
 import sys
 from time import monotonic, sleep
 import typer.main
-import common.kafka, services.cli.system.direct
+import services.cli.system.api
 from common.runtime.connect import connect
 from services.cli.app import app
 from services.cli.system.outside import Ways
@@ -239,7 +240,15 @@ def measure_submit(on: Servers, jobs: int) -> Found:
             began = monotonic()
             book.submit(parse_job(SPEC.format(name=f"submit-{number}")))
             here_s.append(monotonic() - began)
-    commands_s = [_submitted(on, f"submit-{number}") for number in range(jobs - _COMMANDS, jobs)]
+    page = open_page(on.settings, on.logs, "commands", "operator")
+    try:
+        page.await_ready(lambda: False)
+        settings = on.settings.model_copy(update={"api": page.url, "api_key": page.key})
+        environment = environment_of(settings)
+        last = range(jobs - _COMMANDS, jobs)
+        commands_s = [_submitted(environment, on.logs, f"submit-{number}") for number in last]
+    finally:
+        stop_all([page.service])
     figures = (
         Figure("`doll job submit`, median, s", median(commands_s), 3, SUBMITTED_S),
         Figure("`doll job submit`, longest, s", max(commands_s), 3),
@@ -250,12 +259,11 @@ def measure_submit(on: Servers, jobs: int) -> Found:
     return Found(f"The last of {jobs} jobs submitted; {on.kafka}", figures, data)
 
 
-def _submitted(on: Servers, name: str) -> float:
+def _submitted(environment: dict[str, str], folder: Path, name: str) -> float:
     """How long the command took for a job, in seconds."""
-    file = on.logs / f"{name}.yaml"
+    file = folder / f"{name}.yaml"
     file.write_text(SPEC.format(name=name))
     command = (sys.executable, "-c", _COMMAND, str(file))
-    environment = environment_of(on.settings)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 -- our own command line
     *_, last = done.stdout.splitlines() or [""]
     if done.returncode or not last.startswith("took "):

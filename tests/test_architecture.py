@@ -43,12 +43,11 @@ THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import 
     "common.telemetry.metrics.provisioner",
     # Routes, views and commands about machines, plans and simulations.
     *("services.admin.live.answers", "services.admin.live.followers"),
-    *("services.admin.pricing", "services.admin.routes.jobs", "services.admin.routes.provisioning"),
-    *("services.admin.service", "services.admin.simulating"),
+    *("services.admin.pricing", "services.admin.routes.provisioning", "services.admin.service"),
+    "services.admin.simulating",
     *("services.cli.commands.plan", "services.cli.commands.simulate", "services.cli.commands.up"),
     "services.cli.demo.run",
-    *("services.cli.system.api", "services.cli.system.direct"),
-    "services.cli.system.system",
+    *("services.cli.commands.provisioning", "services.cli.system.api"),
 )
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}

@@ -187,6 +187,9 @@ class SubmittedJob(JobAnswer):
 
     checked: bool = Field(description="True if its task was checked, and its model's size.")
     unchecked: str = Field(default="", description="Why its task was not checked.")
+    beginning: str = Field(
+        default="", description="What it takes of another job's checkpoint; empty without one."
+    )
 
 
 class JobSummary(Answer):

@@ -1,9 +1,8 @@
-"""Jobs as answers of the API: for admin services and the command line; and back again."""
+"""Jobs as answers of the API."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from common.api.answers import (
@@ -15,14 +14,13 @@ from common.api.answers import (
     UnreadableRecord,
     UpdateAnswer,
 )
-from common.core.spans import Partition
-from common.jobs import store
-from common.jobs.changes import Change
 from common.jobs.notes import notes_on
+from common.jobs.progress import Numbers
 
 if TYPE_CHECKING:
-    from common.jobs.progress import Evaluations, JobProgress, Numbers, State, Word
+    from common.jobs.progress import Evaluations, JobProgress, State
     from common.jobs.purge import Remains
+    from common.jobs.store import JobRecord
     from common.kafka.table import Unreadable
 
 
@@ -60,7 +58,7 @@ def remains_answer(found: Remains) -> RemainsAnswer:
     return RemainsAnswer(topics=found.topics, files=len(found.files), kept=found.kept)
 
 
-def job_answer(record: store.JobRecord, state: State, progress: Progress) -> JobAnswer:
+def job_answer(record: JobRecord, state: State, progress: Progress) -> JobAnswer:
     """One job, whole: what record and answer call the same is the same."""
     spec = record.spec
     deadline_s = spec.stop.deadline_s
@@ -76,25 +74,8 @@ def job_answer(record: store.JobRecord, state: State, progress: Progress) -> Job
     return JobAnswer.model_validate(record._asdict() | others)
 
 
-def record_of(answer: JobAnswer) -> store.JobRecord:
-    """The job's record, as far as an answer says it."""
-    return store.JobRecord(
-        spec=answer.spec,
-        wanted=answer.wanted,
-        first={Partition(topic, index): position for topic, index, position in answer.first},
-        reason=answer.reason,
-        submitted_s=answer.submitted_s,
-        origin=store.Origin(**answer.origin.model_dump()) if answer.origin else None,
-        revision=answer.revision,
-        changes=tuple(Change(**each.model_dump()) for each in answer.changes),
-        held=answer.state == "held",
-        detail=answer.detail,
-        finished=answer.state == "finished",
-    )
-
-
 def job_summary(
-    record: store.JobRecord,
+    record: JobRecord,
     state: State,
     numbers: Numbers | None,
     spent_usd: float | None = None,
@@ -108,36 +89,24 @@ def job_summary(
         spent_usd: Cost of its machines; None: not known, or it has none.
     """
     spec = record.spec
-    return JobSummary(
-        id=spec.name,
-        wanted=record.wanted,
-        reason=record.reason,
-        submitted_s=record.submitted_s,
-        streams=spec.streams,
-        task=spec.task.name or spec.task.entrypoint or "",
-        batch_size=spec.batch_size,
-        group_size=spec.group_size,
-        provisioned=spec.provisioning is not None,
-        state=state.word,
-        why=state.why,
-        version=numbers and numbers.version,
-        loss=numbers and numbers.loss,
-        accuracy=numbers and numbers.metrics.get("accuracy"),
-        updates_per_s=numbers and numbers.updates_per_s,
-        workers=numbers and numbers.workers,
-        lag=numbers and numbers.lag,
-        skipped=numbers and numbers.skipped,
-        quarantined=numbers and numbers.quarantined,
-        expired=numbers and numbers.expired,
-        lost=numbers and numbers.lost,
-        spent_usd=spent_usd,
-        whole=numbers is None or numbers.whole,
-    )
-
-
-def counted(words: Iterable[Word]) -> dict[Word, int]:
-    """Count jobs by state."""
-    return dict(sorted(Counter(words).items()))
+    known = dict.fromkeys(Numbers._fields) if numbers is None else numbers._asdict()
+    others = {
+        "id": spec.name,
+        "wanted": record.wanted,
+        "reason": record.reason,
+        "submitted_s": record.submitted_s,
+        "streams": spec.streams,
+        "task": spec.task.name or spec.task.entrypoint or "",
+        "batch_size": spec.batch_size,
+        "group_size": spec.group_size,
+        "provisioned": spec.provisioning is not None,
+        "state": state.word,
+        "why": state.why,
+        "accuracy": numbers and numbers.metrics.get("accuracy"),
+        "spent_usd": spent_usd,
+        "whole": numbers is None or numbers.whole,
+    }
+    return JobSummary.model_validate(known | others)
 
 
 def unreadable_records(found: Mapping[str, Unreadable]) -> tuple[UnreadableRecord, ...]:

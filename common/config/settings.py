@@ -250,8 +250,8 @@ class Settings(BaseModel):
     """User of the MLflow server, instead of a token."""
     mlflow_password: str = Field(default="", repr=False)
     """That user's password."""
-    api: _Url = ""
-    """URL of an admin service, for the command line."""
+    api: _Url = "http://127.0.0.1:8080"
+    """URL of the admin service that the command line asks."""
     api_key: str = Field(default="", repr=False)
     """The key that the command line shows it."""
     metrics_port: int = Field(default=0, ge=0, le=65535)

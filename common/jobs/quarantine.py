@@ -43,33 +43,6 @@ class RequeuedBatch(NamedTuple):
     outcome: Outcome  # before: it had been taken back already, which a wish that comes twice finds
 
 
-def choose(
-    job: str, quarantined: Sequence[QuarantinedBatch], offsets: Sequence[int] | None
-) -> list[int]:
-    """The batches that are meant, oldest first.
-
-    Args:
-        job: For whoever reads the error.
-        quarantined: All that is.
-        offsets: None: all for which it is possible.
-
-    Raises:
-        ConflictError: If one that was named is not quarantined, or it is too late for it.
-    """
-    found = {each.batch: each for each in quarantined}
-    if offsets is None:
-        return sorted(each.batch for each in quarantined if not each.final)
-    for offset in offsets:
-        if offset not in found:
-            raise ConflictError(
-                f"batch {offset} of {job} is not quarantined; `doll job requeue {job}` lists what"
-                " is"
-            )
-        if found[offset].final:
-            raise ConflictError(f"batch {offset} of {job} {_FINAL[found[offset].final]}")
-    return sorted(set(offsets))
-
-
 _FINAL: dict[Final, str] = {
     "expired": "expired: its records are deleted",
     "replayed": "was replayed: its records are new ones now",
@@ -125,9 +98,22 @@ class Quarantine:
         ]
 
     def choose(self, offsets: Sequence[int] | None) -> list[Batch]:
-        """As the function does, and each whole."""
+        """Return the batches that are meant, oldest first; None: all for which it is possible.
+
+        Raises:
+            ConflictError: If one that was named is not quarantined, or it is too late for it.
+        """
         poison = {batch.offset: batch for batch in self._history.poison}
-        return [poison[offset] for offset in choose(self._name, self.listed(), offsets)]
+        found = {each.batch: each.final for each in self.listed()}
+        for offset in offsets or ():
+            if offset not in found:
+                raise ConflictError(
+                    f"batch {offset} of {self._name} is not quarantined; `doll job requeue"
+                    f" {self._name}` lists what is"
+                )
+            if found[offset]:
+                raise ConflictError(f"batch {offset} of {self._name} {_FINAL[found[offset]]}")
+        return [poison[offset] for offset in sorted(poison if offsets is None else {*offsets})]
 
     def replayed(self) -> list[Batch]:
         """Batches that are quarantined for good because their records are written anew."""

@@ -63,25 +63,13 @@ class Kind(msgspec.Struct, frozen=True):
             if size != counted:
                 raise ValueError(f"the layout has {size} numbers, expected {counted}")
 
-    @property
-    def size(self) -> str:
-        """Size of the model, as people read it."""
-        return f"{self.parameters:,} parameters, {self.buffers:,} buffers"
-
     def __str__(self) -> str:
-        return f"{self.optimizer}, {self.size}"
+        return f"{self.optimizer}, {self.parameters:,} parameters, {self.buffers:,} buffers"
 
-    def misfit(self, own: Kind, *, any_optimizer: bool = False) -> str:
-        """Return why a snapshot of this kind does not fit a trainer; empty if it fits.
-
-        Args:
-            own: The trainer's kind.
-            any_optimizer: True if the optimizer may be another one.
-        """
+    def misfit(self, own: Kind) -> str:
+        """Return why a snapshot of this kind does not fit a trainer's own; empty if it fits."""
         found = ""
-        if any_optimizer and self.size != own.size:
-            found = f"it holds {self.size}, but this job's model has {own.size}"
-        elif not any_optimizer and str(self) != str(own):
+        if str(self) != str(own):
             found = f"it holds {self}, but this job's model has {own}"
         return "; ".join(filter(None, (found, difference(self.layout, own.layout))))
 
@@ -204,6 +192,28 @@ def model_in(snapshot: bytes) -> bytes:
     tensors, metadata = unpack(snapshot)
     weights = checked_weights(tensors.get("weights"), kind_in(metadata))
     return pack({"weights": weights}, metadata)
+
+
+def optimizer_kind(name: str, momentum: object) -> str:
+    """Return what a snapshot names by what is kept: `sgd` with a momentum is `momentum`."""
+    return "momentum" if momentum else name
+
+
+def with_optimizer(snapshot: bytes, optimizer: str) -> tuple[bytes, str]:
+    """Return a trainer's snapshot for another job's optimizer, and the optimizer that it was of.
+
+    The optimizer's state stays if the optimizer does.
+
+    Raises:
+        CorruptError: If the snapshot is not complete, or holds no weights.
+    """
+    tensors, metadata = unpack(snapshot)
+    kind = kind_in(metadata)
+    weights = checked_weights(tensors.get("weights"), kind)
+    if kind.optimizer == optimizer:
+        return snapshot, optimizer
+    other = msgspec.json.encode(msgspec.structs.replace(kind, optimizer=optimizer)).decode()
+    return pack({"weights": weights}, {"trainer": other}), kind.optimizer
 
 
 def checked_weights(weights: npt.NDArray[Any] | None, kind: Kind) -> Vector:

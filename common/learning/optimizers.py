@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from common.data.decoders import converted
 from common.errors import UserError
+from common.learning.checkpoint import optimizer_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +36,8 @@ class OptimizerSettings:
 
     @property
     def kind(self) -> str:
-        """What a snapshot names by what is kept: `sgd` with a momentum is `momentum`."""
-        return "momentum" if self.options.get("momentum") else self.name
+        """See `optimizer_kind`."""
+        return optimizer_kind(self.name, self.options.get("momentum"))
 
 
 class _Plain(torch.optim.Optimizer):

@@ -217,32 +217,10 @@ class Trainer:
         held = unpacked(data)
         if misfit := held.kind.misfit(self.kind):
             raise OtherModelError(f"{misfit}: {REMEDY}")
-        self._take(held.weights, held.state)
-
-    def adopt(self, data: bytes) -> str:
-        """Begin with the weights of another job's snapshot; or raise, unchanged.
-
-        The optimizer's state comes along where it is of this kind.
-
-        Returns:
-            The other's optimizer.
-
-        Raises:
-            CorruptError: If the bytes are not a snapshot.
-            OtherModelError: If they are of another model.
-        """
-        held = unpacked(data)
-        if misfit := held.kind.misfit(self.kind, any_optimizer=True):
-            raise OtherModelError(misfit)
-        same = held.kind == self.kind
-        self._take(held.weights, held.state if same else {})
-        return held.kind.optimizer
-
-    def _take(self, weights: Vector, state: dict[str, npt.NDArray[Any]]) -> None:
-        self._weights[:] = weights
+        self._weights[:] = held.weights
         self._optimizer = make_optimizer(self._settings, self._parameter)
         self._optimizer.state[self._parameter] |= {
-            name: torch.from_numpy(value) for name, value in state.items()
+            name: torch.from_numpy(value) for name, value in held.state.items()
         }
         for round_ in tuple(self._sums):
             self.discard(round_)

@@ -43,6 +43,7 @@ _LET_IN_BEFORE = (
 )
 # A host that is away answers nothing, and the kernel asks it again after 1, 3 and 7 s: a new
 # attempt is sooner. A connection that takes longer would serve no round either.
+TIMEOUT_S = 5.0  # without an answer: then the server counts as away
 _CONNECT_S = 1.0
 _MASK = "***"
 _RIGHTS = "the rights that its user needs are in docs/howto/security.md"
@@ -137,7 +138,7 @@ class RedisAccess:
     key: str = ""  # file of its key, which has no password
 
 
-def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object) -> RedisClient:
+def client_of(url: str, access: RedisAccess, **options: object) -> RedisClient:
     """Make a client with a pool of connections; the server is not asked yet.
 
     Raises:
@@ -155,8 +156,8 @@ def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object
             url,
             **options,
             **{name: value for name, value in given.items() if value},
-            socket_timeout=timeout_s,
-            socket_connect_timeout=min(timeout_s, _CONNECT_S),
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=_CONNECT_S,
             protocol=2,
             retry=Retry(NoBackoff(), 0),  # when to try again is the caller's to decide
         )

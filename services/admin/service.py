@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from time import time
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypeVar, cast
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection  # noqa: TC002 -- FastAPI reads it when run
 
 from common.api.keys import KeyRecord
 from common.errors import NotFoundError, OutsideError, UserError
-from common.jobs.check import PATIENCE_S
+from common.jobs.check import PATIENCE_S, built_apart, check_submission, unasked
+from common.jobs.service import JobService
+from common.jobs.store import JobStore
 from common.jobs.watching import one_by_one
 from common.runtime.http_server import CONNECTIONS
-from common.spot.api import billing_of, market_of
+from common.spot.api import billing_of, check_market, market_of
+from common.spot.planning.replan import check_given_back
 from common.telemetry.metrics.api import ApiMetrics, ShownJob
 from common.telemetry.metrics.serving import Watchdog
 from services.admin.checks import Checks, Servers
@@ -29,11 +34,14 @@ from services.admin.stores import Stores
 
 if TYPE_CHECKING:
     from common.config.servers import Outside
+    from common.jobs.check import Unchecked
+    from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
     from common.ports.servers import Log
     from common.spot.theory.billing import Billing
     from services.admin.middleware.access import Caller
 
+T = TypeVar("T")
 MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
 HISTORIES_AT_ONCE = 2  # of jobs, read whole for a request
 QUESTIONS_AT_ONCE = 2  # to whoever provisions
@@ -65,7 +73,8 @@ class Service:
     """
 
     def __init__(self, outside: Outside, limits: Limits, clock: Callable[[], float] = time) -> None:
-        self.outside = outside
+        self.outside = replace(outside, open_log=self.log)
+        self._open_log = outside.open_log
         self.limits = limits
         self.settings = outside.settings
         self.clock = clock
@@ -105,7 +114,7 @@ class Service:
         """
         with self._lock:
             if self._log is None:
-                self._log = self.outside.open_log()
+                self._log = self._open_log()
             return self._log
 
     def job(self, name: str) -> JobRecord:
@@ -118,6 +127,43 @@ class Service:
             return self.stores.jobs[name]
         except KeyError:
             raise NotFoundError(f'there is no job "{name}"') from None
+
+    async def check(self, spec: JobSpec, *, unchecked: bool = False) -> Unchecked | None:
+        """Refuse a job that could not run, in a turn of its own: that may take seconds.
+
+        Returns:
+            Why its task was not checked; None if it was.
+
+        Raises:
+            GivenError: By the field.
+        """
+        settings = self.settings
+        most_mib = settings.coordinator_memory_mib
+        build = unasked if unchecked else built_apart
+
+        def checked() -> Unchecked | None:
+            why_not = check_submission(spec, settings.tasks, most_mib, build)
+            check_market(spec, settings)
+            return why_not
+
+        return await self.tasks.run(checked)
+
+    async def write(self, caller: Caller, act: Callable[[JobService], T]) -> T:
+        """Change jobs in a caller's name; see `Stores.write`."""
+        return await self.stores.write(lambda store: act(self._jobs(store, caller)))
+
+    async def apart(self, caller: Caller | None, act: Callable[[JobService], T]) -> T:
+        """Do what takes too long to be a `write`, with a reader of the jobs topic of its own."""
+
+        def acted() -> T:
+            with closing(JobStore(self.log(), self.clock)) as store:
+                return act(self._jobs(store, caller))
+
+        return await self.histories.run(acted)
+
+    def _jobs(self, store: JobStore, caller: Caller | None) -> JobService:
+        by = store if caller is None else store.acting(caller)
+        return JobService(by, self.outside, lambda record: check_given_back(record, self.log()))
 
     def lets_in(self, caller: Caller) -> bool:
         """Whether whoever came in would still get in."""

@@ -35,7 +35,7 @@ from services.cli.commands.up import up
 from services.cli.demo.command import demo
 from services.cli.system.outside import Reached, Ways
 
-_SERVERS = " (is it running? choose another with --kafka, --redis, --blobs or --api)"
+_SERVERS = " (is it running? choose another with --kafka or --api)"
 
 
 class _Commands(TyperGroup):
@@ -81,7 +81,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="""Train PyTorch models on live Kafka streams, on machines that may vanish at any moment.
 
-    Example: [bold]doll --kafka localhost:9092 job submit digits.yaml[/]""",
+    Example: [bold]doll --api http://localhost:8080 job submit digits.yaml[/]""",
 )
 
 
@@ -97,15 +97,8 @@ def _version(wanted: bool) -> None:  # noqa: FBT001 -- typer calls it
 def settings(
     context: typer.Context,
     kafka: Annotated[str, typer.Option(help="Brokers, host:port,... (else DOLL_KAFKA).")] = "",
-    redis: Annotated[str, typer.Option(help="redis://host:port (else DOLL_REDIS).")] = "",
-    blobs: Annotated[
-        str, typer.Option(help="file:///dir or s3://bucket/prefix (else DOLL_BLOBS).")
-    ] = "",
     api: Annotated[
-        str,
-        typer.Option(
-            help="http://host:port of an admin service to ask instead of Kafka (else DOLL_API)."
-        ),
+        str, typer.Option(help="http://host:port of the admin service (else DOLL_API).")
     ] = "",
     api_key: Annotated[
         str,
@@ -121,8 +114,7 @@ def settings(
     ] = False,
 ) -> None:
     """Keep what is given here, which stands above the environment."""
-    given = {"DOLL_KAFKA": kafka, "DOLL_REDIS": redis, "DOLL_BLOBS": blobs}
-    given |= {"DOLL_API": api, "DOLL_API_KEY": api_key}
+    given = {"DOLL_KAFKA": kafka, "DOLL_API": api, "DOLL_API_KEY": api_key}
     # Until here the context holds ways to connect: `main` gives adapters, tests give fakes.
     ways: Ways = context.obj
     context.obj = Reached(ways, {name: value for name, value in given.items() if value})

@@ -11,7 +11,7 @@ from common.adapters.ec2.metadata import InstanceMetadata
 from common.adapters.ec2.notice import Ec2Notices
 from common.errors import UnavailableError
 from common.ports.servers import Notice
-from common.testing.notices import MemoryNotices
+from tests.fakes.notices import MemoryNotices
 from tests.metadata_server import MetadataServer
 
 if TYPE_CHECKING:

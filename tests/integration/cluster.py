@@ -6,12 +6,15 @@ import os
 import signal
 import sys
 import time
+from contextlib import contextmanager
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.embedded.control import EmbeddedControl
 from common.embedded.process import Child
+from common.embedded.services import stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
 from common.jobs.purge import purge
@@ -20,9 +23,10 @@ from common.jobs.store import JobStore
 from common.runtime.connect import connect, open_blobs, open_log
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
+from services.cli.local import open_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from common.config.settings import Settings
@@ -36,6 +40,17 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 120.0
 PAUSE_S = 0.02  # between looks at a condition
+
+
+@contextmanager
+def served(settings: Settings, logs: Path) -> Iterator[Settings]:
+    """Run an admin service; yields the settings of a command that asks it."""
+    page = open_page(settings, logs, f"commands-{token_hex(4)}", "operator")
+    try:
+        page.await_ready(lambda: False)
+        yield settings.model_copy(update={"api": page.url, "api_key": page.key})
+    finally:
+        stop_all([page.service])
 
 
 def await_condition(
@@ -92,7 +107,7 @@ class Cluster:
         self.settings = settings.model_copy(update={"tasks": (entrypoint,), "threads": 1})
         self.job = name
         self.records = records
-        self._folder = folder
+        self.folder = folder
         self._children = dict[str, Child]()
         self.log = open_log(settings)
         self.streams = (f"{name}-a", f"{name}-b")
@@ -148,7 +163,7 @@ class Cluster:
         own = self.settings.model_copy(update=settings)
         environment = {**os.environ, **own.environ()}
         called = called or name
-        log = self._folder / f"{called}.log"
+        log = self.folder / f"{called}.log"
         self._children[called] = Child(command, log, environment, forks=True)
 
     def kill(self, name: str) -> None:
@@ -188,7 +203,7 @@ class Cluster:
 
     def said(self, name: str) -> str:
         """What a process logged."""
-        return (self._folder / f"{name}.log").read_text()
+        return (self.folder / f"{name}.log").read_text()
 
     def has_led(self, name: str) -> bool:
         """Whether a coordinator says that it led this job, or does."""

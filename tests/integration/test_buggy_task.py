@@ -22,7 +22,7 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
-from tests.integration.cluster import Cluster, await_condition
+from tests.integration.cluster import Cluster, await_condition, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +67,13 @@ def cluster(
         made.close()
 
 
+@pytest.fixture(scope="module")
+def environ(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of commands."""
+    with served(cluster.settings, tmp_path_factory.mktemp("admin")) as settings:
+        yield {**os.environ, **settings.environ()}
+
+
 def submitted(
     cluster: Cluster, name: str, task: str, records: int, options: str = ""
 ) -> CountingJob:
@@ -108,11 +115,11 @@ def held(cluster: Cluster, job: CountingJob) -> JobRecord:
         return book.get(job.name)
 
 
-def doll(cluster: Cluster, *arguments: str) -> str:
+def doll(environ: dict[str, str], *arguments: str) -> str:
     """Return all that the command says."""
     done = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-m", "services.cli", *arguments],
-        env={**os.environ, **cluster.settings.environ()},
+        env=environ,
         capture_output=True,
         text=True,
         check=True,
@@ -121,7 +128,7 @@ def doll(cluster: Cluster, *arguments: str) -> str:
 
 
 def test_a_backlog_outlives_a_bug_and_what_was_quarantined_is_taken_back(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, environ: dict[str, str], tmp_path: Path
 ) -> None:
     bug = tmp_path / "bug"
     bug.touch()
@@ -133,8 +140,8 @@ def test_a_backlog_outlives_a_bug_and_what_was_quarantined_is_taken_back(
     await_condition(cluster.drained, "the job beside it goes on", patience_s=60.0)
     before = job.audit()
     bug.unlink()
-    said = doll(cluster, "job", "requeue", job.name, "--all")
-    doll(cluster, "job", "resume", job.name)
+    said = doll(environ, "job", "requeue", job.name, "--all")
+    doll(environ, "job", "resume", job.name)
 
     assert "KeyError: 'lable' (bad_tasks.py, line" in record.reason
     assert 'bad_tasks.py", line' in record.detail
@@ -181,7 +188,7 @@ def test_metric_without_a_value_holds_no_job_and_is_absent_from_its_updates(
 
 
 def test_rest_of_one_record_waits_for_another_where_the_network_has_batch_norm(
-    cluster: Cluster,
+    cluster: Cluster, environ: dict[str, str]
 ) -> None:
     # records   1 waits: batch norm needs two    | 1 more
     # batches                                     | 2
@@ -190,7 +197,7 @@ def test_rest_of_one_record_waits_for_another_where_the_network_has_batch_norm(
     job = submitted(cluster, "normalised", task, 1, lingers)
     why = f"{job.name}: waiting for records: 1 record waits: batch normalization needs two"
     await_condition(
-        lambda: why in doll(cluster, "job", "show", job.name), "the rest waits", patience_s=60.0
+        lambda: why in doll(environ, "job", "show", job.name), "the rest waits", patience_s=60.0
     )
 
     produce(cluster, job, 1, 2)

@@ -21,7 +21,7 @@ from common.kafka.read import read_decoded
 from common.runtime.connect import open_log
 from common.wire.messages import decode_audit, decode_claim
 from services.cli import exits
-from tests.integration.cluster import await_condition
+from tests.integration.cluster import await_condition, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,8 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
             Service("worker", "worker-1", stack.settings, logs, forks=True),
         ]
         try:
-            yield stack.settings
+            with served(stack.settings, logs) as settings:
+                yield settings
         finally:
             stop_all(services)
 

@@ -20,7 +20,7 @@ from common.learning.trainer import Trainer
 from common.runtime.connect import open_blobs, open_board
 from common.storage.snapshot_file import from_bytes
 from common.storage.store import CheckpointStore
-from tests.integration.cluster import PATIENCE_S, Cluster, await_condition
+from tests.integration.cluster import PATIENCE_S, Cluster, await_condition, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,14 +160,15 @@ def test_a_job_begins_with_the_weights_of_another(make: Make) -> None:
 
 def submit(cluster: Cluster, name: str, source: str) -> str:
     """Post the same job by another name; returns what the command says."""
-    return subprocess.run(  # noqa: S603 -- our own command line, no shell
-        [sys.executable, "-m", "services.cli", "job", "submit", "-", "--from", source],
-        input=cluster.spec.model_copy(update={"name": name}).model_dump_json(),
-        env={**os.environ, **cluster.settings.environ()},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    with served(cluster.settings, cluster.folder) as settings:
+        return subprocess.run(  # noqa: S603 -- our own command line, no shell
+            [sys.executable, "-m", "services.cli", "job", "submit", "-", "--from", source],
+            input=cluster.spec.model_copy(update={"name": name}).model_dump_json(),
+            env={**os.environ, **settings.environ()},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
 
 
 def test_the_leader_tells_the_age_of_its_newest_checkpoint_and_no_other(make: Make) -> None:

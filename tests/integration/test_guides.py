@@ -37,6 +37,7 @@ from doll.yaml_file import as_json, load_text
 from services.admin.app import create_app
 from services.cli.commands import sources
 from tests.changes import marks_of
+from tests.integration.cluster import served
 from tests.integration.guides import DOCS, blocks, commands, programs, what_goes_wrong
 
 if TYPE_CHECKING:
@@ -83,21 +84,23 @@ def stack(tmp_path: Path) -> Iterator[EmbeddedStack]:
 
 
 @pytest.fixture
-def reader(stack: EmbeddedStack, doll_program: Path, tmp_path: Path) -> dict[str, str]:
-    """The environment of somebody who has servers, and a port for his admin service."""
+def reader(stack: EmbeddedStack, doll_program: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of somebody who has servers, and a port for an admin service of his own."""
     bootstrap = embedded_settings(stack.settings.embedded_kafka).bootstrap
-    return environment_of(stack.settings) | {
-        "PATH": programs(tmp_path / "bin", doll_program),
-        "BOOTSTRAP": bootstrap,
-        "DOLL_API_PORT": str(free_port()),
-    }
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with served(stack.settings, logs) as settings:
+        yield environment_of(settings) | {
+            "PATH": programs(tmp_path / "bin", doll_program),
+            "BOOTSTRAP": bootstrap,
+            "DOLL_API_PORT": str(free_port()),
+        }
 
 
 @pytest.fixture
-def services(stack: EmbeddedStack, tmp_path: Path) -> Iterator[None]:
+def services(stack: EmbeddedStack, reader: dict[str, str], tmp_path: Path) -> Iterator[None]:  # noqa: ARG001 -- it makes the folder of logs
     """Two streams of digits, and somebody who trains on whatever is asked for."""
     settings, logs = stack.settings, tmp_path / "logs"
-    logs.mkdir()
     others = [
         Service("coordinator", "coordinator-1", settings, logs, forks=True),
         Service("worker", "worker-1", settings, logs, forks=True),

@@ -23,7 +23,7 @@ import pytest
 
 from common.core.spans import Partition
 from common.kafka.names import control_topic, updates_topic
-from tests.integration.cluster import Cluster, await_condition
+from tests.integration.cluster import Cluster, await_condition, served
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -80,12 +80,13 @@ def resume(cluster: Cluster, reason: str) -> None:
     assert said is not None, reason
     options = [word for word in said[1].split() if word.startswith("--")]
     assert "--after-loss" in options
-    subprocess.run(  # noqa: S603 -- our own command line
-        [sys.executable, "-m", "services.cli", "job", "resume", cluster.job, *options],
-        env={**os.environ, **cluster.settings.environ()},
-        check=False,  # it says no where the job is not held any more
-        capture_output=True,
-    )
+    with served(cluster.settings, cluster.folder) as settings:
+        subprocess.run(  # noqa: S603 -- our own command line
+            [sys.executable, "-m", "services.cli", "job", "resume", cluster.job, *options],
+            env={**os.environ, **settings.environ()},
+            check=False,  # it says no where the job is not held any more
+            capture_output=True,
+        )
 
 
 def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:

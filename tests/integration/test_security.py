@@ -31,7 +31,6 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.core.spread import JobDemand
-from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
@@ -39,6 +38,7 @@ from common.ports.servers import Fetched, NewRecord, NewTopic
 from common.redis.board import RedisBoard
 from common.runtime.connect import open_board, open_boards, open_log
 from tests.certificates import Authority
+from tests.kafka_nodes import GuardedKafka, Safe
 from tests.redis_servers import system_redis_server
 from tests.servers import kafka_jars, lacking
 
@@ -288,7 +288,7 @@ def safe_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeKafka]:
     keystore = folder / "keystore.pem"
     keystore.write_bytes(pair.key.read_bytes() + pair.cert.read_bytes())
     (folder / "password").write_text(PASSWORD + "\n")
-    with ApacheKafka(jars, folder / "data", safe=Safe(keystore, "doll", PASSWORD)) as kafka:
+    with GuardedKafka(jars, folder / "data", Safe(keystore, "doll", PASSWORD)) as kafka:
         environ = {
             "DOLL_KAFKA": kafka.safe_address,
             "DOLL_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",

@@ -18,7 +18,7 @@ from common.runtime.connect import connect
 from services.cli import exits
 from services.cli.app import app
 from services.cli.system.outside import Ways
-from tests.integration.cluster import await_condition
+from tests.integration.cluster import await_condition, served
 from tests.tables import job_file, needs_tables, table
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
             Service("worker", "worker-1", stack.settings, tmp_path, forks=True),
         ]
         try:
-            yield stack.settings
+            with served(stack.settings, tmp_path) as settings:
+                yield settings
         finally:
             stop_all(services)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from fastapi import APIRouter
 
-from common.api.answers import DeadLettersPage  # noqa: TC001 -- FastAPI reads it when run
-from common.api.dead_letters import dead_letters_page
+from common.api.answers import DeadLettersPage
+from common.kafka.dead_letters import by_reason, read_letters
 from services.admin.middleware.problems import documented
-from services.admin.routes.requests import JobName, Limit  # noqa: TC001 -- likewise
+from services.admin.routes.requests import JobName, Limit  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.service import Answering  # noqa: TC001 -- likewise
 
+if TYPE_CHECKING:
+    from common.ports.servers import Log
+
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["quarantine"])
+
+_NEWEST = 5  # addresses of one reason
 
 
 @router.get("/dead-letters", responses=documented(404, 502))
@@ -18,5 +26,35 @@ async def list_letters(service: Answering, job: JobName, limit: Limit = 100) -> 
     """Count what this job could not use, by stream and reason; the newest with their addresses."""
     record = service.job(job)
     return await service.histories.run(
-        lambda: dead_letters_page(service.log(), record.id, record.spec.streams, limit)
+        lambda: _page(service.log(), record.id, record.spec.streams, limit)
     )
+
+
+def _page(log: Log, job: str, streams: Iterable[str], limit: int) -> DeadLettersPage:
+    """Count them.
+
+    Raises:
+        UnavailableError: If Kafka is unavailable.
+    """
+    found = [
+        (stream, each)
+        for stream in streams
+        for each in by_reason(read_letters(log, stream))
+        if each.job == job
+    ]
+    reasons = [
+        {
+            "stream": stream,
+            "reason": each.reason,
+            "records": len(each.letters) - each.batches,
+            "batches": each.batches,
+            "replayed": each.replayed,
+            "newest": [
+                {"partition": span.partition, "offset": span.start, "end": span.end}
+                for span in (letter.span for letter in each.letters[: -_NEWEST - 1 : -1])
+            ],
+        }
+        for stream, each in found[:limit]
+    ]
+    others = sum(len(each.letters) for _, each in found[limit:])
+    return DeadLettersPage.model_validate({"reasons": reasons, "others": others})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
@@ -36,16 +35,10 @@ from common.config.synchronisation import (
     SynchronisationSpec,  # noqa: TC001 -- FastAPI reads it when run
 )
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
-from common.errors import ConflictError, UnavailableError, UserError
-from common.jobs.check import Unchecked, built_apart, check_submission, unasked
-from common.jobs.edit import BLOCKS, CHANGEABLE, Value, changed_spec, plain
+from common.errors import UnavailableError, UserError
+from common.jobs.edit import BLOCKS, CHANGEABLE, changed_spec, plain
 from common.jobs.progress import JobProgress, Word
-from common.jobs.purge import purge, remains_of
 from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
-from common.jobs.store import AfterLoss, JobRecord, JobStore
-from common.jobs.watching import waits_for_checkpoint
-from common.spot.api import check_market
-from common.spot.planning.replan import check_given_back
 from services.admin.live.answers import curves_answer, updates_page, workers_answer
 from services.admin.live.listing import NUMBERS
 from services.admin.middleware.access import OPERATOR, Operator
@@ -61,14 +54,11 @@ from services.admin.routes.requests import (
 from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from fastapi.openapi.models import Example
 
-    from common.ports.servers import Board, Log
     from services.admin.live.followers import JobFollower
-    from services.admin.middleware.access import Caller
-    from services.admin.service import Service
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
 
@@ -178,7 +168,7 @@ class JobPatch(TypedDict, total=False):
     dependencies=[OPERATOR, Depends(job_file)],
     openapi_extra={"requestBody": {"content": {YAML_TYPE: {"schema": {"type": "string"}}}}},
     responses={
-        **documented(409, 502, 504),
+        **documented(404, 409, 502, 504),
         201: {"headers": {"Location": {"schema": {"type": "string"}}}},
     },
 )
@@ -196,6 +186,16 @@ async def create_job(
             examples=["3f1c2b9e-6a55-4a63-9d3e-0f7a2b1c4d5e"],
         ),
     ] = None,
+    source: Annotated[
+        str,
+        Query(
+            alias="from",
+            max_length=200,
+            description="Begin with a checkpoint of another job: its name, or JOB@VERSION with a"
+            " number, `newest` or `best`.",
+            examples=["letters@best"],
+        ),
+    ] = "",
     *,
     unchecked: Annotated[
         bool,
@@ -207,21 +207,30 @@ async def create_job(
     The answer comes once the job is checked: a task of your own is built for that, for up to 60 s.
     """
     check_options(spec)  # before anybody waits for a turn
-    why_not = await _check(service, spec, unchecked=unchecked)
+    why_not = await service.check(spec, unchecked=unchecked)
     if why_not is not None:
         why_not.refuse()
-    asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
-    record, new = await service.stores.write(
-        lambda store: _submit(store.acting(caller), spec, asked)
-    )
+    request = _fingerprint(caller.name, idempotency_key, spec, source) if idempotency_key else ""
+    origin, beginning = None, ""
+    if source:
+        origin, beginning = await service.apart(
+            caller, lambda jobs: jobs.copy_checkpoint(spec, source, request)
+        )
+    record, new = await service.write(caller, lambda jobs: jobs.submit(spec, request, origin))
     if new:
         now, job = service.clock(), JobProgress(record)
         answer = job_answer(record, job.state(now), progress_answer(job, now))
     else:
         told = (await service.followers.ready(spec.name)).told(record)
         answer = JobAnswer.model_validate_json(told)
-    checks = {"checked": why_not is None, "unchecked": "" if why_not is None else why_not.why}
-    submitted = SubmittedJob.model_validate(dict(answer) | checks)
+    submitted = SubmittedJob.model_validate(
+        {
+            **dict(answer),
+            "beginning": beginning,
+            "checked": why_not is None,
+            "unchecked": "" if why_not is None else why_not.why,
+        }
+    )
     location = {"Location": f"/v1/jobs/{spec.name}"}
     return Response(submitted.model_dump_json(), 201, location, media_type="application/json")
 
@@ -315,13 +324,11 @@ async def change_job(
     patch: Annotated[JobPatch, strictly(JobPatch), Body()],
 ) -> Response:
     """Pause, resume or stop a job, or change its settings: at the next boundary of an update."""
-    given = _given(patch)
-    if not given.keys().isdisjoint(BLOCKS):  # another memory may be needed
-        await _check(service, changed_spec(service.job(job).spec, given))
-    open_board = service.outside.open_board
-    record = await service.stores.write(
-        lambda store: _change(store.acting(caller), job, patch, open_board)
-    )
+    fields = cast("dict[str, Any]", patch)
+    changed = {name: plain(fields.pop(name)) for name in CHANGEABLE if name in fields}
+    if not changed.keys().isdisjoint(BLOCKS):  # another memory may be needed
+        await service.check(changed_spec(service.job(job).spec, changed))
+    record = await service.write(caller, lambda jobs: jobs.change(job, changed=changed, **fields))
     try:
         follower = await service.followers.ready(job)
     except UnavailableError:  # the change was made, so tell what is known of the rest
@@ -350,9 +357,9 @@ async def delete_job(
 ) -> Response:
     """Take a stopped job out of the list; its history and its files stay, unless `purge` is set."""
     if not purges:
-        await service.stores.write(lambda store: _delete(store.acting(caller), service.log(), job))
+        await service.write(caller, lambda jobs: jobs.delete(job))
         return Response(status_code=204)
-    removed = await service.histories.run(lambda: _purge(service, job, caller))
+    removed = remains_answer(await service.apart(caller, lambda jobs: jobs.purge(job)))
     await service.stores.write(lambda store: store.read())  # whoever asks next is told without it
     return Response(removed.model_dump_json(), media_type="application/json")
 
@@ -360,12 +367,7 @@ async def delete_job(
 @router.get("/{job}/remains", responses=documented(404, 409, 502))
 async def list_remains(service: Answering, job: JobName) -> RemainsAnswer:
     """Say what a purge of a stopped job would remove, or of one that was deleted without."""
-
-    def found() -> RemainsAnswer:
-        with closing(JobStore(service.log())) as store:
-            return remains_answer(remains_of(job, store, service.outside))
-
-    return await service.histories.run(found)
+    return remains_answer(await service.apart(None, lambda jobs: jobs.remains(job)))
 
 
 @router.get("/{job}/updates", responses=documented(404))
@@ -408,136 +410,10 @@ async def get_curves(service: Answering, job: JobName) -> Response:
     return Response(told, media_type="application/json")
 
 
-async def _check(service: Service, spec: JobSpec, *, unchecked: bool = False) -> Unchecked | None:
-    """Refuse a job that could not run, in a turn of its own: that may take seconds.
-
-    Returns:
-        Why its task was not checked; None if it was.
-
-    Raises:
-        GivenError: By the field.
-    """
-    settings = service.settings
-    most = settings.coordinator_memory_mib
-    build = unasked if unchecked else built_apart
-    why_not = await service.tasks.run(lambda: check_submission(spec, settings.tasks, most, build))
-    await service.tasks.run(lambda: check_market(spec, settings))
-    return why_not
-
-
-def _given(patch: JobPatch) -> dict[str, Value]:
-    """What of a job's specification is to be another."""
-    given = cast("dict[str, Any]", patch)
-    return {name: plain(value) for name, value in given.items() if name in CHANGEABLE}
-
-
-def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
+def _fingerprint(caller: str, key: str, spec: JobSpec, source: str) -> str:
     """What recognises a request that comes twice: who asked under which key, and for what."""
-    return f"{fingerprint(f'{caller} {key}')}:{fingerprint(spec.model_dump_json())}"
-
-
-def _submit(store: JobStore, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
-    """Submit a job, unless this very request has done so; True where it had not.
-
-    Raises:
-        ConflictError: If the name is taken.
-        UserError: If a stream does not exist, or the idempotency key stands for another job.
-        UnavailableError: If Kafka is unavailable for long.
-    """
-    before = _made_by(store, asked)
-    if before is not None:
-        return before, False
-    try:
-        return store.submit(spec, request=asked), True
-    except ConflictError:
-        meanwhile = _made_by(store, asked)  # by another replica, for the same client
-        if meanwhile is None:
-            raise
-        return meanwhile, False
-
-
-def _made_by(store: JobStore, asked: str) -> JobRecord | None:
-    """The job that a request made, None if it made none yet.
-
-    Raises:
-        UserError: If its key stands for another job.
-        UnavailableError: If Kafka is unavailable for long.
-    """
-    if not asked:
-        return None
-    key = asked.partition(":")[0]
-    for name, record in store.read().items():
-        if record.request.partition(":")[0] == key:
-            if record.request == asked:
-                return record
-            raise UserError(
-                f'Idempotency-Key: it has made the job "{name}" from another body; a new job needs'
-                " a new key"
-            )
-    return None
-
-
-def _change(
-    store: JobStore,
-    job: str,
-    patch: JobPatch,
-    open_board: Callable[[str], Board],
-) -> JobRecord:
-    """Change settings and what is wanted, both or nothing.
-
-    Raises:
-        NotFoundError: If there is no such job.
-        UserError: Naming the field that cannot be changed so.
-        ConflictError: If the job is at another revision, or if `after_loss` is given and it neither
-            is held nor waits for a checkpoint.
-        UnavailableError: If Kafka is unavailable for long.
-    """
-    after_loss = None
-    if patch.get("after_loss"):
-        if patch.get("wanted") != "running":
-            raise UserError('after_loss: goes with "wanted": "running"')
-        after_loss = AfterLoss(
-            patch.get("from_start", False),
-            patch.get("read_from", ""),
-            waits_for_checkpoint(store.get(job), open_board),
-        )
-    elif alone := [field for field in ("from_start", "read_from") if patch.get(field)]:
-        raise UserError(f'{alone[0]}: goes with "after_loss": true')
-    return store.patch(
-        job,
-        patch.get("reason", ""),
-        changed=_given(patch),
-        wanted=patch.get("wanted"),
-        after_loss=after_loss,
-        revision=patch.get("revision"),
-    )
-
-
-def _delete(store: JobStore, log: Log, job: str) -> None:
-    """Delete a job that runs no more, nor its machines.
-
-    Raises:
-        NotFoundError: If there is no such job.
-        ConflictError: If it is not stopped, or machines of it are not given back.
-        UnavailableError: If Kafka is unavailable for long.
-    """
-    check_given_back(store.get(job), log)
-    store.delete(job)
-
-
-def _purge(service: Service, job: str, caller: Caller) -> RemainsAnswer:
-    """Make a name free, and remove what is left of its jobs.
-
-    Raises:
-        NotFoundError: If there never was such a job.
-        ConflictError: If it is not stopped, or machines of it are not given back.
-        UnavailableError: If Kafka is unavailable.
-    """
-    with closing(JobStore(service.log())) as store:
-        record = store.read().get(job)
-        if record is not None:
-            check_given_back(record, service.log())
-        return remains_answer(purge(job, store.acting(caller), service.outside))
+    what = f"{source} {spec.model_dump_json()}"
+    return f"{fingerprint(f'{caller} {key}')}:{fingerprint(what)}"
 
 
 def _curves(follower: JobFollower, now: float) -> str:

@@ -53,7 +53,8 @@ _log = event_logger(__name__)
 _Version: TypeAlias = Annotated[
     str,
     Query(
-        pattern="^(newest|best|[0-9]{1,15})$",
+        max_length=15,
+        json_schema_extra={"pattern": "^(newest|best|[0-9]{1,15})$"},
         description="J, or `newest`, or `best`: of lowest mean loss over its last updates.",
         examples=["best"],
     ),

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Query
 from pydantic import BaseModel, Field
 
 from common.api.answers import QuarantineAnswer, RequeueAnswer
-from common.jobs.quarantine import Quarantine, told_batches
+from common.jobs.quarantine import Quarantine
 from services.admin.middleware.access import Operator  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import BodyRoute, JobName, Limit, strictly
@@ -69,12 +69,5 @@ async def requeue_batches(
     record = service.job(job)
     named = None if asked.batches == "all" else asked.batches
     at_s = service.clock()
-    outcomes = await service.histories.run(
-        lambda: Quarantine(service.log(), record.id).requeue(named, caller.name, at_s)
-    )
-    if requeued := [each.batch for each in outcomes if each.outcome == "requeued"]:
-        told = told_batches(requeued)
-        await service.stores.write(
-            lambda store: store.acting(caller).note(record.id, "requeued", told)
-        )
+    outcomes = await service.apart(caller, lambda jobs: jobs.requeue(record.id, named, at_s))
     return RequeueAnswer.model_validate({"batches": outcomes})

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import NotFoundError, UserError
-from services.cli.arguments import AsJson  # noqa: TC001 -- typer reads it when run
+from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay_batch
-from services.cli.system.outside import outside_of, system_of
+from services.cli.system.outside import outside_of, service_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,45 +29,19 @@ app = typer.Typer(
     no_args_is_help=True, help="Look at dead letters, and put their records back to work."
 )
 
-Job = Annotated[str, typer.Option(help="Only letters of this job.")]
 _SHOWN = 20  # reasons
 _MOST = 500
 
 
 @app.command()
-def show(
-    context: typer.Context,
-    topic: Annotated[
-        str, typer.Argument(help="The datastream. Default: all streams of --job.")
-    ] = "",
-    job: Job = "",
-    *,
-    as_json: AsJson = False,
-) -> None:
-    """Count what could not be used, by reason and job.
+def show(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
+    """Count what a job could not use, by stream and reason.
 
-    Example: [bold]doll dlq show clinic-a[/]
+    Example: [bold]doll dlq show digits[/]
     """
-    heads = "topic", "job", "records", "batches", "replayed", "reason"
-    limit, rows = _MOST if as_json else _SHOWN, list[tuple[str | int, ...]]()
-    if topic:
-        from common.kafka.dead_letters import by_reason, read_letters
-
-        stream = topic.removesuffix(".dlq")
-        log = outside_of(context).open_log()
-        found = by_reason(read_of(read_letters(log, stream), log, job))
-        others = sum(len(each.letters) for each in found[limit:])
-        for name, reason, letters, batches, replayed in found[:limit]:
-            records = len(letters) - batches
-            rows.append((stream, name or "?", records, batches, replayed, reason))
-    elif job:
-        page = system_of(context).dead_letters(job, limit)
-        others = page.others
-        for each in page.reasons:
-            counts = each.records, each.batches, each.replayed
-            rows.append((each.stream, job, *counts, each.reason))
-    else:
-        raise UserError("say which: a topic, or --job NAME")
+    heads = "topic", "records", "batches", "replayed", "reason"
+    page = service_of(context).dead_letters(job, _MOST if as_json else _SHOWN)
+    rows = [(e.stream, e.records, e.batches, e.replayed, e.reason) for e in page.reasons]
     if as_json:
         typer.echo(json.dumps([dict(zip(heads, row, strict=True)) for row in rows], indent=2))
         return
@@ -76,7 +50,8 @@ def show(
         for row in rows:
             table.add_row(*(Text(str(cell)) for cell in row))
         Console(soft_wrap=True).print(table)
-    told = sum(int(row[2]) + int(row[3]) for row in rows)
+    told = sum(each.records + each.batches for each in page.reasons)
+    others = page.others
     typer.echo(f"{told} dead letters" + (f", and {others} for rarer reasons" if others else ""))
 
 
@@ -87,7 +62,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     reason: Annotated[
         str, typer.Option(metavar="TEXT", help="Those whose reason contains this.")
     ] = "",
-    job: Job = "",
+    job: Annotated[str, typer.Option(help="Only letters of this job.")] = "",
     to: Annotated[str, typer.Option(help="Where to. Default: the datastream itself.")] = "",
     *,
     every: Annotated[bool, typer.Option("--all", help="Whatever the reason.")] = False,

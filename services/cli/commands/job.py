@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from operator import itemgetter
@@ -23,16 +25,17 @@ from common.kafka import names as topics
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay, requeue
 from services.cli.render import tables
-from services.cli.system.outside import outside_of, service_of, system_of
+from services.cli.system.outside import outside_of, service_of
 
 if TYPE_CHECKING:
     from common.api.answers import RemainsAnswer
     from common.core.events import Wanted
     from common.jobs.edit import Value
-    from services.cli.system.system import Picture
+    from services.cli.system.api import Picture
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch, change, pause and stop jobs.")
 
+_EVERY_S = 0.5  # between looks of somebody who watches
 _PATIENCE_S = 2.0  # without an answer: then people hear what they wait for
 _CHECKING = "waiting for the check of the job: its task is built for that, for up to 60 s"
 _TOLD: dict[Wanted, str] = {
@@ -81,20 +84,18 @@ def submit(
     waiting.daemon = True
     waiting.start()
     try:
-        submitted = system_of(context).submit(text, source, unchecked=unchecked)
+        job = service_of(context).submit(text, source, unchecked=unchecked)
     finally:
         waiting.cancel()
-    record, beginning, notes, why_not = submitted
-    spec = record.spec
     typer.echo(
-        f"job {spec.name} submitted: {len(record.first)} partitions of"
-        f" {', '.join(spec.streams)}, from {spec.start_at} on"
+        f"job {job.id} submitted: {len(job.first)} partitions of {', '.join(job.spec.streams)},"
+        f" from {job.spec.start_at} on"
     )
-    if beginning:
-        typer.echo(beginning)
-    if why_not:
-        typer.echo(f"not checked: {why_not}", err=True)
-    _tell(notes)
+    if job.beginning:
+        typer.echo(job.beginning)
+    if job.unchecked:
+        typer.echo(f"not checked: {job.unchecked}", err=True)
+    _tell(job.notes)
 
 
 @app.command("list")
@@ -106,7 +107,7 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
 
     Example: [bold]doll job list[/]
     """
-    found = system_of(context).jobs()
+    found = service_of(context).jobs()
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return
@@ -147,28 +148,19 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(context: typer.Context, job: JobName) -> None:
-    """Show a job as JSON: its specification with all defaults, its desired state, its start.
+    """Show a job as JSON: its specification with all defaults, its state, how far it is.
 
     Standard error says why a held job is held, with the traceback, and why a running job waits.
 
     Example: [bold]doll job show digits[/]
     """
-    import msgspec
-
-    from common.jobs.store import encode_job
-
-    record = system_of(context).job(job)
-    # The secret that seals snapshots is for coordinators alone.
-    shown = encode_job(record._replace(seal=""))
-    typer.echo(msgspec.json.format(shown, indent=2).decode())
-    if record.held:
-        typer.echo(f"{job} is held: {_printable(record.reason)}", err=True)
-        typer.echo(_printable(record.detail), err=True)
-    if record.wanted == "running":
-        with closing(system_of(context).watch(job)) as watched:
-            state = watched.look(0.0).state
-        if state.why:
-            typer.echo(_printable(f"{job}: {state}"), err=True)
+    found = service_of(context).job(job)
+    typer.echo(found.model_dump_json(indent=2))
+    if found.state == "held":
+        typer.echo(f"{job} is held: {_printable(found.reason)}", err=True)
+        typer.echo(_printable(found.detail), err=True)
+    if found.wanted == "running" and found.why:
+        typer.echo(_printable(f"{job}: {found.state}: {found.why}"), err=True)
 
 
 @app.command()
@@ -213,15 +205,13 @@ def resume(
 
     Example: [bold]doll job resume digits --after-loss[/]
     """
-    if after_loss or read_from:
-        system_of(context).resume_after_loss(
-            job, reason, from_start=from_start, read_from=read_from.value if read_from else ""
-        )
-        typer.echo(f"job {job} {_TOLD['running']} after a loss" + (reason and f": {reason}"))
-        return
-    if from_start:
+    if from_start and not (after_loss or read_from):
         raise UserError("--from-start goes with --after-loss")
-    _want(context, job, "running", reason)
+    lost: dict[str, object] = {}
+    if after_loss or read_from:
+        lost = {"after_loss": True, "from_start": from_start}
+        lost |= {"read_from": read_from.value} if read_from else {}
+    _want(context, job, "running", reason, **lost)
 
 
 @app.command()
@@ -240,11 +230,8 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     context: typer.Context,
     job: JobName,
     deadline: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="From submission on.")
+        str | None, typer.Option(metavar="SECONDS|none", help="From submission on.")
     ] = None,
-    no_deadline: Annotated[  # noqa: FBT002 -- a flag
-        bool, typer.Option("--no-deadline", help="Remove the deadline.")
-    ] = False,
     group_size: Annotated[int | None, typer.Option(help="K, batches per update.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="b, records per batch.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of the optimizer's steps.")] = None,
@@ -283,7 +270,6 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     Example: [bold]doll job change digits --synchronisation stale[/]
     """
     given = {
-        "deadline_s": deadline,
         "group_size": group_size,
         "batch_size": batch_size,
         "learning_rate": learning_rate,
@@ -296,28 +282,24 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         "aggregation": aggregation,
     }
     changed |= {n: _block(n, text) for n, text in blocks.items() if text is not None}
-    if no_deadline:
-        if deadline is not None:
-            raise UserError("either --deadline or --no-deadline, not both")
-        changed["deadline_s"] = None
+    if deadline is not None:
+        changed["deadline_s"] = None if deadline == "none" else _seconds(deadline)
     if not changed:
         raise UserError(
-            "nothing to change: give --deadline, --no-deadline, --group-size, --batch-size,"
-            " --learning-rate, --synchronisation, --compression, --tuner or --aggregation"
+            "nothing to change: give --deadline, --group-size, --batch-size, --learning-rate,"
+            " --synchronisation, --compression, --tuner or --aggregation"
         )
-    from common.jobs.notes import notes_on
-
-    system = system_of(context)
-    before = system.job(job).revision
-    record = system.change(job, changed, reason)
-    if record.revision == before:
+    service = service_of(context)
+    before = service.job(job).revision
+    found = service.change(job, reason, **changed)
+    if found.revision == before:
         typer.echo(f"job {job} has these settings already: nothing was changed")
         return
-    differs = record.changes[-1].changed
+    differs = found.changes[-1].changed
     told = ", ".join(f"{name} {_value(value)}" for name, value in differs.items())
     because = reason and f": {reason}"
-    typer.echo(f"job {job} changed: {told} (revision {record.revision}){because}")
-    _tell(notes_on(record.spec))
+    typer.echo(f"job {job} changed: {told} (revision {found.revision}){because}")
+    _tell(found.notes)
 
 
 @app.command()
@@ -339,20 +321,20 @@ def delete(
 
     Example: [bold]doll job delete digits[/]
     """
-    system = system_of(context)
+    service = service_of(context)
     if not purge:
         if yes:
             raise UserError("--yes goes with --purge")
-        system.delete(job)
+        service.delete(job)
         typer.echo(
             f"job {job} is deleted: its topics in Kafka and its checkpoints stay, and its name is"
             " taken"
         )
         return
     if not yes:
-        _list_remains("would be removed", system.remains(job))
+        _list_remains("would be removed", service.remains(job))
         typer.confirm(f"Remove all of this, and make the name {job} free?", abort=True)
-    removed = system.purge(job)
+    removed = service.purge(job)
     typer.echo(f"the name {job} is free")
     _list_remains("removed", removed)
     if removed.kept:
@@ -373,10 +355,10 @@ def _list_remains(done: str, remains: RemainsAnswer) -> None:
 def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
     """Print what happens to a job: updates, workers, machines, plans, drift; ends with Ctrl-C.
 
-    It begins with what was done to the job so far, and by whom. It asks an admin service (--api).
-    With --json a line for each event, with all of its data; that of `job` has all changes.
+    It begins with what was done to the job so far, and by whom. With --json a line for each event,
+    with all of its data; that of `job` has all changes.
 
-    Example: [bold]doll --api http://localhost:8080 job events digits[/]
+    Example: [bold]doll job events digits[/]
     """
     known = list[dict[str, Any]]()
     try:
@@ -444,7 +426,6 @@ def watch(
     context: typer.Context,
     job: JobName,
     *,
-    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds.")] = 0.5,
     once: Annotated[bool, typer.Option("--once", help="Show once and end.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -457,48 +438,53 @@ def watch(
     """
     from rich.live import Live
 
-    watched = system_of(context).watch(job)
+    service, told = service_of(context), ""
     try:
-        if as_json:
-            typer.echo(_line(watched.look(0.0)))
-            while not once:
-                typer.echo(_line(watched.look(every_s)))
-            return
+        picture = service.look(job)
         if once:
-            tables.show(_render(job, watched.look(0.0)))
+            if as_json:
+                typer.echo(_line(picture))
+            else:
+                tables.show(_render(job, picture))
             return
-        if not sys.stdout.isatty():
-            told = ""
+        live = sys.stdout.isatty() and not as_json
+        with Live(auto_refresh=False) if live else nullcontext() as shown:
             while True:
-                line = _in_words(job, watched.look(every_s if told else 0.0))
-                if line != told:
+                line = _line(picture) if as_json else _in_words(job, picture)
+                if shown is not None:
+                    shown.update(_render(job, picture), refresh=True)
+                elif as_json or line != told:
                     typer.echo(line)
                 told = line
-        with Live(_render(job, watched.look(0.0)), auto_refresh=False) as live:
-            while True:
-                live.update(_render(job, watched.look(every_s)), refresh=True)
+                time.sleep(_EVERY_S)
+                picture = service.look(job)
     except KeyboardInterrupt:  # the usual end
         pass
-    finally:
-        watched.close()
 
 
 app.command()(requeue)
 app.command()(replay)
 
 
-def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None:
-    record = system_of(context).want(job, wanted, reason)
-    if wanted == "stopped" and record.finished:
-        typer.echo(f"job {job} has finished and stays as it is: {record.reason}")
+def _want(context: typer.Context, job: str, wanted: Wanted, reason: str, **lost: object) -> None:
+    found = service_of(context).change(job, reason, wanted=wanted, **lost)
+    if wanted == "stopped" and found.state == "finished":
+        typer.echo(f"job {job} has finished and stays as it is: {found.reason}")
     else:
-        typer.echo(f"job {job} {_TOLD[wanted]}: {record.reason}")
+        typer.echo(f"job {job} {_TOLD[wanted]}: {found.reason}")
 
 
 def _tell(notes: Iterable[str]) -> None:
     """Tell what to know of a job that was let through."""
     for note in notes:
         typer.echo(f"note: {note}", err=True)
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if math.isfinite(seconds := float(text)):
+            return seconds
+    raise UserError(f"--deadline: must be a number of seconds or none, got {text!r}")
 
 
 def _block(name: str, text: str) -> Value:
@@ -603,7 +589,7 @@ def _clock(data: dict[str, Any]) -> str:
 def _in_words(job: str, picture: Picture) -> str:
     """One look as a line for people."""
     progress = picture.progress
-    words = [job, str(picture.state)]
+    words = [job, picture.state]
     if picture.updates:
         newest = picture.updates[-1]
         words += [f"update {newest.version:,}", f"loss {newest.loss:.4f}"]
@@ -619,8 +605,8 @@ def _in_words(job: str, picture: Picture) -> str:
 def _line(picture: Picture) -> str:
     """One look as a line of JSON."""
     told = {
-        "state": picture.state.word,
-        "why": picture.state.why,
+        "state": picture.job.state,
+        "why": picture.job.why,
         "workers": picture.alive,
         "leaving": picture.leaving,
         "progress": picture.progress.model_dump(mode="json"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from rich.table import Table
 from common.errors import UserError
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.render import tables
-from services.cli.system.outside import settings_of, system_of
+from services.cli.system.outside import service_of, settings_of
 
 app = typer.Typer(no_args_is_help=True, help="List and export trained models.")
 
@@ -31,14 +30,12 @@ def pull(
 
     Example: [bold]doll model pull digits -o digits.safetensors --version best[/]
     """
-    from common.storage.find import wish_of
-
     if output.suffix != ".safetensors":
         raise UserError(
             f"--output: must end with .safetensors, got {output};"
             " `doll model export` writes .pt2 and .onnx"
         )
-    model = system_of(context).model(job, wish_of(version), partial(typer.echo, err=True))
+    model = service_of(context).model(job, version)
     try:
         output.write_bytes(model.data)
     except OSError as error:
@@ -52,26 +49,27 @@ def pull(
 @app.command()
 def export(
     context: typer.Context,
-    job: JobName,
+    file: Annotated[Path, typer.Argument(help="FILE.safetensors, of `doll model pull`.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="FILE.pt2 or FILE.onnx")],
-    version: Annotated[str, typer.Option(help="A number, newest or best.")] = "newest",
 ) -> None:
     """Write a model as a program that needs no code of the task, by `torch.export` or as ONNX.
 
     It takes the fields that the task's `forward` reads, of any number of records, in the order of
     the job file, and says in its metadata what it is. It is made in a process of its own.
 
-    Example: [bold]doll model export digits -o digits.onnx --version best[/]
+    Example: [bold]doll model export digits.safetensors -o digits.onnx[/]
     """
     from common.jobs.export import check_output, export_apart
     from common.learning.torch_here import need_torch
-    from common.storage.find import wish_of
 
     check_output(output)
     need_torch("doll model export")
-    model = system_of(context).model(job, wish_of(version), partial(typer.echo, err=True))
-    export_apart(model.data, output, settings_of(context).tasks)
-    typer.echo(f"{job} version {model.version} (made by leader {model.epoch}): {output}")
+    try:
+        model = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error}") from error
+    export_apart(model, output, settings_of(context).tasks)
+    typer.echo(f"{file}: {output}, {output.stat().st_size:,} B")
 
 
 @app.command("list")
@@ -82,7 +80,7 @@ def list_versions(context: typer.Context, job: JobName, *, as_json: AsJson = Fal
 
     Example: [bold]doll model list digits[/]
     """
-    told = system_of(context).versions(job, partial(typer.echo, err=True))
+    told = service_of(context).versions(job)
     if as_json:
         typer.echo(told.model_dump_json(indent=2))
         return

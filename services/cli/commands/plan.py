@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console, Group
@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from common.errors import UserError
-from services.cli.system.outside import system_of
+from services.cli.system.outside import service_of
 
 if TYPE_CHECKING:
     from common.api.answers import ToldCurve, ToldPlan
@@ -131,6 +131,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
     """
     import msgspec
 
+    from common.spot.planning.plan import plan_told
     from common.spot.planning.request import PlanRequest
     from services.cli.options import complaints_by
 
@@ -176,7 +177,8 @@ def plan(  # noqa: PLR0913 -- the options of a command
         if there.on_demand_usd_per_hour is not None:
             given["on_demand_usd_per_hour"] = there.on_demand_usd_per_hour
     with complaints_by(_option_of):
-        found = system_of(context).plan(PlanRequest.model_validate(given))
+        request = PlanRequest.model_validate(given)
+        found = service_of(context).plan(request) if job else plan_told(request, _nowhere, 0.0)
     for note in (*found.notes, *notes):
         typer.echo(f"note: {note}", err=True)
     if as_json:
@@ -185,6 +187,10 @@ def plan(  # noqa: PLR0913 -- the options of a command
         typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
     else:
         Console().print(draw(found))
+
+
+def _nowhere() -> NoReturn:
+    raise AssertionError("no job is named, so nothing is read")
 
 
 def _only(market: Path | None, **options: float | None) -> None:

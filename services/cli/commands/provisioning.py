@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,10 +15,16 @@ from rich.text import Text
 
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.render import tables
-from services.cli.system.outside import system_of
+from services.cli.system.outside import service_of, settings_of
 
 if TYPE_CHECKING:
-    from common.api.answers import BelievedAnswer, CostAnswer, PlanInForce, ProvisioningAnswer
+    from common.api.answers import (
+        BelievedAnswer,
+        CostAnswer,
+        PlanInForce,
+        PricesAnswer,
+        ProvisioningAnswer,
+    )
 
 app = typer.Typer(no_args_is_help=True, help="Show and replan a job's rented machines.")
 
@@ -26,16 +34,13 @@ def show(
     context: typer.Context,
     job: JobName,
     *,
-    limit: Annotated[
-        int, typer.Option(min=1, max=100, help="Plans of its history, newest first.")
-    ] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Show the plan in force and why, estimates, and what was spent so far, against what.
 
     Example: [bold]doll provisioning show digits[/]
     """
-    told = system_of(context).provisioning(job, limit)
+    told = service_of(context).provisioning(job)
     if as_json:
         typer.echo(told.model_dump_json(indent=2))
     else:
@@ -52,16 +57,24 @@ def replan(
 
     Example: [bold]doll provisioning replan digits --reason "the deadline moved"[/]
     """
-    system_of(context).replan(job, reason)
+    service_of(context).replan(job, reason)
     typer.echo(f"a new plan for {job} was requested; see `doll provisioning show {job}`")
 
 
-def prices(context: typer.Context, *, as_json: AsJson = False) -> None:
+def prices(
+    context: typer.Context,
+    market: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A market file instead of the service's."),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
     """Show current machine prices by pool.
 
-    Example: [bold]doll prices[/]
+    Example: [bold]doll prices --market docs/examples/market.yaml[/]
     """
-    told = system_of(context).prices()
+    told = service_of(context).prices() if market is None else _prices(context, market)
     if as_json:
         typer.echo(told.model_dump_json(indent=2))
         return
@@ -70,6 +83,17 @@ def prices(context: typer.Context, *, as_json: AsJson = False) -> None:
         price = "-" if pool.usd_per_hour is None else f"{pool.usd_per_hour:.4f}"
         table.add_row(pool.name, pool.kind, price, pool.reason)
     tables.show(table)
+
+
+def _prices(context: typer.Context, file: Path) -> PricesAnswer:
+    """Ask the sources that a market file names."""
+    from common.spot.api import market_of, prices_answer
+    from common.spot.connect import open_prices
+    from common.spot.machines import by_pool
+
+    settings = settings_of(context).model_copy(update={"market": str(file)})
+    market = market_of(settings)
+    return prices_answer(market, by_pool(open_prices(settings, market).look()), time.time())
 
 
 def draw(job: str, told: ProvisioningAnswer) -> Group:

@@ -15,11 +15,12 @@ from rich.text import Text
 
 from common.errors import ExpiredError, UserError
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
-from services.cli.system.outside import outside_of, system_of
+from services.cli.system.outside import outside_of, service_of
 
 if TYPE_CHECKING:
+    from common.api.answers import QuarantinedBatchAnswer
     from common.core.messages import Batch
-    from common.jobs.quarantine import Outcome, Quarantine, QuarantinedBatch
+    from common.jobs.quarantine import Outcome, Quarantine
     from common.jobs.replay import Replayer
 
 Batches = Annotated[
@@ -27,7 +28,6 @@ Batches = Annotated[
     typer.Option("--batch", metavar="OFFSET", help="A batch; repeatable."),
 ]
 All = Annotated[bool, typer.Option("--all", help="Every batch that can be.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what is quarantined.")]
 
 
 def requeue(
@@ -36,7 +36,6 @@ def requeue(
     batch: Batches = None,
     *,
     all_batches: All = False,
-    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Requeue poison batches: they are trained again, as if they were new.
@@ -47,26 +46,23 @@ def requeue(
 
     Example: [bold]doll job requeue digits --all[/]
     """
-    from common.jobs.quarantine import choose
-
-    system, offsets = system_of(context), _named(batch, all_batches=all_batches)
-    requeued = [] if dry_run or offsets == [] else system.requeue(job, offsets)
+    service, offsets = service_of(context), _named(batch, all_batches=all_batches)
+    requeued = () if offsets == [] else service.requeue(job, offsets).batches
     if not requeued:
-        quarantined = system.quarantine(job)
-        chosen = choose(job, quarantined, offsets) if dry_run else []
+        quarantined = service.quarantine(job)
         if as_json:
-            typer.echo(json.dumps([each._asdict() for each in quarantined], indent=2))
+            typer.echo(json.dumps([each.model_dump() for each in quarantined], indent=2))
             return
-        _list(job, quarantined, "doll job requeue", len(chosen))
+        _list(job, quarantined)
         return
     if as_json:
-        typer.echo(json.dumps([each._asdict() for each in requeued], indent=2))
+        typer.echo(json.dumps([each.model_dump() for each in requeued], indent=2))
         return
     for each in requeued:
         typer.echo(f"batch {each.batch}: {_OUTCOMES[each.outcome]}")
     waiting = sum(each.outcome == "requeued" for each in requeued)
     typer.echo(f"{waiting} of {len(requeued)} batches of {job} wait for an update again")
-    if system.job(job).held:
+    if service.job(job).state == "held":
         typer.echo(f"{job} is held: go on with `doll job resume {job}`")
 
 
@@ -76,7 +72,6 @@ def replay(
     batch: Batches = None,
     *,
     all_batches: All = False,
-    dry_run: DryRun = False,
 ) -> None:
     """Write the records of poison batches to their topics again, where every reader gets them.
 
@@ -89,10 +84,9 @@ def replay(
     Example: [bold]doll job replay digits --batch 1042[/]
     """
     from common.jobs.changes import local_user
-    from common.jobs.quarantine import told_batches
+    from common.jobs.quarantine import Quarantine, told_batches
     from common.jobs.replay import Replayer, unfinished
     from common.jobs.store import JobStore
-    from services.cli.system.direct import quarantine_of
 
     log, offsets = outside_of(context).open_log(), _named(batch, all_batches=all_batches)
 
@@ -103,17 +97,14 @@ def replay(
         others = quarantine.choose([each for each in offsets if each not in begun])
         return [*(begun[each] for each in offsets if each in begun), *others]
 
-    if dry_run or offsets == []:
-        quarantine = quarantine_of(log, job)
-        _list(job, quarantine.listed(), "doll job replay", len(chosen(quarantine)))
-        return
+    if offsets == []:
+        raise UserError(f"name some: --batch OFFSET, or --all; `doll job requeue {job}` lists them")
+    job_id = JobStore(log).get(job).id
     with closing(Replayer(log, local_user().name)) as replayer:
-        quarantine = quarantine_of(log, job)  # now that nobody else writes what is in it anew
-        batches = chosen(quarantine)
-        if not batches:
-            _list(job, quarantine.listed(), "doll job replay", 0)
-            return
-        counts = {each.offset: replay_batch(replayer, quarantine, each) for each in batches}
+        quarantine = Quarantine(log, job_id)  # now that nobody else writes what is in it anew
+        counts = {
+            each.offset: replay_batch(replayer, quarantine, each) for each in chosen(quarantine)
+        }
     if replayed := [offset for offset, count in counts.items() if count]:
         JobStore(log).note(quarantine.job, "replayed", told_batches(replayed))
     written = sum(counts.values())
@@ -153,7 +144,7 @@ def _named(offsets: list[int] | None, *, all_batches: bool) -> list[int] | None:
     return None if all_batches else offsets or []
 
 
-def _list(job: str, quarantined: Sequence[QuarantinedBatch], command: str, chosen: int) -> None:
+def _list(job: str, quarantined: Sequence[QuarantinedBatchAnswer]) -> None:
     if not quarantined:
         typer.echo(f"nothing is quarantined in {job}")
         return
@@ -162,13 +153,10 @@ def _list(job: str, quarantined: Sequence[QuarantinedBatch], command: str, chose
         cells = (
             str(each.batch),
             str(each.records),
-            "  ".join(map(str, each.address)),
+            "  ".join(f"{topic}[{at}]@{start}:{end}" for topic, at, start, end in each.spans),
             f"nothing: {each.final}" if each.final else "requeued, replayed",
             each.reason,
         )
         table.add_row(*map(Text, cells))  # a reason may have brackets, which are no markup
     Console(soft_wrap=True).print(table)
-    if chosen:
-        typer.echo(f"without --dry-run: {chosen} batches")
-    else:
-        typer.echo(f"name some: `{command} {job} --batch OFFSET`, or --all")
+    typer.echo(f"name some: `doll job requeue {job} --batch OFFSET`, or --all")

@@ -12,8 +12,6 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from services.cli.system.outside import system_of
-
 if TYPE_CHECKING:
     from common.spot.experiments.results import Spread, Summary
     from common.spot.experiments.spec import Experiment
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="The experiment as YAML or JSON.")],
     *,
     runs: Annotated[int, typer.Option(min=1, help="Of each policy.")] = 12,
@@ -58,7 +55,7 @@ def simulate(
     )
 
     from common.spot.experiments.experiment import load_experiment
-    from common.spot.planning.compare import as_data
+    from common.spot.planning.compare import as_data, compare, with_policies
     from common.spot.planning.simulation import SimulateRequest
     from services.cli.options import complaints_by
 
@@ -81,7 +78,8 @@ def simulate(
             progress.update(bars[name], completed=share)
 
         with complaints_by(_option_of):
-            results = system_of(context).simulate(request, file.parent, advance)
+            variants = with_policies(request.experiment, request.policies)
+            results = compare(variants, file.parent, runs, seed, advance)
     if as_json:
         data = as_data(experiment, seed, results)
         typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())

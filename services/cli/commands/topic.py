@@ -9,6 +9,8 @@ import typer
 from common.errors import UnknownTopicError, UserError
 from services.cli.system.outside import outside_of
 
+_RECORDS = 1000  # that are looked at
+
 app = typer.Typer(no_args_is_help=True, help="Look into topics.")
 
 
@@ -20,7 +22,6 @@ def describe(
     label: Annotated[
         str, typer.Option(help="Path of what is to be predicted.", show_default="guessed")
     ] = "",
-    records: Annotated[int, typer.Option(min=1, max=100_000, help="How many to look at.")] = 1000,
 ) -> None:
     """Look at the newest records of a topic and propose a job file's `records:` and `task:`.
 
@@ -38,7 +39,7 @@ def describe(
         partitions = log.partitions(topic)
     except UnknownTopicError as error:
         raise UserError(f'there is no topic "{topic}"') from error
-    share = -(-records // len(partitions))
+    share = -(-_RECORDS // len(partitions))
     found = [record for each in partitions for record in records_of(log, each, share)]
     values = [record.value for record in found if record.value is not None]
     if not values:

@@ -1,11 +1,11 @@
-"""A system reached over its REST API: `doll --api URL`."""
+"""The admin service that commands ask, over its REST API."""
 
 from __future__ import annotations
 
-import time
 from secrets import token_hex
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import httpx2
 import msgspec
 from pydantic import BaseModel, ValidationError
 
@@ -16,83 +16,107 @@ from common.api.answers import (
     JobSummary,
     KeptVersions,
     PricesAnswer,
+    Progress,
     ProvisioningAnswer,
     QuarantineAnswer,
+    QuarantinedBatchAnswer,
     RemainsAnswer,
     RequeueAnswer,
     SubmittedJob,
     ToldPlan,
     UnreadableRecord,
+    UpdateAnswer,
     UpdatesPage,
     WorkersAnswer,
 )
-from common.api.jobs import record_of
 from common.config.validation import complaint
-from common.core.spans import Span
-from common.errors import UserError, WireError
-from common.jobs.notes import notes_on
-from common.jobs.progress import State
-from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
+from common.errors import OutsideError, UnavailableError
 from common.jobs.spec import job_from_json
 from doll.connection import Connection, path_of
 from doll.events import Event, events
 from doll.yaml_file import as_json, load_text
-from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    import httpx2
+    from collections.abc import Iterator, Mapping, Sequence
 
     from common.config.settings import Settings
-    from common.core.events import Wanted
-    from common.core.losses import ReadFrom
-    from common.jobs.edit import Value
-    from common.jobs.store import JobRecord
-    from common.spot.planning.compare import Result
     from common.spot.planning.request import PlanRequest
-    from common.spot.planning.simulation import SimulateRequest
-    from common.storage.find import Wish
 
 T = TypeVar("T", bound=BaseModel)
 
 _PAGE = 500
+_SHOWN_UPDATES = 10  # of a job that somebody watches
+_PLANS = 5  # of a job's machines
+
+
+class Picture(NamedTuple):
+    """How a job is that somebody watches; None is what is not known."""
+
+    job: JobAnswer
+    alive: int | None  # workers
+    leaving: int
+    updates: tuple[UpdateAnswer, ...]  # the last ones, newest last
+
+    @property
+    def state(self) -> str:
+        """State, with its reason."""
+        return f"{self.job.state}: {self.job.why}" if self.job.why else self.job.state
+
+    @property
+    def progress(self) -> Progress:
+        """How far the job is."""
+        return self.job.progress
+
+
+class Model(NamedTuple):
+    """A model's weights as safetensors, and the update that made them."""
+
+    epoch: int
+    version: int
+    data: bytes
 
 
 class Api:
-    """See `system.System`.
+    """One admin service.
+
+    Every call may raise `UserError` where it makes no sense, and `OutsideError` if the service
+    cannot be reached or has a fault.
 
     Args:
         transport: None: the network.
     """
 
     def __init__(self, settings: Settings, transport: httpx2.BaseTransport | None = None) -> None:
+        self._named = "api" in settings.model_fields_set
         self._service = Connection(settings.api, settings.api_key, transport=transport)
 
     # --- jobs ------------------------------------------------------------------------------------
 
-    def submit(self, text: str, source: str, *, unchecked: bool = False) -> Submitted:
-        """See the protocol; the service's allow list of tasks counts, not ours."""
-        if source:
-            raise UserError(
-                f"--from {source}: checkpoints are copied by whoever reaches Kafka and storage"
-                " itself: leave out --api (or unset DOLL_API)"
-            )
+    def submit(self, text: str, source: str, *, unchecked: bool = False) -> SubmittedJob:
+        """Submit a job file.
+
+        Args:
+            text: The file.
+            source: JOB or JOB@VERSION whose checkpoint the job begins with; empty: none.
+            unchecked: Do not build its task to check it.
+        """
         body = as_json(load_text(text))
-        spec = job_from_json(body)  # what is wrong is told in the same words as without a service
-        headers = {"Idempotency-Key": token_hex(16)}
-        parameters = {"unchecked": "true"} if unchecked else {}
-        told = self._service.ask(
-            "POST", "/v1/jobs", body.encode(), headers=headers, parameters=parameters
+        job_from_json(body)  # in the words of a job file, not of a request's body
+        parameters = {"from": source} if source else {}
+        answer = self._ask(
+            "POST",
+            "/v1/jobs",
+            body.encode(),
+            headers={"Idempotency-Key": token_hex(16)},
+            parameters=parameters | ({"unchecked": "true"} if unchecked else {}),
         )
-        answer = _read(self._service, told, SubmittedJob)
-        return Submitted(record_of(answer), notes=notes_on(spec), unchecked=answer.unchecked)
+        return self._read(answer, SubmittedJob)
 
     def jobs(self) -> JobList:
+        """Return all jobs by name."""
         jobs, unreadable, after = list[JobSummary](), list[UnreadableRecord](), ""
         while True:
-            page = _get(self._service, "/v1/jobs", JobList, limit=_PAGE, after=after)
+            page = self._get("/v1/jobs", JobList, limit=_PAGE, after=after)
             jobs += page.jobs
             unreadable += page.unreadable
             if page.next is None or page.next <= after:
@@ -100,170 +124,129 @@ class Api:
                 return page.model_copy(update=found)
             after = page.next
 
-    def job(self, name: str) -> JobRecord:
-        return record_of(_get(self._service, path_of(name), JobAnswer))
+    def job(self, name: str) -> JobAnswer:
+        """Return one job."""
+        return self._get(path_of(name), JobAnswer)
 
-    def want(self, name: str, wanted: Wanted, reason: str) -> JobRecord:
-        return self._patch(name, {"wanted": wanted, "reason": reason})
-
-    def resume_after_loss(
-        self, name: str, reason: str, *, from_start: bool, read_from: ReadFrom
-    ) -> None:
-        wish: dict[str, object] = {"after_loss": True, "from_start": from_start}
-        if read_from:
-            wish["read_from"] = read_from
-        self._patch(name, {"wanted": "running", **wish, "reason": reason})
-
-    def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
-        return self._patch(name, {**changed, "reason": reason})
+    def change(self, name: str, reason: str, **changed: object) -> JobAnswer:
+        """Change a job: what is wanted, or its settings; see `JobPatch` of the service."""
+        body = msgspec.json.encode({**changed, "reason": reason})
+        return self._read(self._ask("PATCH", path_of(name), body), JobAnswer)
 
     def delete(self, name: str) -> None:
-        self._service.ask("DELETE", path_of(name))
+        """Take a stopped job out of the list."""
+        self._ask("DELETE", path_of(name))
 
     def remains(self, name: str) -> RemainsAnswer:
-        return _get(self._service, path_of(name, "remains"), RemainsAnswer)
+        """Return what a purge of a name would remove."""
+        return self._get(path_of(name, "remains"), RemainsAnswer)
 
     def purge(self, name: str) -> RemainsAnswer:
-        answer = self._service.ask("DELETE", path_of(name), parameters={"purge": "true"})
-        return _read(self._service, answer, RemainsAnswer)
+        """Make a name free, and remove what is left of its jobs."""
+        answer = self._ask("DELETE", path_of(name), parameters={"purge": "true"})
+        return self._read(answer, RemainsAnswer)
 
-    def quarantine(self, name: str) -> list[QuarantinedBatch]:
-        found, path, after = list[QuarantinedBatch](), path_of(name, "quarantine"), -1
+    def quarantine(self, name: str) -> list[QuarantinedBatchAnswer]:
+        """Return what is quarantined in a job, oldest batch first."""
+        found, path, after = list[QuarantinedBatchAnswer](), path_of(name, "quarantine"), -1
         while True:
-            page = _get(self._service, path, QuarantineAnswer, limit=_PAGE, after=after)
-            for each in page.batches:
-                address = tuple(Span(*span) for span in each.spans)
-                found.append(
-                    QuarantinedBatch(each.batch, each.records, address, each.reason, each.final)
-                )
+            page = self._get(path, QuarantineAnswer, limit=_PAGE, after=after)
+            found += page.batches
             if page.next is None or page.next <= after:
                 return found
             after = page.next
 
     def dead_letters(self, name: str, limit: int) -> DeadLettersPage:
-        return _get(self._service, path_of(name, "dead-letters"), DeadLettersPage, limit=limit)
+        """Count what a job could not use, by at most so many reasons."""
+        return self._get(path_of(name, "dead-letters"), DeadLettersPage, limit=limit)
 
-    def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
+    def requeue(self, name: str, batches: Sequence[int] | None) -> RequeueAnswer:
+        """Take batches out of quarantine; None: all for which it is possible."""
         body = msgspec.json.encode({"batches": "all" if batches is None else batches})
-        answer = self._service.ask("POST", path_of(name, "requeue"), body)
-        told = _read(self._service, answer, RequeueAnswer)
-        return [RequeuedBatch(each.batch, each.outcome) for each in told.batches]
+        return self._read(self._ask("POST", path_of(name, "requeue"), body), RequeueAnswer)
 
     def events(self, name: str) -> Iterator[Event]:
-        """What happens to a job, from now on."""
+        """Return what happens to a job, from now on."""
+        self._ask("GET", path_of(name))  # or it is refused at once
         return events(self._service, name)
 
-    def watch(self, name: str) -> ApiWatched:
-        return ApiWatched(self._service, name)
+    def look(self, name: str) -> Picture:
+        """Return how a job is."""
+        job = self.job(name)
+        workers = self._get(path_of(name, "workers"), WorkersAnswer)
+        after = max(job.progress.version - _SHOWN_UPDATES, 0)
+        path = path_of(name, "updates")
+        updates = self._get(path, UpdatesPage, after=after, limit=_SHOWN_UPDATES).updates
+        statuses = [worker.status for worker in workers.workers]
+        alive = None if workers.board_away else statuses.count("alive")
+        return Picture(job, alive, statuses.count("leaving"), updates)
 
-    def model(self, name: str, wish: Wish, tell: Callable[[str], object]) -> PulledModel:  # noqa: ARG002 -- the service's log has what was left out
-        asked = {"version": wish}
-        answer = self._service.ask("GET", path_of(name, "model"), parameters=asked, model=True)
+    def model(self, name: str, version: str) -> Model:
+        """Return a version of a model: a number, `newest` or `best`."""
+        parameters = {"version": version}
+        answer = self._ask("GET", path_of(name, "model"), parameters=parameters, model=True)
         try:
-            epoch, version = (int(answer.headers[f"doll-{what}"]) for what in ("epoch", "version"))
+            epoch, number = (int(answer.headers[f"doll-{what}"]) for what in ("epoch", "version"))
         except (KeyError, ValueError) as error:
             raise self._service.strange(error) from error
-        return PulledModel(epoch, version, answer.content)
+        return Model(epoch, number, answer.content)
 
-    def versions(self, name: str, tell: Callable[[str], object]) -> KeptVersions:  # noqa: ARG002 -- likewise
-        return _get(self._service, path_of(name, "model/versions"), KeptVersions)
+    def versions(self, name: str) -> KeptVersions:
+        """Return versions whose weights are kept, newest first."""
+        return self._get(path_of(name, "model/versions"), KeptVersions)
 
     # --- provisioning ----------------------------------------------------------------------------
 
     def plan(self, request: PlanRequest) -> ToldPlan:
+        """Plan how many workers shall run on spot machines; `GivenError` names fields."""
         body = request.model_dump_json(exclude_defaults=True).encode()
-        return _read(
-            self._service, self._service.ask("POST", "/v1/provisioning/plan", body), ToldPlan
-        )
+        return self._read(self._ask("POST", "/v1/provisioning/plan", body), ToldPlan)
 
-    def simulate(
-        self,
-        request: SimulateRequest,
-        folder: Path,  # noqa: ARG002 -- the service sees no file of ours
-        advance: Callable[[str, float], None],
-    ) -> dict[str, Result]:
-        from common.spot.planning.compare import results_of
-
-        body = request.model_dump_json(exclude_defaults=True).encode()
-        answer = self._service.ask("POST", "/v1/provisioning/simulate", body)
-        try:
-            results = results_of(answer.content)
-        except WireError as error:
-            raise self._service.strange(error) from error
-        for name in results:
-            advance(name, 1.0)
-        return results
-
-    def provisioning(self, name: str, limit: int) -> ProvisioningAnswer:
-        return _get(self._service, path_of(name, "provisioning"), ProvisioningAnswer, limit=limit)
+    def provisioning(self, name: str) -> ProvisioningAnswer:
+        """Return how a job's machines are rented, with its last plans."""
+        return self._get(path_of(name, "provisioning"), ProvisioningAnswer, limit=_PLANS)
 
     def replan(self, name: str, reason: str) -> None:
+        """Ask the policy of a job's machines anew."""
         body = msgspec.json.encode({"reason": reason})
-        self._service.ask("POST", path_of(name, "provisioning/replan"), body)
+        self._ask("POST", path_of(name, "provisioning/replan"), body)
 
     def prices(self) -> PricesAnswer:
-        return _get(self._service, "/v1/provisioning/prices", PricesAnswer)
+        """Return what machines cost now."""
+        return self._get("/v1/provisioning/prices", PricesAnswer)
 
-    def _patch(self, name: str, patch: Mapping[str, object]) -> JobRecord:
-        return self._record(self._service.ask("PATCH", path_of(name), msgspec.json.encode(patch)))
+    # --- asking ----------------------------------------------------------------------------------
 
-    def _record(self, answer: httpx2.Response) -> JobRecord:
-        return record_of(_read(self._service, answer, JobAnswer))
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        parameters: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+        model: bool = False,
+    ) -> httpx2.Response:
+        """See `Connection.ask`; says what to do if nobody is there."""
+        try:
+            return self._service.ask(
+                method, path, body, parameters=parameters, headers=headers, model=model
+            )
+        except UnavailableError as error:
+            if not isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout):
+                raise
+            how = (
+                "(DOLL_API): start it, or name another"
+                if self._named
+                else '(DOLL_API is not set): start one with "doll up", or name yours with DOLL_API'
+            )
+            raise OutsideError(f"no DOLL service at {self._service.url} {how}") from error
 
+    def _get(self, path: str, kind: type[T], **parameters: str | int) -> T:
+        return self._read(self._ask("GET", path, parameters=parameters), kind)
 
-class ApiWatched:
-    """One job, asked about again and again; see `system.Watched`."""
-
-    def __init__(self, service: Connection, name: str) -> None:
-        self._service = service
-        self._name = name
-        self._looked = False
-
-    def look(self, timeout_s: float) -> Picture:
-        """Wait `timeout_s`, unless this is the first look, and say how the job is."""
-        if self._looked:
-            time.sleep(timeout_s)
-        self._looked = True
-        job = _get(self._service, path_of(self._name), JobAnswer)
-        workers = _get(self._service, path_of(self._name, "workers"), WorkersAnswer)
-        after = max(job.progress.version - SHOWN_UPDATES, 0)
-        updates = _get(
-            self._service,
-            path_of(self._name, "updates"),
-            UpdatesPage,
-            after=after,
-            limit=SHOWN_UPDATES,
-        )
-        statuses = [worker.status for worker in workers.workers]
-        return Picture(
-            State(job.state, job.why),
-            job.progress,
-            None if workers.board_away else statuses.count("alive"),
-            statuses.count("leaving"),
-            updates.updates,
-        )
-
-    def close(self) -> None:
-        """Look no more."""
-
-
-def _get(service: Connection, path: str, kind: type[T], **parameters: str | int) -> T:
-    """Ask for something, and read it.
-
-    Raises:
-        UserError: If it is refused.
-        OutsideError: If the service cannot be reached, has a fault, or is none of ours.
-    """
-    return _read(service, service.ask("GET", path, parameters=parameters), kind)
-
-
-def _read(service: Connection, answer: httpx2.Response, kind: type[T]) -> T:
-    """Read an answer.
-
-    Raises:
-        OutsideError: If it is something else.
-    """
-    try:
-        return kind.model_validate_json(answer.content)
-    except ValidationError as error:
-        raise service.strange(complaint(error)) from error
+    def _read(self, answer: httpx2.Response, kind: type[T]) -> T:
+        try:
+            return kind.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise self._service.strange(complaint(error)) from error

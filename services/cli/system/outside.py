@@ -1,4 +1,4 @@
-"""What the command that runs reaches: the outside itself, or a system in one of two ways."""
+"""What the command that runs reaches: an admin service, or the servers themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.ports.servers import Log
     from services.cli.system.api import Api
-    from services.cli.system.system import System
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +84,16 @@ def outside_of(context: typer.Context) -> Outside:
 
 
 def settings_of(context: typer.Context) -> Settings:
-    """The settings of a command, whichever way it reaches the system."""
+    """The settings of a command, whatever it reaches."""
     return _reached(context).outside.settings
 
 
 def service_of(context: typer.Context) -> Api:
-    """The service that the command asks.
-
-    Raises:
-        UserError: If none is named: this command is offered by services alone.
-    """
-    reached = _reached(context)
-    if not reached.outside.settings.api:
-        raise UserError(f"`{context.command_path}` asks a service: give --api (or DOLL_API)")
+    """The admin service that the command asks."""
     from services.cli.system.api import Api
 
-    return Api(reached.outside.settings, reached.ways.transport)
-
-
-def system_of(context: typer.Context) -> System:
-    """The system that the command asks, by its servers or by its API."""
     reached = _reached(context)
-    if reached.outside.settings.api:
-        return service_of(context)
-    from services.cli.system.direct import Direct
-
-    return Direct(reached.outside)
+    return Api(reached.outside.settings, reached.ways.transport)
 
 
 def _reached(context: typer.Context) -> Reached:

@@ -15,8 +15,8 @@ from common.adapters.ec2.metadata import InstanceMetadata
 from common.adapters.ec2.notice import Ec2Notices
 from common.errors import OutsideError, UnavailableError
 from common.ports.servers import Notice
-from common.testing.clock import ManualClock
 from tests.contract.odd_servers import OddServer, drips_body, drips_headers, endless
+from tests.fakes.clock import ManualClock
 from tests.metadata_server import INTERRUPTION, TOKEN, MetadataServer
 
 if TYPE_CHECKING:

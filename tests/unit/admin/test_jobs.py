@@ -23,8 +23,7 @@ from common.jobs.spec import JobSpec
 from common.jobs.store import JobStore
 from common.kafka.names import JOBS, control_topic, updates_topic
 from common.wire.messages import encode_audit, encode_claim
-from services.admin import stores
-from services.admin.routes import jobs
+from services.admin import service, stores
 from services.admin.routes.jobs import JobPatch
 from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import HOST, World, problem
@@ -70,7 +69,7 @@ def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) ->
         "it has not been looked at yet",
     )
     shown, seen = world.get("/v1/jobs/digits"), {"progress": None, "why": ""}
-    assert (told.pop("checked"), told.pop("unchecked")) == (True, "")
+    assert [told.pop(name) for name in ("checked", "unchecked", "beginning")] == [True, "", ""]
     assert shown | seen == told | seen
     assert shown["why"] == "none leads digits yet: `doll coordinator` starts one"
     assert JobStore(world.log).get("digits").spec.task.name == "image-classifier"
@@ -201,7 +200,7 @@ def test_check_that_does_not_end_refuses_the_job_unless_the_request_says_otherwi
     checking: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Report(unended="the check of the task did not end within 60 s")
-    monkeypatch.setattr(jobs, "built_apart", lambda _spec, _allowed: stuck)
+    monkeypatch.setattr(service, "built_apart", lambda _spec, _allowed: stuck)
     answer = post(checking, task={"entrypoint": OWN})
     assert "did not end within 60 s" in problem(answer, 422)
     assert [each["field"] for each in answer.json()["errors"]] == ["body.task"]
@@ -221,11 +220,12 @@ def test_two_checks_run_side_by_side(checking: World, monkeypatch: pytest.Monkey
         both.wait(PATIENCE_S)
         return Report(model_mb=1.0)
 
-    monkeypatch.setattr(jobs, "built_apart", build)
+    monkeypatch.setattr(service, "built_apart", build)
 
     async def ask() -> list[Unchecked | None]:
         spec = JobSpec.model_validate_json(json.dumps(SPEC | {"task": {"entrypoint": OWN}}))
-        checks = (jobs._check(checking.service, spec) for _ in range(2))  # noqa: SLF001 -- two requests of one client come one after the other
+        # Two requests of one client come one after the other.
+        checks = (checking.service.check(spec) for _ in range(2))
         return await asyncio.gather(*checks)
 
     assert checking.runner.run(ask()) == [None, None]
@@ -347,7 +347,7 @@ def test_a_paused_job_keeps_its_numbers_in_the_list(world: World) -> None:
     claim, batch = BatchReady(WorkerId("w1"), spans, 64, ()), Batch(0, WorkerId("w1"), spans, 64)
     with closing(world.log.writer()) as writer:
         writer.append(control_topic("digits"), encode_claim(claim))
-        for record in (Lead(-1, GENESIS, "c"), UpdateApplied(0, 1, (batch,), 64, 0.25, {})):
+        for record in (Lead(-1, GENESIS, "c", 0), UpdateApplied(0, 1, (batch,), 64, 0.25, {})):
             writer.append(updates_topic("digits"), encode_audit(record))
     world.ask("PATCH", "/v1/jobs/digits", json={"wanted": "paused"})
 

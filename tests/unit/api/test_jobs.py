@@ -1,13 +1,14 @@
-"""Jobs as answers: what the command line makes of an answer is the record that it was made of."""
+"""Jobs as answers."""
 
 from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from common.api.answers import JobAnswer
-from common.api.jobs import job_answer, job_summary, progress_answer, record_of
+from common.api.jobs import job_answer, job_summary, progress_answer
 from common.core.spans import Partition
 from common.jobs.changes import Change
 from common.jobs.progress import UNREAD, JobProgress, resting
@@ -35,8 +36,16 @@ OVER = RUNNING._replace(wanted="stopped", reason="400 updates applied", finished
 def test_an_answer_says_a_record_whole(record: JobRecord) -> None:
     progress = progress_answer(JobProgress(record), NOW)
     answer = job_answer(record, resting(record) or UNREAD, progress)
-    sent = answer.model_dump_json()
-    assert record_of(JobAnswer.model_validate_json(sent)) == record
+    assert JobAnswer.model_validate_json(answer.model_dump_json()) == answer
+    assert answer.spec == record.spec
+    assert (answer.wanted, answer.reason) == (record.wanted, record.reason)
+    assert answer.detail == record.detail
+    assert {Partition(topic, at): position for topic, at, position in answer.first} == record.first
+    assert [each.model_dump() for each in answer.changes] == [
+        msgspec.structs.asdict(each) for each in record.changes
+    ]
+    assert (answer.origin is None) == (record.origin is None)
+    assert (answer.state == "held", answer.state == "finished") == (record.held, record.finished)
 
 
 def test_a_deadline_is_counted_from_submission() -> None:

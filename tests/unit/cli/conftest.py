@@ -1,24 +1,72 @@
-"""The command line on a log, a board and storage in memory."""
+"""The command line on a log, a board and storage in memory, and an admin service beside them."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
+import httpx2
 import pytest
 from typer.testing import CliRunner
 
+from common.api.keys import KeyStore, Role
 from common.config.servers import Outside
+from common.config.settings import read_settings
 from common.kafka.memory import MemoryLog
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
+from services.admin.app import create_app
 from services.cli.app import app
 from services.cli.system.outside import Ways
+from tests.unit.admin.conftest import LIMITS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from typer.testing import Result
 
     from common.config.settings import Settings
+
+KEY = "operator"  # of the caller, by name
+
+
+class Bridge(httpx2.BaseTransport):
+    """An ASGI application as the service at the other end of a synchronous client.
+
+    Args:
+        serve: Makes the application for the first request.
+        key_of: Key that is sent for one given by its name.
+    """
+
+    def __init__(self, serve: Callable[[], Any], key_of: Callable[[str], str] = str) -> None:
+        self._serve = serve
+        self._key_of = key_of
+        self._served: Any = None
+        self.runner = asyncio.Runner()
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Ask the application."""
+        if self._served is None:
+            self._served = self._serve()
+        return self.runner.run(self._asked(request))
+
+    def close(self) -> None:
+        """End the application, if it began."""
+        if self._served is not None:
+            self._served.state.service.close()
+        self._served = None
+        self.runner.close()
+
+    async def _asked(self, request: httpx2.Request) -> httpx2.Response:
+        headers = dict(request.headers)
+        if given := headers.get("authorization", "").removeprefix("Bearer "):
+            headers["authorization"] = f"Bearer {self._key_of(given)}"
+        sent = httpx2.Request(request.method, request.url, headers=headers, content=request.read())
+        answer = await httpx2.ASGITransport(self._served).handle_async_request(sent)
+        return httpx2.Response(
+            answer.status_code, headers=answer.headers, content=await answer.aread()
+        )
 
 
 @dataclass
@@ -28,19 +76,43 @@ class World:
     log: MemoryLog = field(default_factory=MemoryLog)
     redis: MemoryRedis = field(default_factory=MemoryRedis)
     blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the service
+    _keys: dict[str, str] = field(default_factory=dict)
 
     def run(
-        self, *arguments: str, code: int = 0, typed: str | bytes = "", blobs: str = "s3://memory"
+        self,
+        *arguments: str,
+        code: int = 0,
+        typed: str | bytes = "",
+        blobs: str = "s3://memory",
+        key: str = KEY,
+        end: httpx2.BaseTransport | None = None,
     ) -> Result:
-        """Run a command line and check how it ends."""
-        result = CliRunner().invoke(
-            app,
-            list(arguments),
-            input=typed,
-            obj=Ways(self._connect),
-            env={"COLUMNS": "200", "DOLL_BLOBS": blobs},
-            catch_exceptions=False,
+        """Run a command line, beside a service that is new and so reads all, and see how it ends.
+
+        Args:
+            arguments: The command line.
+            code: Its exit status.
+            typed: Its standard input.
+            blobs: Where both keep models.
+            key: Of whoever runs it: `operator`, `viewer`, or one that is not valid.
+            end: What answers instead of the service.
+        """
+        settings = {"DOLL_BLOBS": blobs, **self.environment}
+        bridge = Bridge(
+            lambda: create_app(self._connect(read_settings(settings)), LIMITS), self._key_of
         )
+        try:
+            result = CliRunner().invoke(
+                app,
+                list(arguments),
+                input=typed,
+                obj=Ways(self._connect, end or bridge),
+                env={"COLUMNS": "200", "DOLL_BLOBS": blobs, "DOLL_API_KEY": key},
+                catch_exceptions=False,
+            )
+        finally:
+            bridge.close()
         assert result.exit_code == code, result.output
         return result
 
@@ -54,6 +126,12 @@ class World:
         for value in values:
             writer.append(topic, value)
         assert writer.flush(1.0)
+
+    def _key_of(self, name: str) -> str:
+        for role in get_args(Role):
+            if name == role not in self._keys:
+                self._keys[role], _ = KeyStore(self.log).create(role, role)
+        return self._keys.get(name, name)
 
     def _connect(self, settings: Settings) -> Outside:
         return Outside(settings, lambda: self.log, self.board, lambda: self.blobs)

@@ -133,19 +133,19 @@ def test_options_stand_above_the_environment(world: World) -> None:
         )
 
     environment = {"DOLL_KAFKA": "from-environment:1", "DOLL_REDIS": "redis://environment"}
-    environment["DOLL_BLOBS_FILE"] = "/run/secrets/blobs"
-    options = ["--kafka", "from-option:2", "--blobs", "file:///models"]
-    CliRunner().invoke(app, [*options, "job", "list"], obj=Ways(connect), env=environment)
-    assert (seen[0].kafka, seen[0].redis, seen[0].blobs) == (
+    environment["DOLL_API_KEY_FILE"] = "/run/secrets/key"
+    options = ["--kafka", "from-option:2", "--api-key", "mine"]
+    CliRunner().invoke(app, [*options, "key", "list"], obj=Ways(connect), env=environment)
+    assert (seen[0].kafka, seen[0].redis, seen[0].api_key) == (
         "from-option:2",
         "redis://environment",
-        "file:///models",
+        "mine",
     )
 
 
 def test_an_option_that_makes_no_sense_is_named(world: World) -> None:
-    result = world.run("--blobs", "models", "job", "list", code=exits.REFUSED)
-    assert result.stderr.startswith("error: DOLL_BLOBS: must be file:///directory or s3://bucket")
+    result = world.run("--api", "models", "job", "list", code=exits.REFUSED)
+    assert result.stderr.startswith("error: DOLL_API: must be ")
 
 
 def test_a_command_line_that_is_wrong_says_so(world: World) -> None:
@@ -158,5 +158,5 @@ def test_a_server_that_is_away_is_told_in_one_line_with_what_to_do(world: World)
     for command in (("job", "list"), ("audit", "digits"), ("job", "watch", "digits")):
         result = world.run(*command, code=exits.UNAVAILABLE)
         assert result.stderr.startswith("error: ")
-        assert "choose another with --kafka, --redis, --blobs or --api" in result.stderr
+        assert "choose another with --kafka or --api" in result.stderr
         assert result.stderr.count("\n") == 1

@@ -75,7 +75,7 @@ def led(world: World) -> World:
         LEAD,
         update(1, batch(0, 0, 2)),
         update(2, batch(1, 2, 4)),
-        Lead(0, ModelId(0, 1), "c2"),
+        Lead(0, ModelId(0, 1), "c2", 3),
     )
     world.write("doll.digits.updates", *map(encode_audit, records))
     return world
@@ -214,21 +214,23 @@ def test_versions_that_count_are_listed_with_where_they_are_kept(led: World) -> 
 def test_a_model_is_exported_by_a_process_of_its_own(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     output = tmp_path / "digits.pt2"
-    said = led.run("model", "export", "digits", "-o", str(output)).output
-    assert "digits version 1 (made by leader 0)" in said
+    assert pulled(led, tmp_path) == 1.0
+    model = tmp_path / "model.safetensors"
+    said = led.run("model", "export", str(model), "-o", str(output)).output
+    assert said.startswith(f"{model}: {output}, ")
     program = torch.export.load(output).module()
     outputs = program(torch.zeros(5, 1, 8, 8, dtype=torch.uint8))
     assert outputs.shape == (5, 10)
 
 
-def test_what_cannot_be_exported_is_refused_in_a_line(led: World, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_refused_in_a_line(world: World, tmp_path: Path) -> None:
     for name, said in (
         ("digits.pt", ".pt2 or .onnx"),
         ("no/folder/digits.pt2", "cannot be written"),
+        ("digits.pt2", "digits.safetensors: cannot be read"),
     ):
-        keep(led, saved(0, ModelId(0, 1), 2, 1.0))
-        arguments = ("model", "export", "digits", "-o", str(tmp_path / name))
-        assert said in led.run(*arguments, code=exits.REFUSED).stderr
+        arguments = ("model", "export", "digits.safetensors", "-o", str(tmp_path / name))
+        assert said in world.run(*arguments, code=exits.REFUSED).stderr
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.pt2", "x.onnx", "x"])

@@ -6,24 +6,20 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from common.core.messages import Lead, ModelId
-from common.jobs.build import optimizer_of, task_of, trainer_of
+from common.jobs.build import trainer_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.learning.checkpoint import unpack
-from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model
-from common.learning.trainer import Trainer
 from common.storage.store import CheckpointStore
 from common.wire.messages import encode_audit
 from services.cli import exits
 from tests.unit.cli.test_audit import LEAD, batch, update
 from tests.unit.cli.test_job import JOB, submitted
-from tests.unit.cli.test_model import SPEC, keep, saved
+from tests.unit.cli.test_model import keep, saved
 
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import World
@@ -36,7 +32,7 @@ def led(world: World) -> World:
     """Versions 1, 2 and 3 of digits; a second leader took the third back. Of each a checkpoint."""
     submitted(world)
     made = (update(1, batch(0, 0, 2)), update(2, batch(1, 2, 4)), update(3, batch(2, 4, 6)))
-    records = (LEAD, *made, Lead(0, ModelId(0, 2), "c2"))
+    records = (LEAD, *made, Lead(0, ModelId(0, 2), "c2", 4))
     world.write("doll.digits.updates", *map(encode_audit, records))
     keep(world, saved(0, ModelId(0, 1), 2, 1.0, 0.3))
     keep(world, saved(0, ModelId(0, 2), 3, 2.0, 0.4))
@@ -73,7 +69,7 @@ def test_a_job_begins_with_a_checkpoint_that_counts(led: World, source: str, ver
 
 
 def test_a_job_without_one_shows_none(led: World) -> None:
-    assert "origin" not in shown(led, "digits")
+    assert shown(led, "digits")["origin"] is None
 
 
 def test_the_copy_outlives_the_checkpoint(led: World) -> None:
@@ -98,7 +94,7 @@ def test_a_torn_checkpoint_is_passed_over(led: World) -> None:
     (part,) = [n for n in led.blobs.names("") if n.endswith("000000000002/trainer.safetensors")]
     led.blobs.put(part, b"torn")
     result = led.run("job", "submit", "-", "--from", "digits", typed=NEXT)
-    assert "without the checkpoint 0-2: trainer.safetensors has 4 bytes" in result.stderr
+    assert "it begins with the checkpoint 0-1 of digits" in result.stdout
     assert shown(led, "next")["origin"]["version"] == 1
 
 
@@ -109,11 +105,6 @@ def test_a_torn_checkpoint_is_passed_over(led: World) -> None:
         ("digits@", ("", ""), 'a version is a number, "newest" or "best", got ""'),
         ("digits@last", ("", ""), 'a version is a number, "newest" or "best", got "last"'),
         ("digits@3", ("", ""), "no version 3 is kept that counts by the audit; kept: 1, 2"),
-        (
-            "digits",
-            ("classes: 10", "classes: 9"),
-            "the checkpoint 0-2 of digits does not fit: it holds 38,282 parameters, 0 buffers, but",
-        ),
         ("digits", ("name: next", "name: digits"), 'the name "digits" belongs to a job'),
         ("digits", ("clinic-a", "clinic-x"), 'there is no topic "clinic-x"'),
     ],
@@ -128,26 +119,10 @@ def test_what_cannot_be_begun_with_is_refused_and_nothing_is_left(
     assert [name for name in led.blobs.names("") if "/origin/" in name] == []
 
 
-def test_model_of_equal_sizes_and_other_names_is_refused_and_the_first_difference_named(
-    led: World,
-) -> None:
-    flat = FlatModel(build_model(task_of(SPEC, ()), 0))
-    first, *others = flat.layout
-    layout = (msgspec.structs.replace(first, names=("2.weight",)), *others)
-    trainer = Trainer(flat.vector, len(flat.vector), optimizer_of(SPEC), layout=layout)
-    for name in led.blobs.names(""):
-        led.blobs.delete(name)
-    keep(led, saved(0, ModelId(0, 2), 3, 2.0, 0.4)._replace(trainer=trainer.snapshot()))
-    result = led.run("job", "submit", "-", "--from", "digits", typed=NEXT, code=exits.REFUSED)
-    assert (
-        "the checkpoint 0-2 of digits does not fit: at place 1 it has the parameter '2.weight'"
-        " (16, 1, 3, 3) float32, but the task's model has the parameter '0.weight' (16, 1, 3, 3)"
-        " float32; give the new job the same task, with the same options"
-    ) in result.stderr
-    assert list(JobStore(led.log).read()) == ["digits"]
-
-
 def test_without_object_storage_that_is_said(led: World) -> None:
     arguments = ("job", "submit", "-", "--from", "digits")
     result = led.run(*arguments, typed=NEXT, code=exits.REFUSED, blobs="")
-    assert "--from digits: checkpoints are in object storage, and none is named" in result.stderr
+    assert (
+        "from: digits: checkpoints are in object storage, and the service names none"
+        in result.stderr
+    )

@@ -69,7 +69,7 @@ def running(world: World, job: str = JOB) -> None:
         )
     world.write(
         "doll.paper.updates",
-        encode_audit(Lead(-1, GENESIS, "c1")),
+        encode_audit(Lead(-1, GENESIS, "c1", 0)),
         *(update(0, version) for version in (1, 2, 3)),
     )
 
@@ -145,7 +145,7 @@ def test_a_job_whose_streams_move_is_told_that_the_plan_lets_them_wait(world: Wo
 
 def test_updates_that_a_takeover_took_back_are_left_to_do(world: World) -> None:
     running(world)
-    world.write("doll.paper.updates", encode_audit(Lead(0, GENESIS, "c2")))
+    world.write("doll.paper.updates", encode_audit(Lead(0, GENESIS, "c2", 4)))
     assert remaining("paper", world.log, 0.0).updates == 100
 
 

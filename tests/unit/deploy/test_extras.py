@@ -39,11 +39,10 @@ OPENED = {  # what a service loads only when it needs it
             "common.spot.planning.compare",
             "common.spot.planning.plan",
         ),
-        "services.cli.system.api",
     ),
 }
 COMMANDS = (
-    *("__main__", "local", "options", "system.direct"),
+    *("__main__", "local", "options", "system.api"),
     *("commands.producing", "commands.sources"),
     *("demo.judge", "demo.plan", "demo.run", "demo.screen", "demo.summary", "demo.tested_model"),
 )

@@ -25,6 +25,7 @@ from common.learning.checkpoint import (
     unnamed,
     unpack,
     weights_in,
+    with_optimizer,
 )
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel, layout_of
@@ -98,7 +99,7 @@ def test_snapshot_without_a_layout_is_refused() -> None:
     trainer = Trainer(np.ones(3, np.float32), 2, OptimizerSettings("sgd", 0.1))
     head = {"optimizer": "sgd", "parameters": 2, "buffers": 1}
     old = pack({"weights": np.ones(3, np.float32)}, {"trainer": msgspec.json.encode(head).decode()})
-    for read in (weights_in, trainer.restore, trainer.adopt):
+    for read in (weights_in, trainer.restore, lambda data: with_optimizer(data, "adam")):
         with pytest.raises(CorruptError, match="missing required field `layout`"):
             read(old)
 

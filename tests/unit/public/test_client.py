@@ -32,7 +32,7 @@ from doll import job as jobs
 from tests.contract.odd_servers import ODD, OddServer, said
 from tests.unit.admin import conftest, test_events, test_model
 from tests.unit.admin.live.helpers import eventually, lead, update
-from tests.unit.cli.test_api import Bridge
+from tests.unit.cli.conftest import Bridge
 from tests.unit.cli.test_job import JOB
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Way(Bridge):
     _lock = threading.Lock()  # of every way: all that lead to one world run in its one loop
 
     def __init__(self, world: World) -> None:
-        super().__init__(world.app)
+        super().__init__(lambda: world.app)
         self.runner.close()
         self.runner = world.runner  # which the world closes
         self.cut = False
@@ -359,7 +359,7 @@ def test_what_follows_a_job_goes_over_to_the_next_one_of_its_name(led: World) ->
         job.stop()
         job.delete(purge=True)
         client_of(led).submit(SPEC)
-        led.log.writer().append("doll.digits.I2.updates", encode_audit(Lead(-1, GENESIS, "c1")))
+        led.log.writer().append("doll.digits.I2.updates", encode_audit(Lead(-1, GENESIS, "c1", 0)))
         keep(led, 0, 1, "digits.I2")
         eventually(lambda: (live.served.epoch, live.version, live.error) == (0, 1, None))
 

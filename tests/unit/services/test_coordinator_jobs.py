@@ -16,9 +16,10 @@ from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.ports.servers import NewRecord, NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import fields_of
-from common.testing.clock import ManualClock
-from services.coordinator import effects, loop
+from services.coordinator import leadership, loop
 from services.coordinator.candidates import LONGEST_S, Candidates
+from services.coordinator.effects import ending, lease
+from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
 
@@ -105,7 +106,7 @@ class Bench:
     """A replica, and jobs beside an innocent one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(effects, "TELL_S", 0.01)
+        monkeypatch.setattr(ending, "TELL_S", 0.01)
         self.log, self.redis = RefusingLog(), MemoryRedis()
         self.log.create_topics([NewTopic(STREAM)])
         self.book = JobStore(self.log)
@@ -196,7 +197,7 @@ def test_a_task_that_a_replica_has_not_got_is_left_to_one_that_has_it(bench: Ben
 def test_a_replica_tries_again_what_was_not_installed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(effects, "UNABLE_S", (0.01, 0.01))
+    monkeypatch.setattr(lease, "UNABLE_S", (0.01, 0.01))
     made = job_task.trainer_of
     missing = [True]
 
@@ -205,7 +206,7 @@ def test_a_replica_tries_again_what_was_not_installed(
             raise TaskMissingError("task x: No module named 'x'")
         return made(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(effects, "trainer_of", trainer_of)
+    monkeypatch.setattr(leadership, "trainer_of", trainer_of)
     replica = bench.replica()
     replica.look()
     until(lambda: "c1" in bench.board("innocent").unable(), "it says so")

@@ -28,9 +28,9 @@ from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.telemetry.metrics.__main__ import sections
-from common.testing.tracing import MemoryTracer
 from common.wire import messages as wire
 from services.coordinator import streams
+from tests.fakes.tracing import MemoryTracer
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import PATIENCE_S, MemoryReplica, until
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.telemetry.logging import event_logger, fields_of
-from common.testing.notices import MemoryNotices
 from services.worker.notices import NoticeWatch
+from tests.fakes.notices import MemoryNotices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,8 +19,8 @@ from common.spot.fleets.local.table import Table
 from common.spot.machines import LaunchRequest, Offer
 from common.spot.provisioning.costs import Bill
 from common.spot.theory.billing import BY_NAME
-from common.testing.clock import ManualClock
 from tests.contract.fleet_providers import ON_DEMAND, SPOT, Processes
+from tests.fakes.clock import ManualClock
 from tests.memory_fleet import MemoryPrices
 
 if TYPE_CHECKING:

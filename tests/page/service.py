@@ -36,8 +36,8 @@ from common.spot.plans import encode_plan
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 from common.wire.messages import encode_audit
-from load.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 from services.admin.app import create_app
+from tests.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

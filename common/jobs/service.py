@@ -1,0 +1,229 @@
+"""What may be done to jobs, each verb once; the admin service does it for whoever asks and may."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.errors import ConflictError, UserError
+from common.jobs.purge import Remains, purge, remains_of
+from common.jobs.quarantine import Quarantine, RequeuedBatch, told_batches
+from common.jobs.store import AfterLoss, JobRecord, JobStore, Origin
+from common.jobs.watching import waits_for_checkpoint
+from common.kafka import names as topics
+from common.kafka.read import read_decoded
+from common.learning.checkpoint import optimizer_kind, with_optimizer
+from common.storage.find import in_storage, pick, wish_of
+from common.storage.store import CheckpointStore
+from common.telemetry.logging import event_logger
+from common.wire.messages import decode_audit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from common.config.servers import Outside
+    from common.core.events import Wanted
+    from common.core.losses import ReadFrom
+    from common.jobs.edit import Value
+    from common.jobs.spec import JobSpec
+
+_log = event_logger(__name__)
+
+
+class JobService:
+    """Does verbs to jobs in the name of a store's `by`.
+
+    Args:
+        store: The jobs topic.
+        outside: The servers.
+        check_given_back: Raises ConflictError if a machine of a job may still run.
+    """
+
+    def __init__(
+        self, store: JobStore, outside: Outside, check_given_back: Callable[[JobRecord], object]
+    ) -> None:
+        self._store = store
+        self._outside = outside
+        self._check_given_back = check_given_back
+
+    def submit(
+        self, spec: JobSpec, request: str = "", origin: Origin | None = None
+    ) -> tuple[JobRecord, bool]:
+        """Submit a job, unless this very request has done so; True if it is new.
+
+        Args:
+            spec: A checked specification.
+            request: Recognises a request that comes twice; empty: none will.
+            origin: See `copy_checkpoint`.
+
+        Raises:
+            ConflictError: If the name is taken.
+            UserError: If a stream does not exist, or the request's key stands for another job.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        before = self.submitted(request)
+        if before is not None:
+            return before, False
+        try:
+            return self._store.submit(spec, origin, request), True
+        except ConflictError:
+            meanwhile = self.submitted(request)  # by another replica, for the same client
+            if meanwhile is None:
+                raise
+            return meanwhile, False
+
+    def submitted(self, request: str) -> JobRecord | None:
+        """Return the job that a request made, None if it made none yet.
+
+        Raises:
+            UserError: If its key stands for another job.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        if not request:
+            return None
+        key = request.partition(":")[0]
+        for name, record in self._store.read().items():
+            if record.request.partition(":")[0] == key:
+                if record.request == request:
+                    return record
+                raise UserError(
+                    f'Idempotency-Key: it has made the job "{name}" from another body; a new job'
+                    " needs a new key"
+                )
+        return None
+
+    def copy_checkpoint(
+        self, spec: JobSpec, source: str, request: str = ""
+    ) -> tuple[Origin | None, str]:
+        """Copy a checkpoint of another job into a new job's folder; the other job deletes its own.
+
+        Needs no torch: whether the model is the same, the job's first leader sees.
+
+        Args:
+            spec: The new job.
+            source: JOB or JOB@VERSION, where the version is a number, `newest` or `best`.
+            request: See `submit`.
+
+        Returns:
+            What the new job begins with, and a sentence about it; None if there is the new job.
+
+        Raises:
+            ConflictError: If the new job's name is taken.
+            UserError: If there is no such job, no such checkpoint, or no object storage.
+            CorruptError: If the checkpoint holds no weights.
+            FutureFormatError: If a newer program wrote a checkpoint of that job.
+            UnavailableError: If Kafka or object storage is unavailable.
+        """
+        if self.submitted(request) is not None:
+            return None, ""
+        name, at, version = source.partition("@")
+        wish = wish_of(version) if at else "newest"
+        record, outside = self._store.get(name), self._outside
+        to = topics.job_id(spec.name, self._store.check_new(spec))
+        if not outside.settings.blobs:
+            raise UserError(
+                f"from: {source}: checkpoints are in object storage, and the service names none:"
+                " set its DOLL_BLOBS"
+            )
+        blobs, log = outside.open_blobs(), _log.bind(job=spec.name)
+
+        def tell(told: str) -> None:
+            log.warning("checkpoint_passed_over", reason=told)
+
+        updates = read_decoded(outside.open_log(), topics.updates_topic(record.id), decode_audit)
+        found, data = pick(in_storage(blobs, record.id, tell), updates, wish, tell)
+        own = optimizer_kind(spec.optimizer.name, spec.optimizer.momentum)
+        data, other = with_optimizer(data, own)
+        sha256 = CheckpointStore(blobs, to).put_origin(data)
+        origin = Origin(name, found.snapshot.by, found.snapshot.made.version, sha256)
+        what = (
+            f"weights and optimizer state ({own})"
+            if other == own
+            else f"weights alone, for the optimizer was {other} and is {own} now"
+        )
+        return origin, f"it begins with {found.title} of {name}: {what}"
+
+    def change(  # noqa: PLR0913 -- what may change
+        self,
+        job: str,
+        reason: str = "",
+        *,
+        changed: Mapping[str, Value],
+        wanted: Wanted | None = None,
+        after_loss: bool = False,
+        from_start: bool = False,
+        read_from: ReadFrom = "",
+        revision: int | None = None,
+    ) -> JobRecord:
+        """Change settings and what is wanted, both or nothing; see `JobStore.patch`.
+
+        Args:
+            job: Name of the job.
+            reason: Reason of the person.
+            changed: Settings, see `JobStore.change`.
+            wanted: Optional. If unset, it stays.
+            after_loss: True to go on with what is left.
+            from_start: True to accept version 0 if no other version is left.
+            read_from: Where to begin with streams' topics that were created anew.
+            revision: Optional. If set, refuse to change another revision.
+
+        Raises:
+            NotFoundError: If there is no such job.
+            UserError: Naming the field that cannot be changed so.
+            ConflictError: If the job is at another revision, or if `after_loss` is given and it
+                neither is held nor waits for a checkpoint.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        accepted = None
+        if after_loss:
+            if wanted != "running":
+                raise UserError('after_loss: goes with "wanted": "running"')
+            waits = waits_for_checkpoint(self._store.get(job), self._outside.open_board)
+            accepted = AfterLoss(from_start, read_from, waits)
+        elif from_start or read_from:
+            field = "from_start" if from_start else "read_from"
+            raise UserError(f'{field}: goes with "after_loss": true')
+        return self._store.patch(
+            job, reason, changed=changed, wanted=wanted, after_loss=accepted, revision=revision
+        )
+
+    def delete(self, job: str) -> None:
+        """Delete a job that runs no more, nor its machines.
+
+        Raises:
+            NotFoundError: If there is no such job.
+            ConflictError: If it is not stopped, or machines of it are not given back.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        self._check_given_back(self._store.get(job))
+        self._store.delete(job)
+
+    def remains(self, job: str) -> Remains:
+        """Return what a purge would remove; see `remains_of`."""
+        return remains_of(job, self._store, self._outside)
+
+    def purge(self, job: str) -> Remains:
+        """Make a name free, and remove what is left of its jobs; see `common.jobs.purge`.
+
+        Raises:
+            NotFoundError: If there never was such a job.
+            ConflictError: If it is not stopped, or machines of it are not given back.
+            UnavailableError: If Kafka is unavailable.
+        """
+        record = self._store.read().get(job)
+        if record is not None:
+            self._check_given_back(record)
+        return purge(job, self._store, self._outside)
+
+    def requeue(self, job: str, batches: Sequence[int] | None, at_s: float) -> list[RequeuedBatch]:
+        """Take batches out of quarantine, and note that in the job's record.
+
+        Args:
+            job: Id of the job.
+            batches: See `Quarantine.requeue`, as for what is raised.
+            at_s: When, since 1970.
+        """
+        quarantine = Quarantine(self._outside.open_log(), job)
+        outcomes = quarantine.requeue(batches, self._store.by.name, at_s)
+        if requeued := [each.batch for each in outcomes if each.outcome == "requeued"]:
+            self._store.note(job, "requeued", told_batches(requeued))
+        return outcomes
