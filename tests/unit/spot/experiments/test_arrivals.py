@@ -15,6 +15,7 @@ from common.spot.experiments.arrivals import (
     Arrivals,
     arrivals_of,
     draw_rates,
+    even,
 )
 from common.spot.experiments.spec import ArrivalsSpec, UniformRates
 from common.spot.theory.errors import ParameterError
