@@ -45,7 +45,7 @@ stop: {updates: 4000, deadline_s: 1200}
 checkpoint: {every_s: 5}
 batch_linger_s: 1.0
 group_linger_s: 1.0
-evaluation: {every_updates: 20, stream: clinic-test, records: 300, sample: 32}
+evaluation: {every_updates: 20, stream: clinic-test, records: 300}
 provisioning: {workers: 2, review_s: 2}
 """
 _MARKET = """

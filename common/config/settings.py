@@ -171,15 +171,8 @@ class Settings(BaseModel):
     blobs: Annotated[
         str, _legal(_BLOBS.fullmatch, "must be file:///directory or s3://bucket/prefix")
     ] = ""
-    """`file:///directory` or `s3://bucket/prefix`."""
-    s3_endpoint: Annotated[
-        str,
-        _legal(
-            lambda value: "@" not in value,
-            "must hold no password: S3's are AWS_ACCESS_KEY_ID and the like",
-        ),
-    ] = ""
-    """URL of an S3 server that is not Amazon's."""
+    """`file:///directory` or `s3://bucket/prefix`, of the server that AWS_ENDPOINT_URL_S3 names; by
+    default, Amazon's."""
     tasks: _Names = ()
     """Entrypoints that jobs may name, between commas."""
     coordinator_memory_mib: int = Field(default=2048, ge=1)
@@ -259,10 +252,7 @@ class Settings(BaseModel):
     metrics_host: str = "127.0.0.1"
     """The address that it does so on."""
     traces: _Url = ""
-    """URL of an OpenTelemetry collector (OTLP over HTTP)."""
-    # A trace is some 2 KB: at 100 batches a second, one in a hundred is 2 KB/s.
-    traces_ratio: float = Field(default=0.01, gt=0, le=1)
-    """Share of the batches that are traced."""
+    """URL of an OpenTelemetry collector (OTLP over HTTP), for one batch of a hundred."""
     log_format: Literal["console", "json"] = "console"
     """`console` or `json`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

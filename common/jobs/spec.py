@@ -527,8 +527,6 @@ class EvaluationSpec(Part):
     """Kafka topic of the test set, in the job's format; empty: there is none."""
     records: Count = 2000
     """Of the test set: its first ones."""
-    sample: Count = 256
-    """Records of each stream that a version predicts before it learns of them."""
 
 
 class TrackingSpec(Part):

@@ -39,7 +39,7 @@ class S3Blobs:
     Args:
         bucket: It must exist.
         prefix: Put before every name, as it is; end it with a slash.
-        endpoint_url: A server other than AWS.
+        endpoint_url: A server other than the one that AWS_ENDPOINT_URL_S3 names, or Amazon.
         region: Where boto3's own settings do not say it.
         part_bytes: Larger blobs go up in parts of this size, several at a time; S3 takes none that
             is smaller than 5 MiB, but the last.
@@ -55,7 +55,6 @@ class S3Blobs:
     ) -> None:
         self._bucket = bucket
         self._prefix = prefix
-        self._host = urlsplit(endpoint_url or "").netloc.rpartition("@")[2]
         self._client = boto3.session.Session().client(
             "s3",
             endpoint_url=endpoint_url,
@@ -69,6 +68,7 @@ class S3Blobs:
                 response_checksum_validation="when_required",
             ),
         )
+        self._host = urlsplit(self._client.meta.endpoint_url).netloc.rpartition("@")[2]
         self._transfer = TransferConfig(
             multipart_threshold=part_bytes, multipart_chunksize=part_bytes
         )

@@ -66,6 +66,7 @@ class Outside:
             stack.callback(self._store.close)
             boto3.client("s3", endpoint_url=self._store.url).create_bucket(Bucket=_BUCKET)
             self.storage_link.pass_on_to(urlsplit(self._store.url).port or 0)
+            os.environ["AWS_ENDPOINT_URL_S3"] = f"http://127.0.0.1:{self.storage_link.port}"
 
             binary = shutil.which("redis-server")
             self.redis = EmbeddedRedis(Path(binary) if binary else None, tcp=True)
@@ -89,7 +90,6 @@ class Outside:
                 kafka_group_protocol="consumer",
                 redis=self.redis.url,
                 blobs=f"s3://{_BUCKET}/jobs",
-                s3_endpoint=f"http://127.0.0.1:{self.storage_link.port}",
                 tasks=tasks,
                 threads=1,
                 log_format="json",

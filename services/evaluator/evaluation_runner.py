@@ -33,10 +33,13 @@ if TYPE_CHECKING:
 
 
 class Pace(NamedTuple):
-    """How patient an evaluator is; nobody trains faster or slower by it."""
+    """How patient and how curious an evaluator is; nobody trains faster or slower by it."""
 
     look_s: float = 0.25  # between looks at the board: 16 bytes, unless there is something new
     together_s: float = 1.0  # that a result on the test set waits for the next update
+    # Records of each stream that a version predicts before it learns of them. The accuracy of so
+    # many is at most 6 points from that of all, in 95 of 100 cases.
+    sample: int = 256
 
 
 class Process(NamedTuple):
@@ -84,7 +87,7 @@ class EvaluationRunner:
         tell: Callable[[Evaluated | Drifted], None],
         logger: EventLogger,
     ) -> None:
-        self._most = evaluation.sample
+        self._most = process.pace.sample
         self._pace = process.pace
         self._tell = tell
         self._metrics = metrics

@@ -109,7 +109,7 @@ class Stack:
         replaced = {
             "DOLL_KAFKA": self.servers.kafka,
             "DOLL_REDIS": self.servers.redis,
-            "DOLL_S3_ENDPOINT": self.servers.s3,
+            "AWS_ENDPOINT_URL_S3": self.servers.s3,
             "DOLL_API_HOST": "127.0.0.1",
             "DOLL_API_PORT": str(self.api_port),
             "DOLL_METRICS_HOST": "127.0.0.1",

@@ -66,7 +66,6 @@ class Training:
               every_updates: {EVERY}
               stream: {name}-held-out
               records: {HELD_OUT}
-              sample: 60
             """.replace("\n            ", "\n")
         )
         self.log = open_log(settings)

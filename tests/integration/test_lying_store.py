@@ -73,9 +73,11 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[LyingServer]:
 
 
 @pytest.fixture
-def settings(likest_to_production: Settings, store: LyingServer) -> Settings:
-    blobs = {"blobs": f"s3://{BUCKET}/doll", "s3_endpoint": store.url}
-    return likest_to_production.model_copy(update=blobs)
+def settings(
+    likest_to_production: Settings, store: LyingServer, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.url)
+    return likest_to_production.model_copy(update={"blobs": f"s3://{BUCKET}/doll"})
 
 
 def named(cluster: Cluster) -> ModelId | None:

@@ -149,12 +149,13 @@ def tracker(server: MlflowProcess) -> Iterator[Tracker]:
 
 
 def test_a_server_that_is_killed_is_told_all_once_and_its_own_client_finds_it(
-    server: MlflowProcess, tmp_path: Path, s3_server: str
+    server: MlflowProcess, tmp_path: Path, s3_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server)
     # judged   1  |  killed   2   3  | back, another evaluator   4
     tracking = MlflowServer(server.url, answer_s=PATIENCE_S)
     tracked = Tracked(tracking=tracking, blobs=S3Blobs(BUCKET, "models/", s3_server, REGION))
-    settings = Settings(blobs=f"s3://{BUCKET}/models", s3_endpoint=s3_server, mlflow=server.url)
+    settings = Settings(blobs=f"s3://{BUCKET}/models", mlflow=server.url)
     tracked.learn(1)
     tracked.save(1, loss=0.25)
     tracked.start(settings).turn()

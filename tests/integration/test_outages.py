@@ -174,6 +174,8 @@ class Stack:
         self.store = Store(self.store_port)
         closing_.callback(self.registry.stop)
         closing_.callback(self._close_store)
+        os.environ["AWS_ENDPOINT_URL_S3"] = self.store.url
+        closing_.callback(os.environ.pop, "AWS_ENDPOINT_URL_S3")
         boto3.client("s3", endpoint_url=self.store.url).create_bucket(Bucket=BUCKET)
         api_port = free_port()
         settings = Settings(
@@ -181,7 +183,6 @@ class Stack:
             kafka_group_protocol="consumer",
             redis=server.url,
             blobs=f"s3://{BUCKET}/doll",
-            s3_endpoint=self.store.url,
             schema_registry={"url": self.registry.url},
             api_port=api_port,
         )

@@ -190,7 +190,7 @@ def arrivals_of(
     else:
         trace = None
     return [
-        _stream(spec, float(rate), stream_rng, trace, start_s)
+        _stream(float(rate), stream_rng, trace, start_s)
         for rate, stream_rng in zip(rates_per_s, rng.spawn(len(rates_per_s)), strict=True)
     ]
 
@@ -209,7 +209,6 @@ def draw_rates(
 
 
 def _stream(
-    spec: ArrivalsSpec,
     rate_per_s: float,
     rng: np.random.Generator,
     trace: Trace | None,
@@ -217,15 +216,9 @@ def _stream(
 ) -> Arrivals:
     if rate_per_s == 0:  # nothing ever arrives
         return Arrivals(np.ones, lambda sums: np.full_like(sums, math.inf))
-    if spec.process == "even":
-        return even(rate_per_s, rng.random())
     if trace is not None:
         return Arrivals(rng.standard_exponential, Paced(rate_per_s, trace, start_s))
-    gaps: Gaps = rng.standard_exponential
-    if spec.process == "gamma":
-        shape = 1 / spec.variation**2  # of a gamma distribution with that variation
-        gaps = lambda count: rng.standard_gamma(shape, count) / shape  # noqa: E731 - two lines more say no more
-    return Arrivals(gaps, lambda sums: np.divide(sums, rate_per_s, out=sums))
+    return Arrivals(rng.standard_exponential, lambda sums: np.divide(sums, rate_per_s, out=sums))
 
 
 class Stream:

@@ -147,8 +147,6 @@ def _beliefs(draws: Draws) -> Priors | None:
 
 def _conditions(draws: Draws) -> Conditions:
     experiment, givens = draws.experiment, draws.givens
-    arrivals = experiment.arrivals
-    variation = {"gamma": arrivals.variation, "even": 0.0}
     reassigns = experiment.on_preemption == "reassign"
     capacity = partial(
         update_capacity_per_s,
@@ -159,12 +157,11 @@ def _conditions(draws: Draws) -> Conditions:
     return Conditions(
         draws.prices,
         draws.offers,
-        variation.get(arrivals.process, 1.0),
-        _pace(draws),
-        "reassign" if reassigns else experiment.while_preempted,
-        capacity if reassigns else None,
-        givens.gradient_s + ROUND_OVERHEAD_S,
-        backlog=arrivals.process == "backlog",
+        pace=_pace(draws),
+        stream="reassign" if reassigns else experiment.while_preempted,
+        capacity_per_s=capacity if reassigns else None,
+        last_round_s=givens.gradient_s + ROUND_OVERHEAD_S,
+        backlog=experiment.arrivals.process == "backlog",
     )
 
 

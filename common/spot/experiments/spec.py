@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
@@ -48,12 +48,9 @@ class UniformSpeeds(UniformRates):
 class ArrivalsSpec(Part):
     """The process by which records arrive at each stream."""
 
-    process: Literal["poisson", "gamma", "even", "trace", "backlog"] = Field(
+    process: Literal["poisson", "trace", "backlog"] = Field(
         default="poisson",
-        description="How the gaps between records vary; backlog: all are there from the beginning.",
-    )
-    variation: Positive = Field(
-        default=1.0, description="gamma: standard deviation of the gaps over their mean."
+        description="How records arrive; backlog: all are there from the beginning.",
     )
     trace: TraceSpec | None = Field(
         default=None,
@@ -177,11 +174,6 @@ LIVE_STREAMS = (
 )
 
 
-def _mode_of(said: object) -> object:
-    """Read a mode by its name of before, too."""
-    return {"updates": "analytic", "full": "protocol"}.get(str(said), said)
-
-
 class Experiment(Part):
     """One thing to simulate."""
 
@@ -219,7 +211,7 @@ class Experiment(Part):
     on_demand: OnDemandSpec
     spot: tuple[SpotSpec, ...] = Field(min_length=1, description="Pools of spot machines.")
     policy: PolicySpec = PolicySpec()
-    mode: Annotated[Literal["analytic", "protocol"], BeforeValidator(_mode_of)] = Field(
+    mode: Literal["analytic", "protocol"] = Field(
         default="analytic", description="The update process alone; or the whole protocol."
     )
     learning: LearningSpec | None = Field(

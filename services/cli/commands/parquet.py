@@ -33,7 +33,6 @@ class Rows:
 
     Args:
         source: A path, or `s3://bucket/...`.
-        endpoint: URL of an S3 server that is not Amazon's; empty: Amazon's.
         leave_out: Columns that are not sent.
 
     Raises:
@@ -41,8 +40,8 @@ class Rows:
             a table of which not every file counts.
     """
 
-    def __init__(self, source: str, endpoint: str, leave_out: Sequence[str] = ()) -> None:
-        self._system, path = _system_of(source, endpoint)
+    def __init__(self, source: str, leave_out: Sequence[str] = ()) -> None:
+        self._system, path = _system_of(source)
         try:
             self._files = self._found(path)
             headers = [pq.read_metadata(name, filesystem=self._system) for name in self._files]
@@ -156,11 +155,15 @@ class OnceWriter:
         return int(told["rows"])
 
 
-def _system_of(source: str, endpoint: str) -> tuple[fs.FileSystem, str]:
+def _system_of(source: str) -> tuple[fs.FileSystem, str]:
     if not source.startswith("s3://"):
         return fs.LocalFileSystem(), source
-    url = urlsplit(endpoint)
-    named = {"endpoint_override": url.netloc, "scheme": url.scheme} if endpoint else {}
+    import boto3
+
+    url = urlsplit(boto3.session.Session().client("s3").meta.endpoint_url)
+    # Amazon's servers Arrow finds itself, by the bucket's region.
+    own = (url.hostname or "").endswith(("amazonaws.com", "amazonaws.com.cn"))
+    named = {} if own else {"endpoint_override": url.netloc, "scheme": url.scheme}
     return fs.S3FileSystem(**named), source.removeprefix("s3://").rstrip("/")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
@@ -51,8 +50,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A rate per worker instead: one on each line, a CSV with a column `rate`,"
-            " or a JSON list.",
+            help="A rate per worker instead: one on each line.",
         ),
     ] = None,
     job: Annotated[
@@ -223,52 +221,24 @@ def _option_of(path: str) -> str:
 
 
 def read_rates(path: Path) -> list[float]:
-    """Read one rate per worker: on each line, in the column `rate` of a CSV, or as a JSON list.
+    """Read one rate per worker, each on a line.
 
     Raises:
         UserError: If the file cannot be read or holds something else, by its line.
     """
-    import msgspec
-
-    from common.data.decoders import new_decoder
     from doll.yaml_file import read_text
 
+    rates = list[float]()
     try:
-        text = read_text(path)
+        lines = read_text(path).splitlines()
     except UserError as error:
         raise UserError(f"--rates: {error}") from error
-    if text.lstrip().startswith(("[", "{")):
+    for number, line in enumerate(filter(str.strip, lines), start=1):
         try:
-            return new_decoder(list[float]).decode(text)
-        except msgspec.DecodeError as error:
-            raise UserError(f"--rates: {path}: must be a JSON list of numbers: {error}") from error
-    return _column(text, path)
-
-
-def _column(text: str, path: Path) -> list[float]:
-    reader = csv.reader(text.splitlines())
-    lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
-    column = 0
-    if lines and not _is_number(lines[0][1][0]):
-        head = [cell.strip() for cell in lines.pop(0)[1]]
-        if "rate" not in head:
-            raise UserError(f"--rates: {path}: has no column `rate`, only {', '.join(head)}")
-        column = head.index("rate")
-    elif lines and len(lines[0][1]) > 1:
-        raise UserError(f"--rates: {path}: has several columns: name one `rate` in the first line")
-    if not lines:
-        raise UserError(f"--rates: {path}: holds no rate")
-    for number, cells in lines:
-        if len(cells) <= column or not _is_number(cells[column]):
-            raise UserError(f"--rates: {path}, line {number}: no rate in {','.join(cells)!r}")
-    return [float(cells[column]) for _, cells in lines]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+            rates.append(float(line))
+        except ValueError as error:
+            raise UserError(f"--rates: {path}, line {number}: no rate in {line!r}") from error
+    return rates
 
 
 def as_data(plan: ToldPlan, *, with_probability: bool) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     if sources.is_parquet(source):
         if repeat or warp or held_out or label or codec not in {"", "json"}:
             raise UserError(f"{source}: rows of Parquet are sent as they are, as JSON, and once")
-        table = _rows_of(source, outside.settings.s3_endpoint, leave_out or [])
+        table = _rows_of(source, leave_out or [])
         stream, here, fields = table.stream(0), table.count, _PROPOSED.format(topic)
     else:
         data = sources.load(
@@ -224,14 +224,14 @@ def _send(
     return f"sent {sent:,} records to {topic} in {took_s:.1f} s ({sent / took_s:,.0f}/s){ended}"
 
 
-def _rows_of(source: str, endpoint: str, leave_out: list[str]) -> Rows:
+def _rows_of(source: str, leave_out: list[str]) -> Rows:
     try:
         from services.cli.commands.parquet import Rows
     except ModuleNotFoundError as error:
         raise UserError(
             f"{source}: what reads Parquet is not installed here: pip install 'doll[parquet]'"
         ) from error
-    return Rows(source, endpoint, leave_out)
+    return Rows(source, leave_out)
 
 
 def _once(log: Log, topic: str, source: str, rows: Rows) -> OnceWriter:

@@ -181,7 +181,7 @@ def test_rows_come_from_s3_too(
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     endpoint = "http://{}:{}".format(*server.get_host_and_port())
-    monkeypatch.setenv("DOLL_S3_ENDPOINT", endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

@@ -30,7 +30,6 @@ FULL = {
     "DOLL_REDIS_CERT": "/tls/doll.pem",
     "DOLL_REDIS_KEY": "/tls/doll.key",
     "DOLL_BLOBS": "s3://bucket/models",
-    "DOLL_S3_ENDPOINT": "http://localhost:9000",
     "DOLL_TASKS": "a.b:C, d:E",
     "DOLL_DEVICE": "cpu",
     "DOLL_THREADS": "2",
@@ -100,7 +99,6 @@ def test_an_embedded_broker_is_named_by_its_socket() -> None:
         ("DOLL_MLFLOW_PASSWORD", "secret", "DOLL_MLFLOW_USERNAME: is missing, but DOLL_MLFLOW_PA"),
         ("DOLL_KAFKA", "u:secret@k:9092", "DOLL_KAFKA: must be host:port,...; a password goes to"),
         ("DOLL_BLOBS", "s3://u:secret@b", "DOLL_BLOBS: must be file:///directory or s3://bucket/"),
-        ("DOLL_S3_ENDPOINT", "http://u:secret@s", "DOLL_S3_ENDPOINT: must hold no password: S3's"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_its_variable(
@@ -344,7 +342,6 @@ HOLD_SECRETS = {  # where a password is, or ends up by mistake
     "DOLL_KAFKA_SASL_PASSWORD_FILE": "{}",
     "DOLL_KAFKA_SSL_KEY_PEM": "{}",
     "DOLL_BLOBS": "s3://u:{}@bucket",
-    "DOLL_S3_ENDPOINT": "https://u:{}@s",
     "DOLL_METADATA_ENDPOINT": "http://u:{}@m",
     "DOLL_API": "https://u:{}@a",
     "DOLL_API_KEY": "{}",

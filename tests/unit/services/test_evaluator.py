@@ -63,7 +63,7 @@ task: {{name: logistic-regression, classes: 2}}
 batch_size: 8
 group_size: 2
 optimizer: {{name: sgd, learning_rate: 0.1}}
-evaluation: {{every_updates: 2, stream: held-out, records: 60, sample: 100}}
+evaluation: {{every_updates: 2, stream: held-out, records: 60}}
 """  # noqa: E501 -- one line of a job file
 
 
@@ -180,7 +180,7 @@ class Evaluation:
 
     def __init__(self, world: World) -> None:
         self._record: JobRecord | None = world.book.get(NAME)
-        logger, pace = event_logger("evaluator"), Pace(look_s=0.01, together_s=0.05)
+        logger, pace = event_logger("evaluator"), Pace(look_s=0.01, together_s=0.05, sample=100)
         board = partial(MemoryBoard, world.redis)
         process = Process(Settings(), world.log, board, world.metrics, logger, pace)
         supervision = ProcessMetrics("evaluator")

@@ -348,8 +348,3 @@ def test_pools_rent_few_machines_where_streams_are_reassigned(tmp_path: Path) ->
 
     assert run.finished
     assert run.cost_ratio < 0.5
-
-
-def test_a_mode_is_read_by_its_name_of_before() -> None:
-    assert an_experiment(mode="full").mode == "protocol"
-    assert an_experiment(mode="updates").mode == "analytic"
