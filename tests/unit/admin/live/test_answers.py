@@ -259,7 +259,8 @@ def test_curve_has_the_first_and_the_newest_update_that_count_and_steps_between(
             view.feed_update(offset, path[-1], float(offset), float(offset))
             offset += 1
         del path[max(1, len(path) - back) :]
-        view.feed_update(offset, lead(epoch, ModelId(path[-1].epoch, len(path))), 0.0, 0.0)
+        base = ModelId(path[-1].epoch, len(path))
+        view.feed_update(offset, lead(epoch, base, epoch=offset), 0.0, 0.0)
         epoch, offset = offset, offset + 1
     path.append(update(epoch, len(path) + 1))
     view.feed_update(offset, path[-1], float(offset), float(offset))
