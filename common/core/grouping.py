@@ -49,7 +49,7 @@ class Grouper:
         # Control offsets, oldest first, by the stream that most of a batch is of.
         self._queues = dict[WorkerId, dict[str, list[int]]]()
         self._backlog = dict[str, int]()  # records that wait, by stream
-        self._turns = Turns[str]()
+        self._turns = Turns()
         # The oldest batch, and the version since which it is the oldest.
         self._oldest_since: tuple[int | None, int] = (None, 0)
         for batch in batches:

@@ -1,19 +1,16 @@
 """Whose turn it is, where several share one thing by weight: smooth weighted round robin.
 
-Workers read their partitions by this rule, and leaders mix streams in a group. Everybody present
-earns its share of each unit that is spent; whoever is served pays the unit. The next turn is of who
-is owed most. So shares follow the weights, and turns of the light lie between those of the heavy:
+Leaders mix streams in a group by this rule. Everybody present earns its share of each unit that is
+spent; whoever is served pays the unit. The next turn is of who is owed most. So shares follow the
+weights, and turns of the light lie between those of the heavy:
 
     weights   a 2, b 1      a b a | a b a | a b a
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import fsum  # exact, so that the order of its numbers does not matter
-from typing import Generic, TypeVar
-
-K = TypeVar("K", bound=Hashable)
 
 # Turns that anybody may be owed, or owe. Somebody served out of turn (the oldest batch always is)
 # does not pay for it for ever, and somebody who could not be served does not then take all.
@@ -23,30 +20,30 @@ MOST_TURNS = 4.0
 FLOOR = 0.2
 
 
-class Turns(Generic[K]):
+class Turns:
     """What each one is owed.
 
     Weights are those of everybody present, none negative; who has weight 0 is absent, and nobody
     saves up while absent. What comes out depends on the calls alone, not on any mapping's order:
-    among equals the one whose name (`str`) sorts first leads.
+    among equals the one whose name sorts first leads.
     """
 
     def __init__(self) -> None:
-        self._owed = dict[K, float]()
+        self._owed = dict[str, float]()
 
-    def choose(self, weights: Mapping[K, float], among: Iterable[K] | None = None) -> K | None:
+    def choose(self, weights: Mapping[str, float], among: Iterable[str]) -> str | None:
         """Say whose turn it is; nobody has been served yet: `pay` says that.
 
         Args:
             weights: Of everybody present.
-            among: Who can be served now; None: everybody present.
+            among: Who can be served now.
 
         Returns:
             None if nobody of them has weight.
         """
         total = fsum(weights.values())
         chosen, most = None, 0.0
-        for key in weights if among is None else among:
+        for key in among:
             weight = weights.get(key, 0.0)
             if weight <= 0:
                 continue
@@ -55,32 +52,25 @@ class Turns(Generic[K]):
                 chosen, most = key, owed
         return chosen
 
-    def pay(self, paid: K | Mapping[K, float], weights: Mapping[K, float], cost: float = 1) -> None:
+    def pay(self, shares: Mapping[str, float], weights: Mapping[str, float]) -> None:
         """Somebody was served, in turn or not.
 
         Args:
-            paid: Who it was, or each one's share of it, 1 together.
+            shares: Share of the turn that each one had, 1 together.
             weights: As they were when `choose` was asked.
-            cost: Turns that it was worth: a run half as long as others pays half.
         """
         total = fsum(weights.values())
         if total <= 0:
             return
-        shares: Mapping[K, float] = paid if isinstance(paid, Mapping) else {paid: 1.0}
-        most = MOST_TURNS * max(cost, 1.0)
-        self._owed = {
-            key: min(
-                max(
-                    self._owed.get(key, 0.0) + cost * (weight / total - shares.get(key, 0.0)), -most
-                ),
-                most,
-            )
+        owed = {
+            key: self._owed.get(key, 0.0) + weight / total - shares.get(key, 0.0)
             for key, weight in weights.items()
             if weight > 0
         }
+        self._owed = {key: min(max(turns, -MOST_TURNS), MOST_TURNS) for key, turns in owed.items()}
 
 
-def level(backlogs: Mapping[K, float]) -> dict[K, float]:
+def level(backlogs: Mapping[str, float]) -> dict[str, float]:
     """Make weights of backlogs: by backlog, but nobody gets less than a fifth of an even share.
 
     Args:

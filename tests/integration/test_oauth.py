@@ -65,8 +65,8 @@ def issued(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Is
     safe = Safe(keystore, "someone", "else", issuer, AUDIENCE)
     with GuardedKafka(jars, folder / "data", safe) as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.settings.bootstrap})
-        allowed = [acl for line in rights(("topic ", "group ")) for acl in acls_of(line)]
-        for answer in admin.create_acls(allowed).values():
+        allowed = {acl for line in rights(("topic ", "group ")) for acl in acls_of(line)}
+        for answer in admin.create_acls([*allowed]).values():
             answer.result()
         with closing(open_log(read_settings({"DOLL_KAFKA": kafka.settings.bootstrap}))) as log:
             log.create_topics([NewTopic("clinic-a")])

@@ -324,7 +324,9 @@ def test_a_job_whose_weights_wait_for_storage_to_change_hands_says_so(
 ) -> None:
     layouts: dict[str, int | UnsetType] = {"board": UNSET, "replicas": 0, "slices": 32}
     view = running(rows(4), 1, 200)
-    view.feed_update(2, replace(lead(0, base=ModelId(0, 1)), slices=holds), LONG_AGO_S, LONG_AGO_S)
+    view.feed_update(
+        2, replace(lead(0, base=ModelId(0, 1), epoch=2), slices=holds), LONG_AGO_S, LONG_AGO_S
+    )
     for layout, slices in layouts.items():
         block = None if layout == "board" else {"mode": "group", "layout": layout}
         view.record = aggregated(block)
@@ -345,7 +347,7 @@ def test_who_holds_the_weights_is_not_guessed_from_a_history_without_its_beginni
     view.feed_update(501, update(480, 9, *rows(2)), LONG_AGO_S, LONG_AGO_S)
     view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST))
     assert view.state(NOW).word != "degraded"
-    view.feed_update(502, lead(480, base=ModelId(480, 9)), LONG_AGO_S, LONG_AGO_S)
+    view.feed_update(502, lead(480, base=ModelId(480, 9), epoch=502), LONG_AGO_S, LONG_AGO_S)
     assert view.state(NOW).word == "degraded"
 
 
@@ -551,7 +553,7 @@ def test_without_the_beginning_the_leader_status_says_how_far_it_is() -> None:
     view.feed_claim(7, claim_of(rows(1)[0]))  # nobody can say whether it counts
     skipped = {"clicks": 2}
     view.feed_update(501, replace(update(480, 41, batch(1)), skipped=skipped), NOW, NOW)
-    view.feed_update(502, lead(480), NOW, NOW)
+    view.feed_update(502, lead(480, epoch=502), NOW, NOW)
     view.feed_update(503, replace(update(502, 1, batch(1)), skipped=skipped), NOW, NOW)  # again
     numbers = view.numbers(NOW)
     assert (numbers.whole, numbers.lag, numbers.waiting, numbers.skipped) == (False, None, None, 2)
@@ -639,7 +641,7 @@ def test_switches_are_known_and_taken_back() -> None:
     assert switches(view) == [(2, NOW, "stale"), (3, NOW, "synchronous")]
     [row] = view.updates.rows(2, 2)
     assert (row.mode, row.stale) == ("stale", 1)
-    view.feed_update(4, lead(0, base=ModelId(0, 2)), NOW, NOW)
+    view.feed_update(4, lead(0, base=ModelId(0, 2), epoch=4), NOW, NOW)
     assert switches(view) == [(2, NOW, "stale")]
     assert (view.numbers(NOW).stale, view.numbers(NOW).updates) == (1, 1.5)
 
