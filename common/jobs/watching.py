@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
@@ -12,10 +12,8 @@ from common.core.liveness import ALIVE, MISSING_SCHEMA, PROBE, TOO_FEW
 from common.core.snapshot_search import AWAITED
 from common.core.spans import LogPosition, Partition
 from common.errors import (
-    ExpiredError,
     FutureFormatError,
     OutsideError,
-    TruncatedError,
     UnavailableError,
     UnknownTopicError,
 )
@@ -23,7 +21,6 @@ from common.jobs.progress import JobProgress, Look, partitions_of
 from common.kafka import names as topics
 from common.kafka import read
 from common.ports.servers import Bounds, Glance, glance_at
-from common.telemetry.logging import EventLogger, event_logger
 from common.telemetry.outages import Outage, ongoing
 from common.wire.messages import decode_audit, decode_claim
 
@@ -31,11 +28,10 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord, ControlRecord
     from common.jobs.store import JobRecord
     from common.ports.servers import Board, Log, LogRecord
+    from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")
 Glances: TypeAlias = "Callable[[Sequence[Board]], Sequence[Glance | Exception]]"
-
-_log = event_logger(__name__)
 
 READ_RECORDS = 500  # at once, of each topic
 
@@ -364,78 +360,3 @@ def waits_for_checkpoint(record: JobRecord, open_board: Callable[[str], Board]) 
         return False
     with closing(open_board(record.id)) as board:
         return any(why.startswith(AWAITED) for why in board.unable().values())
-
-
-# --- many jobs at once ----------------------------------------------------------------------------
-
-LIST_S = 3.0  # that histories are read for a list: what is not known by then is told so
-LIST_RECORDS = 20_000  # of all histories together: about half a second
-_LEAST_RECORDS = 200  # of each
-_WAIT_S = 0.01
-
-
-def look_at_jobs(
-    records: Mapping[str, JobRecord],
-    log: Log,
-    open_board: Callable[[str], Board],
-    now: float,
-    glances: Glances | None = None,
-) -> dict[str, JobProgress]:
-    """Look once at jobs: how each is and how far, by name.
-
-    Of a long history only the newest part is read. A job whose topics are gone, or cannot be read
-    in time, is missing.
-
-    Args:
-        records: The jobs.
-        log: Kafka.
-        open_board: Opens the board of a job.
-        now: Seconds since 1970.
-        glances: Optional. Looks at several boards. If unset, they are looked at one by one.
-
-    Raises:
-        OutsideError: If Kafka is unavailable.
-    """
-    own = OwnTopics(log, {place for each in records.values() for place in topics_of(each.id)})
-    most = max(_LEAST_RECORDS, LIST_RECORDS // max(1, len(records)))
-    found = dict[str, JobProgress]()
-    readers = dict[str, HistoryReader]()
-    try:
-        for name, record in records.items():
-            with suppress(UnknownTopicError, UnavailableError):  # its topics are gone, or not known
-                if not any(own.bounds(place).end for place in topics_of(record.id)):
-                    found[name] = JobProgress(record)
-                    continue
-                readers[name] = reader = HistoryReader(record.id, log, most, own)
-                found[name] = JobProgress(record, reader.updates_start, reader.control_start)
-        unread = _read_all(readers, found, now)
-    finally:
-        for reader in readers.values():
-            reader.close()
-    for name in unread:
-        del found[name]
-    with ExitStack() as boards:
-        jobs = [
-            LookedAt(each.record, boards.enter_context(closing(open_board(each.record.id))))
-            for each in found.values()
-        ]
-        looks = Looker(lambda: log, glances or one_by_one, _log).look(jobs, now, monotonic())
-    for progress, look in zip(found.values(), looks, strict=True):
-        progress.look(look)
-    return found
-
-
-def _read_all(
-    readers: Mapping[str, HistoryReader], found: Mapping[str, JobProgress], now: float
-) -> set[str]:
-    """Read histories side by side; returns those that could not be read to their ends."""
-    unread, until = set(readers), monotonic() + LIST_S
-    while unread and monotonic() < until:
-        for number, name in enumerate(sorted(unread)):
-            try:
-                read_history(readers[name], found[name], now, 0.0 if number else _WAIT_S)
-            except (ExpiredError, TruncatedError, UnknownTopicError):
-                return unread  # somebody cuts topics just now
-            if readers[name].caught_up:
-                unread.remove(name)
-    return unread

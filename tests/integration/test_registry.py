@@ -34,7 +34,6 @@ from common.errors import UnavailableError, UserError
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
-from common.jobs.watching import look_at_jobs
 from common.kafka.dead_letters import read_letters
 from common.kafka.names import schemas_topic, updates_topic
 from common.kafka.read import read_decoded
@@ -42,6 +41,7 @@ from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log, open_registry
 from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition
+from tests.integration.looked_at import look_at_jobs
 from tests.integration.token_issuer import answers
 from tests.servers import lacking
 from tests.tables import job_file, needs_tables, table

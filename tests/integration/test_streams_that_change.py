@@ -13,10 +13,10 @@ from confluent_kafka.cimpl import NewPartitions
 from common.core.spans import Partition
 from common.embedded.apache_kafka import ApacheKafka
 from common.jobs.build import codec_of
-from common.jobs.watching import look_at_jobs
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log
 from tests.integration.cluster import Cluster, await_condition
+from tests.integration.looked_at import look_at_jobs
 from tests.servers import kafka_jars
 
 if TYPE_CHECKING:

@@ -13,17 +13,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
-from common.errors import WireError
 from common.spot.experiments.experiment import learner_of, simulate, simulate_by_protocol
 from common.spot.experiments.results import (
-    Change,
     Point,
-    PoolUse,
     Run,
     Summary,
-    Throughput,
 )
 
 if TYPE_CHECKING:
@@ -115,71 +109,6 @@ def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) ->
             for name, it in results.items()
         }
     return data
-
-
-def results_of(data: bytes) -> dict[str, Result]:
-    """Read back from JSON what `as_data` told; of what changed only how often is known.
-
-    Raises:
-        WireError: If it is something else.
-    """
-    try:
-        told = _TOLD.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"results of a simulation: {error}") from error
-    return {
-        name: Result(tuple(map(_run, runs)), tuple(told.curves.get(name, ())))
-        for name, runs in told.runs.items()
-    }
-
-
-class _Told(msgspec.Struct):
-    runs: dict[str, list[_ToldRun]]
-    curves: dict[str, list[tuple[Point, ...]]] = {}
-
-
-class _ToldRun(msgspec.Struct):
-    """What of `Run.as_dict` is not computed from the rest."""
-
-    seed: int
-    index: int
-    finished: bool
-    runtime_s: float
-    deadline_s: float
-    updates: float
-    on_demand_only_usd: float
-    changes: int
-    pools: dict[str, _ToldPool]
-    throughput: Throughput | None = None
-
-
-class _ToldPool(msgspec.Struct):
-    usd: float
-    machine_s: float
-    launches: int
-    preemptions: int
-
-
-_TOLD = msgspec.json.Decoder(_Told)
-
-
-def _run(told: _ToldRun) -> Run:
-    pools = tuple(
-        PoolUse(name, pool.usd, pool.machine_s, pool.launches, pool.preemptions)
-        for name, pool in told.pools.items()
-    )
-    return Run(
-        told.seed,
-        told.index,
-        told.finished,
-        told.runtime_s,
-        told.deadline_s,
-        told.updates,
-        told.on_demand_only_usd,
-        pools,
-        (Change(0.0, "", 0, 0),) * (told.changes + 1),
-        told.throughput,
-    )
 
 
 def _learn(

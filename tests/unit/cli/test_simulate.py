@@ -7,13 +7,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from common.config.policy_names import STREAM_POLICIES
 from common.spot.experiments.experiment import load_experiment
 from common.spot.experiments.results import Point, PoolUse, Run, Summary
-from common.spot.planning.compare import Result, as_data, compare, results_of, with_policies
+from common.spot.planning.compare import Result, as_data, compare, with_policies
 from services.cli import exits
 from services.cli.commands.simulate import draw, title
 
@@ -149,18 +148,6 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(
     said = world.run("simulate", file, "--policy", "statik", code=exits.REFUSED).stderr
     assert said.startswith("error: --policy: must be 'on-demand', 'static', ")
     assert said.endswith('got "statik"\n')
-
-
-def test_results_come_back_from_what_they_were_told_as(file: str) -> None:
-    path = Path(file)
-    path.write_text(SMALL + "mode: protocol\nlearning: {}\n")
-    experiment = load_experiment(path)
-    variants = with_policies(experiment, ["static", "adaptive"])
-    results = compare(variants, path.parent, 2, 0, lambda _name, _share: None)
-    told = as_data(experiment, 0, results)
-    again = results_of(msgspec.json.encode(told))
-    assert as_data(experiment, 0, again) == told
-    assert shown(draw(experiment, again)) == shown(draw(experiment, results))
 
 
 def test_what_workers_came_to_is_shown_where_the_whole_protocol_was_simulated(
